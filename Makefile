@@ -36,6 +36,8 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --require-hashes -r requirements.lock
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --no-deps --no-build-isolation --editable .
+	mkdir -p $(VENV)/names
+	for name in components pipelines; do ln -sfn ../../$$name $(VENV)/names/tpu_$$name; done  # For mypy.
 	touch $@
 
 beam-env: $(BEAM)/.installed  ## An environment with Apache Beam, which excludes some of the lock; its tests: TPU_PIPELINES_BEAM_PYTHON=.beam/bin/python
@@ -55,8 +57,8 @@ test: install  ## The fast tests, on all cores, without a network; the README sa
 # What the project promises, without the details: whole runs, compiled pipelines, every component and the command lines.
 test-promises: install  ## A part of the fast tests, for the other Pythons: PYTHON=python3.12 VENV=.venv-3.12
 	$(VENV)/bin/python -m pytest -m "not slow and not heavy" --numprocesses $(WORKERS) --dist worksteal \
-	  tests/e2e tests/pipelines/test_compile.py tests/pipelines/test_run_local.py tests/pipelines/test_library.py \
-	  tests/pipelines/test_config_schema.py tests/components/test_components.py tests/components/test_command_line.py \
+	  tests/e2e tests/pipelines/pipeline/test_compile.py tests/pipelines/runs/test_run_local.py tests/pipelines/api/test_library.py \
+	  tests/pipelines/config/test_schema.py tests/components/test_components.py tests/components/core/step/test_command_line.py \
 	  tests/components/train_model/test_training.py tests/components/export_model tests/components/serving
 
 test-heavy: install  ## Those of many seconds each, which CI runs too: trainings that are killed, and whatever starts processes.

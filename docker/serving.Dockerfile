@@ -10,9 +10,15 @@ COPY docker/environment.sh docker/bill.py docker/sbom.lock docker/serving.lock .
 RUN sh environment.sh /opt/serving serving.lock
 
 FROM environment AS code
-COPY components/*.py /code/components/
-COPY components/registry /code/components/registry
-COPY components/serving /code/components/serving
+COPY components/__init__.py /code/tpu_components/
+COPY components/core/__init__.py /code/tpu_components/core/
+COPY components/core/base /code/tpu_components/core/base
+COPY components/core/files /code/tpu_components/core/files
+COPY components/core/examples /code/tpu_components/core/examples
+COPY components/core/results /code/tpu_components/core/results
+COPY components/core/step /code/tpu_components/core/step
+COPY components/core/registry /code/tpu_components/core/registry
+COPY components/serving /code/tpu_components/serving
 RUN /opt/serving/bin/python -m compileall -fq -s /code -p /opt/serving --invalidation-mode unchecked-hash /code
 
 FROM ${BASE} AS serving
@@ -25,4 +31,4 @@ ENV PATH=/opt/serving/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONDONT
 EXPOSE 8080
 # No HEALTHCHECK: Vertex and Kubernetes ask the health route themselves.
 # Locally: docker run -p 8080:8080 -v $PWD/runs/digits/export:/export IMAGE /export
-ENTRYPOINT ["python3", "-m", "components.serving"]
+ENTRYPOINT ["python3", "-m", "tpu_components.serving"]

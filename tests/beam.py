@@ -18,13 +18,13 @@ def require_beam() -> None:
 
 
 def command(*words: object) -> list[str]:
-    """The command `python -m components.create_tfrecords.engines beam …`."""
-    return [PYTHON, "-m", "components.create_tfrecords.engines", "beam", *map(str, words)]
+    """The command `python -m tpu_components.create_tfrecords.engines beam …`."""
+    return [PYTHON, "-m", "tpu_components.create_tfrecords.engines", "beam", *map(str, words)]
 
 
 def answering(*words: object) -> list[str]:
-    """The command `python -m components.predict_batch --engine beam …`."""
-    return [PYTHON, "-m", "components.predict_batch", "--engine", "beam", *map(str, words)]
+    """The command `python -m tpu_components.predict_batch --engine beam …`."""
+    return [PYTHON, "-m", "tpu_components.predict_batch", "--engine", "beam", *map(str, words)]
 
 
 def run(words: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

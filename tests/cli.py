@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from components.step_record import RUNNER_VARIABLE
-from pipelines.cli.main import main
+from tpu_components.core.step.step_record import RUNNER_VARIABLE
+from tpu_pipelines.cli.main import main
 
 REPOSITORY = Path(__file__).parent.parent
-MODELS = REPOSITORY / "components" / "models" / "README.md"
+MODELS = REPOSITORY / "components" / "core" / "models" / "ready" / "README.md"
 FOLDERS = ("components", "pipelines", "docker", "tests", ".ci")
 READMES = [REPOSITORY / "README.md", REPOSITORY / ".github" / "SECURITY.md"]
 READMES += sorted(path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("README.md"))
@@ -28,7 +28,7 @@ QUICK = ("--set", "training.epochs=4", "--set", "gate.minimum={}", "--set", "exp
 def tpu_pipelines(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run `tpu-pipelines` to its end, with the package's own interpreter."""
     return subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", *arguments], capture_output=True, text=True, cwd=cwd, check=False
+        [sys.executable, "-m", "tpu_pipelines.cli", *arguments], capture_output=True, text=True, cwd=cwd, check=False
     )
 
 

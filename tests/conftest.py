@@ -79,7 +79,7 @@ def _pass_over_what_stays() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def measured_briefly() -> Iterator[None]:
     """How fast this machine reads is measured in a tenth of the time; on all its cores it takes a second, twice."""
-    from components.preflight_training import data
+    from tpu_components.preflight_training import data
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "_MEASURED_SECONDS", 0.1)

@@ -4,8 +4,8 @@ import argparse
 import re
 from pathlib import Path
 
-from pipelines.config_schema import as_markdown, as_text
 from tests.cli import REPOSITORY
+from tpu_pipelines.config.schema import as_markdown, as_text
 
 SCHEMA = REPOSITORY / "pipelines" / "configs" / "schema.json"
 README = SCHEMA.with_name("README.md")

@@ -1,8 +1,8 @@
 """Models as a registry sees them: files."""
 
-from components.artifacts import ModelInfo
-from components.export_info import ComparedOn, ExportInfo, FormatFacts, Output
-from components.interface import ImageInput
+from tpu_components.core.examples.artifacts import ModelInfo
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
 
 
 def write_model(directory, weights, export="export"):

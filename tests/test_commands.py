@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.main import main
 from tests.cli import READMES, REPOSITORY
+from tpu_pipelines.cli.main import main
 
 BIN = Path(sys.executable).parent
 PROGRAMS = ("tpu-pipelines", "python", "tensorboard", "make", "pip", "docker", "curl")
@@ -84,7 +84,7 @@ def test_commands_are_found_in_blocks_and_in_sentences():
     assert list(in_sentences(text)) == ["make run"]
 
 
-CHEAP = r"python -m components.create_tfrecords --|tpu-pipelines (compile|machines)"
+CHEAP = r"python -m tpu_components.create_tfrecords --|tpu-pipelines (compile|machines)"
 
 
 def _here(command, folder):
@@ -126,7 +126,8 @@ def test_the_steps_commands_run_as_they_stand(tmp_path):
     """Each once, in the order in which deploy_model's README has them; then those of the others."""
     order = ["create_tfrecords", "preflight_training", "train_model", "evaluate_model", "export_model", "deploy_model"]
     order += ["predict_batch", "find_drift"]
-    steps = [one for one in commands(in_blocks) if one.startswith("python -m components.") and "images:DIR" not in one]
+    steps = [one for one in commands(in_blocks) if one.startswith("python -m tpu_components.")]
+    steps = [one for one in steps if "images:DIR" not in one]
     for command in sorted(steps, key=lambda one: (order.index(one.split()[2].split(".")[1]), "--minimum" not in one)):
         done = subprocess.run(_here(command, tmp_path), capture_output=True, text=True, cwd=tmp_path, check=False)
         assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"

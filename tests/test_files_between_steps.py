@@ -6,10 +6,18 @@ import json
 import google_crc32c
 import pytest
 
-from components.artifacts import Manifest, ModelInfo, Quarantined, Shard, Split, TargetStatistics, load_history
-from components.deploy_model.params import DeployResult, HealthCheckResult
-from components.errors import InputError
-from components.evaluation_info import (
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import (
+    Manifest,
+    ModelInfo,
+    Quarantined,
+    Shard,
+    Split,
+    TargetStatistics,
+    load_history,
+)
+from tpu_components.core.examples.interface import CorpusInput, ImageInput, Interface, TextInput
+from tpu_components.core.results.evaluation_info import (
     Baseline,
     Decision,
     EvaluatedModel,
@@ -17,17 +25,17 @@ from components.evaluation_info import (
     RegisteredChampion,
     Unseen,
 )
-from components.export_info import ComparedOn, ExportInfo, FormatFacts, Output
-from components.interface import CorpusInput, ImageInput, Interface, TextInput
-from components.preflight_training.accuracy import Accuracy
-from components.preflight_training.data import DataFacts, HostRate
-from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
-from components.preflight_training.findings import Cost, MachineReport, PreflightReport
-from components.preflight_training.largest_batch import LargestBatch
-from components.step_record import StepRecord
-from pipelines import comparison, history
-from pipelines.cli import runs
-from pipelines.summary import StepSummary, Summary
+from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
+from tpu_components.core.step.step_record import StepRecord
+from tpu_components.deploy_model.params import DeployResult, HealthCheckResult
+from tpu_components.preflight_training.accuracy import Accuracy
+from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_components.preflight_training.estimate import EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.findings import Cost, MachineReport, PreflightReport
+from tpu_components.preflight_training.largest_batch import LargestBatch
+from tpu_pipelines.cli import runs
+from tpu_pipelines.runs import comparison, history
+from tpu_pipelines.runs.summary import StepSummary, Summary
 
 CONTENT = b"records"
 SHARD = Shard("train-00000-of-00001.tfrecord", 3, len(CONTENT), f"{google_crc32c.value(CONTENT):08x}")

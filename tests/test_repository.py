@@ -4,18 +4,20 @@ import ast
 import dataclasses
 import graphlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from components.create_tfrecords import WriteParams
-from components.deploy_model import DeployParams
-from components.evaluate_model import EvaluateParams
-from components.export_model import ExportParams
-from components.find_drift import DriftParams
-from components.predict_batch import PredictParams
-from components.preflight_training import PreflightParams
-from components.train_model import TrainParams
+from tpu_components.create_tfrecords import WriteParams
+from tpu_components.deploy_model import DeployParams
+from tpu_components.evaluate_model import EvaluateParams
+from tpu_components.export_model import ExportParams
+from tpu_components.find_drift import DriftParams
+from tpu_components.predict_batch import PredictParams
+from tpu_components.preflight_training import PreflightParams
+from tpu_components.train_model import TrainParams
 
 ROOT = Path(__file__).parent.parent
 STEPS = {
@@ -32,6 +34,7 @@ USES = {
     "predict_batch": "create_tfrecords",  # It answers what that one reads: the sources are the same.
     "find_drift": "create_tfrecords",  # It measures pictures as that one does.
 }
+SOURCES = ROOT / "components/core/sources"  # A file for each kind of source.
 ALLOWED_TOP_LEVEL = {"components", "pipelines", "docker", "tests", "pyproject.toml", "README.md", "Makefile"}
 ALLOWED_TOP_LEVEL |= {"requirements.lock", "LICENSE", "CHANGELOG.md"}
 
@@ -52,15 +55,15 @@ def sources(folder):
 def test_components_import_neither_pipelines_nor_other_steps_and_only_wrappers_import_kfp(path):
     step = path.relative_to(ROOT / "components").parts[0]
     for name in imports(path):
-        assert name.split(".")[0] != "pipelines"
+        assert name.split(".")[0] not in ("components", "pipelines", "tpu_pipelines")
         assert name.split(".")[0] != "kfp" or path.name == "component.py"
         for other in STEPS.keys() - {step, USES.get(step)}:
-            assert not name.startswith(f"components.{other}"), f"{path} imports {name}"
+            assert not f"{name}.".startswith(f"tpu_components.{other}."), f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("path", sources("components"), ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_storage_talks_to_cloud_storage_and_only_the_vertex_service_to_vertex_ai(path):
-    allowed = {"object_stores.py": "google.cloud.storage", "vertex_service.py": "google.cloud"}.get(path.name)
+    allowed = {"object_stores.py": "google.cloud.storage", "vertex_clients.py": "google.cloud"}.get(path.name)
     for name in imports(path):
         assert not name.startswith("google.cloud") or (allowed and name.startswith(allowed)), f"{path} imports {name}"
 
@@ -77,7 +80,7 @@ def modules():
     """Every module of the code, by its dotted name."""
     found = {}
     for path in (*sources("components"), *sources("pipelines")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        name = "tpu_" + ".".join(path.relative_to(ROOT).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found
 
@@ -101,18 +104,65 @@ def test_imports_go_one_way_without_a_circle():
         pytest.fail(f"a circle of imports: {' → '.join(error.args[1])}")
 
 
-LAYERS = ("pipelines.cli", "pipelines", "components")
+def rooms():
+    """The rooms in the order of imports, as the READMEs list them, and the steps and the server between."""
+    core, above = (
+        re.findall(r"^\| \[`([\w/]+)`\]", (ROOT / folder / "README.md").read_text(), re.MULTILINE)
+        for folder in ("components", "pipelines")
+    )
+    floors = [f"tpu_components.{room.replace('/', '.')}" for room in core]
+    return [*floors, "tpu_components", *(f"tpu_pipelines.{room}" for room in above), "tpu_pipelines"]
 
 
-def test_no_module_imports_one_above_it():
-    known = modules()
+KNOT = {"tpu_pipelines.checking": "tpu_pipelines.runs."}  # Tied both ways, still.
 
-    def layer(name):
-        return next(i for i, prefix in enumerate(LAYERS) if f"{name}.".startswith(f"{prefix}."))
+
+def test_a_room_imports_only_from_rooms_that_the_readme_lists_above_it():
+    known, order = modules(), rooms()
+
+    def floor(name):
+        return order.index(max((room for room in order if f"{name}.".startswith(f"{room}.")), key=len))
 
     for name, path in known.items():
-        above = [other for other in imported_modules(name, path, known) if layer(other) < layer(name)]
+        if name in ("tpu_components.core", "tpu_pipelines"):
+            continue
+        above = [other for other in imported_modules(name, path, known) if floor(other) > floor(name)]
+        above = [other for other in above if not other.startswith(KNOT.get(order[floor(name)], "-"))]
         assert above == [], f"{name} imports {above}"
+
+
+def test_every_folder_of_code_is_a_room_that_the_readme_lists():
+    parents = {path.parent for path in (*sources("components/core"), *sources("pipelines"))}
+    folders = {"tpu_" + ".".join(folder.relative_to(ROOT).parts[:3]) for folder in parents}
+    listed = {*rooms(), "tpu_components.core"}
+    assert {name for name in folders if ".".join(name.split(".")[:3]) not in listed} == set()
+
+
+def test_the_roots_hold_no_loose_modules():
+    loose = [path for folder in ("components", "pipelines") for path in (ROOT / folder).glob("*.py")]
+    assert {path.name for path in loose} == {"__init__.py"}
+
+
+def test_no_folder_has_more_than_seventeen_modules():
+    for folder in {path.parent for path in (*sources("components"), *sources("pipelines"))} - {SOURCES}:
+        assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 17, folder
+
+
+def test_a_module_has_one_name_however_it_is_imported():
+    script = (
+        "import sys, components.core.files.storage as a, tpu_components.core.files.storage as b\n"
+        "import pipelines.cli.main as c, tpu_pipelines.cli.main as d\n"
+        "assert a is b and c is d and b.__spec__.name == b.__name__\n"
+        "names = [m.__spec__.origin for n, m in sys.modules.items() if n.startswith('tpu_')]\n"
+        "assert len(names) == len(set(names)) > 10 and not {'pipelines'} & {m.__name__ for m in sys.modules.values()}"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_a_clones_folder_is_run_by_its_own_name():
+    words = [sys.executable, "-m", "components.find_drift", "--help"]
+    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("usage: python -m tpu_components.find_drift")
 
 
 def test_every_folder_of_code_says_in_its_first_line_what_it_is_for():

@@ -17,13 +17,14 @@ HELD_BY = {
     "Sources are not trusted": EXPLAINS,
     "A damaged file, or one": """
         tests/components/create_tfrecords/test_writer.py::test_unreadable_images_over_budget_are_refused_by_name
-        tests/components/test_images.py::test_decode_pixels_refuses_a_png_bomb_before_unpacking_it
-        tests/components/test_images.py::test_decode_pixels_refuses_a_jpeg_bomb_before_unpacking_it""",
+        tests/components/core/examples/test_images.py::test_decode_pixels_refuses_a_png_bomb_before_unpacking_it
+        tests/components/core/examples/test_images.py::test_decode_pixels_refuses_a_jpeg_bomb_before_unpacking_it""",
     "Formats that start": """
-        tests/components/test_images.py::test_decode_pixels_refuses_formats_that_start_other_programs""",
-    "An object's name": "tests/components/test_storage.py::test_localize_refuses_object_names_that_climb_out",
+        tests/components/core/examples/test_images.py::test_decode_pixels_refuses_formats_that_start_other_programs""",
+    "An object's name": """
+        tests/components/core/files/test_storage.py::test_localize_refuses_object_names_that_climb_out""",
     "Names of classes": """
-        tests/components/test_table.py::test_control_characters_are_escaped_and_nothing_else
+        tests/components/core/base/test_terminal.py::test_control_characters_are_escaped_and_nothing_else
         tests/components/evaluate_model/test_report.py::test_report_shows_hostile_names_as_text_and_never_as_markup
         tests/components/evaluate_model/test_report.py::test_report_forbids_itself_scripts_and_the_network
         tests/components/preflight_training/test_report.py::test_page_shows_hostile_names_as_text_and_never_as_markup
@@ -35,79 +36,79 @@ HELD_BY = {
         tests/components/deploy_model/test_deploying.py::test_an_evaluation_of_another_model_is_refused""",
     "Your model's file is code": EXPLAINS,
     "Nothing else is imported": """
-        tests/components/test_safe_path.py::test_a_command_imports_nothing_from_the_current_folder
-        tests/components/test_safe_path.py::test_children_import_nothing_from_the_current_folder
-        tests/components/test_safe_path.py::test_no_step_and_no_worker_imports_from_the_current_folder
-        tests/components/test_safe_path.py::test_a_users_model_is_found_in_the_current_folder_while_it_is_imported_and_no_longer
+        tests/components/core/base/test_import_path.py::test_a_command_imports_nothing_from_the_current_folder
+        tests/components/core/base/test_import_path.py::test_children_import_nothing_from_the_current_folder
+        tests/components/core/base/test_import_path.py::test_no_step_and_no_worker_imports_from_the_current_folder
+        tests/components/core/base/test_import_path.py::test_a_users_model_is_found_in_the_current_folder_while_it_is_imported_and_no_longer
         """,
     "It travels to a platform": """
-        tests/components/model_loading/test_bundle.py::test_another_file_under_a_digest_is_refused
-        tests/components/model_loading/test_bundle.py::test_credentials_do_not_travel""",
+        tests/components/core/models/test_bundle.py::test_another_file_under_a_digest_is_refused
+        tests/components/core/models/test_bundle.py::test_credentials_do_not_travel""",
     "A model from elsewhere": """
-        tests/components/model_loading/test_lookup.py::test_keras_file_with_code_of_its_own_is_refused
-        tests/components/model_loading/test_trained.py::test_architecture_with_code_of_its_own_is_refused""",
+        tests/components/core/models/test_lookup.py::test_keras_file_with_code_of_its_own_is_refused
+        tests/components/core/models/test_trained.py::test_architecture_with_code_of_its_own_is_refused""",
     "The workspace is trusted": """
-        tests/components/model_loading/test_bundle.py::test_a_model_with_layers_of_its_own_is_rebuilt_from_the_code_beside_it
+        tests/components/core/models/test_bundle.py::test_a_model_with_layers_of_its_own_is_rebuilt_from_the_code_beside_it
         """,
     "What its cache names": """
-        tests/pipelines/test_step_cache.py::test_a_folder_elsewhere_is_neither_read_nor_deleted
-        tests/pipelines/test_step_cache.py::test_a_link_out_of_the_cache_is_not_followed
-        tests/pipelines/test_step_cache.py::test_entries_that_are_linked_from_elsewhere_are_neither_changed_nor_deleted
-        tests/pipelines/test_step_cache.py::test_a_copied_workspace_reads_its_own
-        tests/pipelines/test_run_local.py::test_a_copied_workspace_works_and_touches_nothing_outside_itself""",
+        tests/pipelines/runs/test_step_cache.py::test_a_folder_elsewhere_is_neither_read_nor_deleted
+        tests/pipelines/runs/test_step_cache.py::test_a_link_out_of_the_cache_is_not_followed
+        tests/pipelines/runs/test_step_cache.py::test_entries_that_are_linked_from_elsewhere_are_neither_changed_nor_deleted
+        tests/pipelines/runs/test_step_cache.py::test_a_copied_workspace_reads_its_own
+        tests/pipelines/runs/test_run_local.py::test_a_copied_workspace_works_and_touches_nothing_outside_itself""",
     "Links in the place": """
-        tests/components/test_storage.py::test_a_lock_that_is_a_link_is_refused
-        tests/components/test_storage.py::test_a_new_file_is_not_what_a_link_points_at""",
+        tests/components/core/files/test_storage.py::test_a_lock_that_is_a_link_is_refused
+        tests/components/core/files/test_storage.py::test_a_new_file_is_not_what_a_link_points_at""",
     "Compilations are remembered": """
-        tests/components/preflight_training/test_remembering.py::test_what_is_kept_is_recalled_from_a_private_folder
-        tests/components/preflight_training/test_remembering.py::test_a_file_that_was_changed_or_is_another_key_s_is_none
-        tests/components/preflight_training/test_remembering.py::test_what_others_may_have_written_is_none
-        tests/components/preflight_training/test_remembering.py::test_another_users_folder_is_neither_read_nor_written""",
+        tests/components/preflight_training/test_compile_cache.py::test_what_is_kept_is_recalled_from_a_private_folder
+        tests/components/preflight_training/test_compile_cache.py::test_a_file_that_was_changed_or_is_another_key_s_is_none
+        tests/components/preflight_training/test_compile_cache.py::test_what_others_may_have_written_is_none
+        tests/components/preflight_training/test_compile_cache.py::test_another_users_folder_is_neither_read_nor_written""",
     "The registry, in a folder": EXPLAINS,
     "Versions are read-only": """
-        tests/components/registry/test_folder.py::test_writing_to_a_run_changes_no_version
-        tests/components/registry/test_folder.py::test_every_file_of_a_version_is_checked
-        tests/components/registry/test_folder.py::test_no_alias_moves_to_a_version_with_damaged_files
-        tests/components/registry/test_folder.py::test_a_part_of_a_version_on_a_bucket_is_checked
+        tests/components/core/registry/test_folder.py::test_writing_to_a_run_changes_no_version
+        tests/components/core/registry/test_folder.py::test_every_file_of_a_version_is_checked
+        tests/components/core/registry/test_folder.py::test_no_alias_moves_to_a_version_with_damaged_files
+        tests/components/core/registry/test_folder.py::test_a_part_of_a_version_on_a_bucket_is_checked
         tests/components/evaluate_model/test_champion.py::test_a_damaged_champion_is_named_and_never_beaten""",
     "So damage is found": """
-        tests/pipelines/test_versions.py::test_list_names_every_damaged_version_with_its_files
-        tests/components/registry/test_folder.py::test_a_versions_digest_covers_all_of_its_files""",
+        tests/pipelines/runs/test_versions.py::test_list_names_every_damaged_version_with_its_files
+        tests/components/core/registry/test_folder.py::test_a_versions_digest_covers_all_of_its_files""",
     "Whoever can rewrite a version": EXPLAINS,
     "No model is promoted": """
         tests/components/deploy_model/test_deploying.py::test_a_model_that_the_gate_refused_is_not_even_registered
-        tests/components/registry/test_folder.py::test_an_alias_that_moved_since_the_comparison_stays
-        tests/components/registry/test_folder.py::test_of_two_different_ones_at_once_only_one_becomes_champion""",
+        tests/components/core/registry/test_folder.py::test_an_alias_that_moved_since_the_comparison_stays
+        tests/components/core/registry/test_folder.py::test_of_two_different_ones_at_once_only_one_becomes_champion""",
     "With `deploy.signing_key`": """
         tests/components/deploy_model/test_deploying.py::test_a_version_is_signed_and_verified_before_it_is_the_champion
         tests/components/deploy_model/test_vertex.py::test_a_version_is_signed_in_the_bucket_and_its_servers_verify_it
-        tests/components/registry/test_signing.py::test_the_librarys_own_command_verifies_what_is_signed_here_and_the_other_way_round""",
+        tests/components/core/registry/test_signing.py::test_the_librarys_own_command_verifies_what_is_signed_here_and_the_other_way_round""",
     "So whoever may write": EXPLAINS,
     "Given the public key": """
-        tests/components/registry/test_signing.py::test_what_was_changed_after_it_was_signed_is_refused
+        tests/components/core/registry/test_signing.py::test_what_was_changed_after_it_was_signed_is_refused
         tests/components/deploy_model/test_deploying.py::test_a_version_that_was_changed_after_it_was_signed_is_not_promoted
-        tests/pipelines/test_versions.py::test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed
-        tests/pipelines/test_versions.py::test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed""",
+        tests/pipelines/runs/test_versions.py::test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed
+        tests/pipelines/runs/test_versions.py::test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed""",
     "They also refuse": """
-        tests/components/registry/test_signing.py::test_another_key_is_refused
-        tests/components/registry/test_signing.py::test_a_versions_signature_is_over_all_of_it
-        tests/components/registry/test_signing.py::test_a_signature_whose_signer_passes_files_over_is_refused""",
+        tests/components/core/registry/test_signing.py::test_another_key_is_refused
+        tests/components/core/registry/test_signing.py::test_a_versions_signature_is_over_all_of_it
+        tests/components/core/registry/test_signing.py::test_a_signature_whose_signer_passes_files_over_is_refused""",
     "A server loads a verified": """
         tests/components/serving/test_bucket.py::test_what_is_loaded_is_a_verified_copy_that_nobody_changes_any_more
         tests/components/serving/test_bucket.py::test_nothing_is_loaded_whose_signature_does_not_hold
         tests/components/serving/test_params.py::test_a_key_that_did_not_arrive_is_refused
         tests/components/serving/test_params.py::test_every_command_that_serves_heeds_the_flag_and_the_variable""",
     "An export in a version needs": """
-        tests/components/registry/test_signing.py::test_another_signed_export_in_a_version_is_not_loaded
-        tests/components/registry/test_signing.py::test_a_version_in_the_place_of_another_one_is_refused
-        tests/components/registry/test_signing.py::test_on_a_bucket_a_version_and_the_export_alone_are_verified""",
+        tests/components/core/registry/test_signing.py::test_another_signed_export_in_a_version_is_not_loaded
+        tests/components/core/registry/test_signing.py::test_a_version_in_the_place_of_another_one_is_refused
+        tests/components/core/registry/test_signing.py::test_on_a_bucket_a_version_and_the_export_alone_are_verified""",
     "Nothing is signed but": """
-        tests/components/registry/test_signing.py::test_a_version_that_is_there_unsigned_stays_unsigned
+        tests/components/core/registry/test_signing.py::test_a_version_that_is_there_unsigned_stays_unsigned
         tests/components/deploy_model/test_deploying.py::test_a_version_from_before_stays_unsigned_and_is_said_to""",
     "The private key is in": """
-        tests/components/registry/test_signing.py::test_the_private_key_is_in_no_file_of_a_version
-        tests/components/registry/test_signing.py::test_what_is_no_key_is_named_before_anything_is_registered
-        tests/pipelines/test_compile.py::test_of_the_keys_a_compiled_pipeline_holds_the_public_one_and_where_the_private_one_is
+        tests/components/core/registry/test_signing.py::test_the_private_key_is_in_no_file_of_a_version
+        tests/components/core/registry/test_signing.py::test_what_is_no_key_is_named_before_anything_is_registered
+        tests/pipelines/pipeline/test_compile.py::test_of_the_keys_a_compiled_pipeline_holds_the_public_one_and_where_the_private_one_is
         tests/components/deploy_model/test_deploying.py::test_params_check_themselves""",
     "A container on Vertex AI gets": EXPLAINS,
     "A signature does not stop who": EXPLAINS,
@@ -115,7 +116,7 @@ HELD_BY = {
     "The evaluation of a champion": EXPLAINS,
     "Whoever may submit": EXPLAINS,
     "Secrets are named": """
-        tests/pipelines/test_compile.py::test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first""",
+        tests/pipelines/pipeline/test_compile.py::test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first""",
     "Credentials in an address": """
         tests/pipelines/platforms/test_kubeflow.py::test_no_message_and_no_address_shows_the_credentials_of_a_server""",
     "Whoever can push": """
@@ -148,11 +149,11 @@ HELD_BY = {
         tests/test_supply.py::test_every_locked_package_may_be_in_an_image_that_others_get""",
     "Killed at any moment": """
         tests/kills/test_kills.py::test_killed_at_any_moment_every_step_and_the_run_give_the_same_again
-        tests/components/registry/test_folder.py::test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on
+        tests/components/core/registry/test_folder.py::test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on
         tests/components/train_model/test_resume.py::test_killed_training_continues_to_the_same_weights""",
     "SIGTERM, the last": """
         tests/components/train_model/test_resume.py::test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights
-        tests/components/test_termination.py::test_what_is_half_written_is_removed""",
+        tests/components/core/base/test_termination.py::test_what_is_half_written_is_removed""",
     "On Kubeflow the step": EXPLAINS,
     "So a training goes on": EXPLAINS,
 }
@@ -181,6 +182,6 @@ def test_a_test_that_is_named_is_there(test):
 
 
 def test_the_server_listens_on_this_machine_alone():
-    from components.serving.params import ServeParams
+    from tpu_components.serving.params import ServeParams
 
     assert ServeParams().host == "127.0.0.1"

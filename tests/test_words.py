@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from pipelines.cli.main import make_parser
 from tests.test_repository import ROOT, sources
+from tpu_pipelines.cli.main import make_parser
 
 # A name says what it holds.
 EMPTY_NAMES = {"one", "found", "given", "of"}

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.starting import _retraining
 from tests.cli import REPOSITORY
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
+from tpu_pipelines.starting.first_configuration import _retraining
 
 WORKFLOWS = {path.stem: path.read_text() for path in (REPOSITORY / ".github" / "workflows").glob("*.yml")}
 PARSED = {name: yaml.safe_load(text) for name, text in WORKFLOWS.items()}

@@ -1,9 +1,9 @@
-"""Write records from the command line: `python -m components.create_tfrecords --source images:DIR --output DIR`."""
+"""Write records from the command line: `python -m tpu_components.create_tfrecords --source images:DIR --output DIR`."""
 
 import sys
 
-from components import command_line
-from components.create_tfrecords import WriteParams, write_records
+from tpu_components.core.step import command_line
+from tpu_components.create_tfrecords import WriteParams, write_records
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from components.container import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -48,9 +48,9 @@ def create_tfrecords(
     import dataclasses
     import pathlib
 
-    from components.create_tfrecords import WriteParams, write_records
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.create_tfrecords import WriteParams, write_records
 
     with step_record("create_tfrecords", records.path):
         params = params_from(inputs, WriteParams)
@@ -66,9 +66,9 @@ def list_source(source: str, data: Dict[str, Any] = {}) -> str:
 
     It runs each time. A platform's cache knows data by their path alone: this is how it hears that they have changed.
     """
-    from components.create_tfrecords import WriteParams, source_version
-    from components.step_inputs import params_from
-    from components.termination import heard
+    from tpu_components.core.base.termination import heard
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.create_tfrecords import WriteParams, source_version
 
     with heard():
         return source_version(params_from({**data, "source": source}, WriteParams))
@@ -84,10 +84,10 @@ def plan_parts(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Plan a data set that several steps write; returns the number of its parts."""
-    from components.create_tfrecords import WriteParams
-    from components.create_tfrecords.engines import fan_out
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.create_tfrecords import WriteParams
+    from tpu_components.create_tfrecords.engines import fan_out
 
     with step_record("create_tfrecords", planned.path):
         params = params_from({**data, "source": source}, WriteParams)
@@ -106,10 +106,10 @@ def write_parts(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Write one range of the parts that are planned; returns the number of these."""
-    from components.create_tfrecords import WriteParams
-    from components.create_tfrecords.engines import fan_out
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.create_tfrecords import WriteParams
+    from tpu_components.create_tfrecords.engines import fan_out
 
     with step_record("create_tfrecords", parts.path):
         params = params_from({**data, "source": source}, WriteParams)
@@ -131,10 +131,10 @@ def merge_parts(
     import dataclasses
     import pathlib
 
-    from components.create_tfrecords import WriteParams
-    from components.create_tfrecords.engines import fan_out
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.create_tfrecords import WriteParams
+    from tpu_components.create_tfrecords.engines import fan_out
 
     with step_record("create_tfrecords", records.path):
         params = params_from({**data, "source": source}, WriteParams)
@@ -157,10 +157,10 @@ def write_with_beam(
     import dataclasses
     import pathlib
 
-    from components.create_tfrecords import WriteParams
-    from components.create_tfrecords.engines import beam
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.create_tfrecords import WriteParams
+    from tpu_components.create_tfrecords.engines import beam
 
     with step_record("create_tfrecords", records.path):
         params = params_from({**data, "source": source}, WriteParams)

@@ -8,11 +8,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from components.artifacts import SPLITS, TRAIN
-from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.splitting import LEFT_OUT
-from components.errors import InputError
-from components.identities import identify
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import SPLITS, TRAIN
+from tpu_components.core.examples.example_ids import identify
+from tpu_components.core.sources.listing import Listing
+from tpu_components.create_tfrecords.splitting import LEFT_OUT
 
 LOOKED_AT_ONCE = 64  # Pictures: enough for arrays to pay, few enough to stay in a processor's cache.
 LOOK_SHAPE = (8, 9)  # Of a picture's look: grey, averaged over as many rows and columns.

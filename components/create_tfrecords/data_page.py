@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from components.artifacts import SPLITS, TRAIN, Manifest
-from components.create_tfrecords.measuring import FIGURES, LABELS
-from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.listing import Listing
-from components.errors import InputError
-from components.histograms import draw_histograms
-from components.images import ImageRule, UnreadableImageError, decode_pixels, encode_jpeg
-from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
-from components.workers import in_threads
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.drift.histograms import draw_histograms
+from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Manifest
+from tpu_components.core.examples.images import ImageRule, UnreadableImageError, decode_pixels, encode_jpeg
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.work.workers import in_threads
+from tpu_components.create_tfrecords.measuring import FIGURES, LABELS
 
 _PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
 _THUMBNAIL_PIXELS, _JPEG_QUALITY = 72, 80
@@ -117,7 +117,7 @@ def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[
         copies: Content of `copies.json`.
         samples: Examples to show, by class.
     """
-    from components import page  # Imported here for the sake of the workers' start.
+    from tpu_components.core.pages import page  # Imported here for the sake of the workers' start.
 
     jinja = page.environment(Path(__file__).parent)
     splits = manifest.splits

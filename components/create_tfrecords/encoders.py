@@ -11,15 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from components.artifacts import TEXT_FEATURE
-from components.create_tfrecords.copies import thin_out
-from components.create_tfrecords.measuring import MOST_COUNTED, MOST_MEASURED, is_measured
-from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.planning import DatasetPlan
-from components.create_tfrecords.sources.listing import Listing
-from components.errors import InputError
-from components.identities import identify
-from components.images import (
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import TEXT_FEATURE
+from tpu_components.core.examples.example_ids import identify
+from tpu_components.core.examples.images import (
     ImageRule,
     UnreadableImageError,
     check_encoded,
@@ -30,10 +25,15 @@ from components.images import (
     resize_pixels,
     size_of_image,
 )
-from components.interface import ImageInput, TextInput
-from components.records import ENCODED, RAW, RESIZED
-from components.resizing import check_resized
-from components.text import WORDS, Tokenizer, UnreadableTextError, build_vocabulary, vocabulary_bytes
+from tpu_components.core.examples.interface import ImageInput, TextInput
+from tpu_components.core.examples.records import ENCODED, RAW, RESIZED
+from tpu_components.core.examples.resizing import check_resized
+from tpu_components.core.examples.text import WORDS, Tokenizer, UnreadableTextError, build_vocabulary, vocabulary_bytes
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords.copies import thin_out
+from tpu_components.create_tfrecords.measuring import MOST_COUNTED, MOST_MEASURED, is_measured
+from tpu_components.create_tfrecords.planning import DatasetPlan
 
 _MAX_RAW_BYTES = 64 * 64 * 3
 _RESIZE_FROM = 1.1  # Times the side that is wanted: what is hardly larger is not worth being compressed again.

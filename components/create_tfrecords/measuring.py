@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from components.artifacts import Distribution
-from components.distributions import count_bins
-from components.interface import IMAGE, TEXT
+from tpu_components.core.drift.distributions import count_bins
+from tpu_components.core.examples.artifacts import Distribution
+from tpu_components.core.examples.interface import IMAGE, TEXT
 
 # Of larger data sets a share is measured, chosen by the examples' hashes: enough for every bin that matters.
 MOST_MEASURED = 5_000

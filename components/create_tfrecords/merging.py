@@ -10,19 +10,19 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from components.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
-from components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
-from components.create_tfrecords.encoders import Encoder
-from components.create_tfrecords.measuring import COUNTS, count_labels, distributions
-from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
-from components.create_tfrecords.planning import DatasetPlan
-from components.create_tfrecords.sources.columns import Column
-from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.splitting import LEFT_OUT
-from components.create_tfrecords.targets import check_variation, describe_targets
-from components.identities import identify_each
-from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
+from tpu_components.core.examples.example_ids import identify_each
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.sources.columns import Column
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.targets import check_variation, describe_targets
+from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
+from tpu_components.create_tfrecords.encoders import Encoder
+from tpu_components.create_tfrecords.measuring import COUNTS, count_labels, distributions
+from tpu_components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
+from tpu_components.create_tfrecords.planning import DatasetPlan
+from tpu_components.create_tfrecords.splitting import LEFT_OUT
 
 
 def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
-from components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
-from components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError
-from components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
-from components.create_tfrecords.sharding import plan_shards
-from components.create_tfrecords.sources.columns import pick
-from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.sources.spans import place_of, read_content
-from components.errors import InputError
-from components.identities import IDENTITY_TYPE
-from components.interface import IMAGE
-from components.records import encode_example, frame_record
-from components.workers import ahead
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
+from tpu_components.core.examples.example_ids import IDENTITY_TYPE
+from tpu_components.core.examples.interface import IMAGE
+from tpu_components.core.examples.records import encode_example, frame_record
+from tpu_components.core.sources.columns import pick
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.spans import place_of, read_content
+from tpu_components.core.work.workers import ahead
+from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
+from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError
+from tpu_components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
+from tpu_components.create_tfrecords.sharding import plan_shards
 
 # What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
 TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20

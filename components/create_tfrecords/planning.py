@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION, Quarantined
-from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.sources.kinds import list_examples
-from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.splitting import LEFT_OUT, assign_splits, storage_order, tell_apart
-from components.create_tfrecords.targets import check_variation
-from components.errors import InputError
-from components.interface import CLASSIFICATION, REGRESSION
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN, VALIDATION, Quarantined
+from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION
+from tpu_components.core.sources.kinds import list_examples
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.targets import check_variation
+from tpu_components.create_tfrecords.splitting import LEFT_OUT, assign_splits, storage_order, tell_apart
 
 _SHOWN = 5
 

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
-from components.create_tfrecords.encoders import Encoder, choose_image_encoder, choose_text_encoder
-from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.parts import Part, Task, count_per_task, cut_into_tasks, share_out
-from components.create_tfrecords.planning import DatasetPlan
-from components.create_tfrecords.words import Survey, divide_by_words, survey_texts
-from components.errors import InputError
-from components.interface import TEXT, ImageInput
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import TEXT, ImageInput
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords.encoders import Encoder, choose_image_encoder, choose_text_encoder
+from tpu_components.create_tfrecords.parts import Part, Task, count_per_task, cut_into_tasks, share_out
+from tpu_components.create_tfrecords.planning import DatasetPlan
+from tpu_components.create_tfrecords.words import Survey, divide_by_words, survey_texts
 
 
 @dataclasses.dataclass(frozen=True)

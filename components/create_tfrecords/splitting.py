@@ -1,13 +1,13 @@
 """Which example goes to which split, and in which order: decided by hashes, the same everywhere and every time."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
-from components.artifacts import SPLITS, TEST, TRAIN, VALIDATION
-from components.create_tfrecords.sources.columns import Names, in_chunks
+from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN, VALIDATION
+from tpu_components.core.sources.columns import Names
+from tpu_components.core.sources.name_hashes import find_repeated, hash_unit
 
 LEFT_OUT = -1  # For a place in `SPLITS`, of an example that is in none.
 # 1 ranked the examples of a class, so that new ones pushed old ones out of a split. 2 moved copies into the split of
@@ -17,26 +17,6 @@ SPLIT_RULE_VERSION = 3
 _SALT = "split/61"
 _ORDERED_PARTS, _LOOKED_AT_ONCE = 16, 1 << 16
 _TOLERATED = 0.25  # How far a split of groups may be from its share, as a part of it, before groups are exchanged.
-
-
-def hash_unit(seed: int, purpose: str, keys: Sequence[str]) -> np.ndarray:
-    """Return float64[len(keys)] in [0, 1): one well-mixed number per key, independent between purposes.
-
-    Example:
-        >>> hash_unit(0, "split", ["a", "a"]).tolist() == hash_unit(0, "split", ["a"]).tolist() * 2
-        True
-    """
-    base = hashlib.blake2b(f"{seed}/{purpose}/".encode(), digest_size=8)
-    result, at = np.empty(len(keys)), 0
-    for chunk in in_chunks(keys):
-        digests = bytearray()
-        for key in chunk:
-            hasher = base.copy()
-            hasher.update(key)
-            digests += hasher.digest()
-        result[at : at + len(chunk)] = (np.frombuffer(bytes(digests), ">u8") >> np.uint64(11)) * 2.0**-53
-        at += len(chunk)
-    return result
 
 
 def assign_splits(
@@ -196,17 +176,6 @@ def tell_apart(keys: Sequence[str], labels: np.ndarray) -> Sequence[str]:
     """
     repeated = find_repeated(keys)
     return Names.collect(_numbered(keys, labels, set(repeated))) if repeated else keys
-
-
-def find_repeated(keys: Sequence[str]) -> list[str]:
-    """Return each of the keys that repeat once, without a table of them all."""
-    hashes = hash_unit(0, "alike", keys)
-    hashes.sort()
-    alike = hashes[1:][hashes[1:] == hashes[:-1]]
-    if not len(alike):
-        return []
-    candidates = np.flatnonzero(np.isin(hash_unit(0, "alike", keys), alike)).tolist()
-    return [key for key, count in Counter(keys[i] for i in candidates).items() if count > 1]
 
 
 def _numbered(keys: Sequence[str], labels: np.ndarray, repeated: Container[str]) -> Iterator[str]:

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components import progress
-from components.artifacts import SPLITS, TRAIN
-from components.create_tfrecords.copies import Copies, same_words
-from components.create_tfrecords.params import WriteParams
-from components.create_tfrecords.parts import TASK_EXAMPLES, content_of
-from components.create_tfrecords.planning import DatasetPlan
-from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.sources.spans import Span, read_content
-from components.create_tfrecords.telling import STEP
-from components.errors import InputError
-from components.identities import identify
-from components.text import split_words
-from components.workers import in_processes
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import SPLITS, TRAIN
+from tpu_components.core.examples.example_ids import identify
+from tpu_components.core.examples.text import split_words
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.spans import Span, read_content
+from tpu_components.core.work.workers import in_processes
+from tpu_components.create_tfrecords.copies import Copies, same_words
+from tpu_components.create_tfrecords.log_messages import STEP
+from tpu_components.create_tfrecords.parts import TASK_EXAMPLES, content_of
+from tpu_components.create_tfrecords.planning import DatasetPlan
 
 _MOST_COMMON = 200  # Words, which are half of what is written.
 

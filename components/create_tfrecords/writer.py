@@ -7,25 +7,40 @@ from pathlib import Path
 
 import numpy as np
 
-from components import progress, schema, storage
-from components.artifacts import COPIES_FILE, DATA_PAGE_FILE, KEY_FEATURE, LABEL_FEATURE, MANIFEST_FILE, Manifest
-from components.create_tfrecords.corpus import CorpusWriter
-from components.create_tfrecords.data_page import choose_samples, render_page
-from components.create_tfrecords.encoders import TextEncoder
-from components.create_tfrecords.engines import Engine
-from components.create_tfrecords.engines.local import LocalEngine
-from components.create_tfrecords.merging import Merger, regroup
-from components.create_tfrecords.params import WriteParams, WriteResult
-from components.create_tfrecords.planning import DatasetPlan, plan_dataset
-from components.create_tfrecords.preparing import Prepared, prepare
-from components.create_tfrecords.splitting import SPLIT_RULE_VERSION
-from components.create_tfrecords.telling import STEP, check_budget, say_content, say_copies, say_shares, say_statistics
-from components.create_tfrecords.words import list_common
-from components.errors import InputError
-from components.identities import EXAMPLES_FILE, save_identities
-from components.interface import LANGUAGE_MODEL, TASKS, CorpusInput
-from components.slice_values import SLICES_FILE, save_slices
-from components.text import VOCABULARY_FILE, save_vocabulary
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import (
+    COPIES_FILE,
+    DATA_PAGE_FILE,
+    KEY_FEATURE,
+    LABEL_FEATURE,
+    MANIFEST_FILE,
+    Manifest,
+)
+from tpu_components.core.examples.example_ids import EXAMPLES_FILE, save_identities
+from tpu_components.core.examples.interface import LANGUAGE_MODEL, TASKS, CorpusInput
+from tpu_components.core.examples.slice_values import SLICES_FILE, save_slices
+from tpu_components.core.examples.text import VOCABULARY_FILE, save_vocabulary
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.sources.params import WriteParams, WriteResult
+from tpu_components.create_tfrecords.corpus import CorpusWriter
+from tpu_components.create_tfrecords.data_page import choose_samples, render_page
+from tpu_components.create_tfrecords.encoders import TextEncoder
+from tpu_components.create_tfrecords.engines import Engine
+from tpu_components.create_tfrecords.engines.local import LocalEngine
+from tpu_components.create_tfrecords.log_messages import (
+    STEP,
+    check_budget,
+    say_content,
+    say_copies,
+    say_shares,
+    say_statistics,
+)
+from tpu_components.create_tfrecords.merging import Merger, regroup
+from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from tpu_components.create_tfrecords.preparing import Prepared, prepare
+from tpu_components.create_tfrecords.splitting import SPLIT_RULE_VERSION
+from tpu_components.create_tfrecords.words import list_common
 
 
 def write_records(
@@ -84,7 +99,7 @@ def _check_target(directory: Path, source: str) -> None:
     others = [file for file in directory.iterdir() if not _is_ours(file)]
     try:
         # Its shards are not looked at: where they are damaged, writing them again is the way out.
-        held = schema.decode((directory / MANIFEST_FILE).read_bytes())["source"] if not others else None
+        held = typed_json.decode((directory / MANIFEST_FILE).read_bytes())["source"] if not others else None
     except (OSError, ValueError, KeyError, TypeError):
         others = [directory / MANIFEST_FILE]
     if others:

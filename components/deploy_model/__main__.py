@@ -1,9 +1,9 @@
-"""Deploy from the command line: `python -m components.deploy_model --records DIR … --output DIR --registry DIR …`."""
+"""Command line: `python -m tpu_components.deploy_model --records DIR … --output DIR --registry DIR …`."""
 
 import sys
 
-from components import command_line
-from components.deploy_model import DeployParams, deploy_model
+from tpu_components.core.step import command_line
+from tpu_components.deploy_model import DeployParams, deploy_model
 
 
 def main() -> int:

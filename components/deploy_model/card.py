@@ -15,18 +15,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from components import schema
-from components.artifacts import CODE_FILE, COPIES_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo, Split
-from components.data_sketch import DataSketch
-from components.deploy_model.front_matter import front_matter
-from components.deploy_model.markdown import environment, plain
-from components.deploy_model.params import PREFLIGHT, DeployParams
-from components.drift import Shift, find_shifts
-from components.errors import InputError
-from components.evaluation_info import Evaluation, Slice
-from components.export_info import ExportInfo
-from components.footprint import Footprint
-from components.interface import (
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.drift.comparison import Shift, find_shifts
+from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.version_sketches import sketch_of
+from tpu_components.core.examples.artifacts import (
+    CODE_FILE,
+    COPIES_FILE,
+    EXPORT_FILE,
+    TRAIN,
+    Manifest,
+    ModelInfo,
+    Split,
+)
+from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     LANGUAGE_MODEL,
     MULTI_LABEL,
@@ -35,13 +37,19 @@ from components.interface import (
     ImageInput,
     TextInput,
 )
-from components.machine_spec import billed_by
-from components.metric_table import BY_NAME, direction, show, task_metrics
-from components.registry.opening import origin_of_version
-from components.registry.versions import Registry, short_digest
-from components.serving.params import ServeParams
-from components.text import START
-from components.version_sketches import sketch_of
+from tpu_components.core.examples.text import START
+from tpu_components.core.files import typed_json
+from tpu_components.core.machines.footprint import Footprint
+from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.registry.opening import origin_of_version
+from tpu_components.core.registry.versions import Registry, short_digest
+from tpu_components.core.results.evaluation_info import Evaluation, Slice
+from tpu_components.core.results.export_info import ExportInfo
+from tpu_components.core.results.metric_table import BY_NAME, direction, show, task_metrics
+from tpu_components.deploy_model.front_matter import front_matter
+from tpu_components.deploy_model.markdown import environment, plain
+from tpu_components.deploy_model.params import PREFLIGHT, DeployParams
+from tpu_components.serving.params import ServeParams
 
 _CLASSES = 20  # Rows of the table of classes.
 _SLICES = 10
@@ -130,7 +138,7 @@ def read_facts(
     records_dir, model_dir, export_dir = folders
     copies: Any = {}
     with contextlib.suppress(OSError, ValueError):  # Older records have none.
-        copies = schema.decode((records_dir / COPIES_FILE).read_bytes())
+        copies = typed_json.decode((records_dir / COPIES_FILE).read_bytes())
     shifts = None
     with contextlib.suppress(InputError):  # It keeps no sketch, or one of other data.
         if champion and (version := registry.find(champion)):

@@ -4,7 +4,7 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from components.container import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -44,9 +44,9 @@ def deploy_model(
     import dataclasses
     import pathlib
 
-    from components.deploy_model import DeployParams, deploy_model
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.deploy_model import DeployParams, deploy_model
 
     with step_record("deploy_model", deployment.path):
         params = params_from(inputs, DeployParams)

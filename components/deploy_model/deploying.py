@@ -14,24 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from components import progress, records, storage
-from components.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
-from components.data_sketch import SKETCH, DataSketch
-from components.deploy_model import health_check
-from components.deploy_model.card import read_facts, write_card
-from components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult, HealthCheckResult
-from components.deploy_model.vertex import Answer, VertexTarget
-from components.errors import InputError
-from components.evaluation_info import Evaluation
-from components.images import encode_png
-from components.interface import CorpusInput, TextInput
-from components.outages import PlatformError
-from components.registry.folder import ModelRegistry
-from components.registry.opening import open_registry
-from components.registry.reference import EXPORT_DIR, SIGNATURE_FILE, is_on_vertex, version_name
-from components.registry.signing import try_keys, verify_version
-from components.registry.versions import RegisteredVersion, Registry, fetch, left_out_formats, model_digest
-from components.registry.vertex import VertexRegistry
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
+from tpu_components.core.examples.images import encode_png
+from tpu_components.core.examples.interface import CorpusInput, TextInput
+from tpu_components.core.files import storage
+from tpu_components.core.registry.folder import ModelRegistry
+from tpu_components.core.registry.opening import open_registry
+from tpu_components.core.registry.reference import EXPORT_DIR, SIGNATURE_FILE, is_on_vertex, version_name
+from tpu_components.core.registry.signing import try_keys, verify_version
+from tpu_components.core.registry.versions import RegisteredVersion, Registry, fetch, left_out_formats, model_digest
+from tpu_components.core.registry.vertex import VertexRegistry
+from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_components.deploy_model import health_check
+from tpu_components.deploy_model.card import read_facts, write_card
+from tpu_components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult, HealthCheckResult
+from tpu_components.deploy_model.vertex import Answer, VertexTarget
 
 _STEP = "deploy_model"
 _HEALTH_CHECK_SECONDS = 600  # Loading the largest model and answering takes far less.

@@ -9,8 +9,16 @@ from typing import Any
 
 import yaml
 
-from components.deploy_model.markdown import plain
-from components.interface import CLASSIFICATION, CORPUS, IMAGE, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    CORPUS,
+    IMAGE,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    REGRESSION,
+    TEXT,
+)
+from tpu_components.deploy_model.markdown import plain
 
 # As in https://huggingface.co/docs/hub/repositories-licenses of August 2026; any other is `other` there, with a name.
 _HUB_LICENCES = """

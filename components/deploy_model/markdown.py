@@ -57,7 +57,7 @@ def quote(text: str) -> markupsafe.Markup:
 
 def environment(templates: Path) -> "jinja2.Environment":
     """Return the templates of a folder, in which every value is shown as the text that it is."""
-    import jinja2  # As in `components.page`.
+    import jinja2  # As in `tpu_components.core.pages.page`.
 
     def finalize(value: Any) -> markupsafe.Markup:
         return value if isinstance(value, markupsafe.Markup) else markupsafe.Markup(escape(plain(str(value))))

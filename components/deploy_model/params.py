@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from components import storage
-from components.artifacts import DEPLOYMENT_FILE
-from components.errors import InputError, did_you_mean
-from components.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
-from components.registry.signing import is_key_itself
-from components.schema import Amount, JsonFile
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
+from tpu_components.core.files import storage
+from tpu_components.core.files.typed_json import Amount, JsonFile
+from tpu_components.core.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
+from tpu_components.core.registry.signing import is_key_itself
 
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
 PREFLIGHT = "preflight"  # In the lineage of a version: what its training takes of a machine.

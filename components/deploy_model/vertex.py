@@ -19,16 +19,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from components import storage
-from components.container import SERVING_IMAGE
-from components.deploy_model.params import PRIVATE, DeployParams
-from components.deploy_model.reaching import address_of, check_access, endpoint_fields
-from components.errors import InputError
-from components.outages import Backoff, ExistsError, MissingError, OutageError, PlatformError
-from components.registry.folder import fill_version
-from components.registry.reference import EXPORT_DIR, SIGNATURE_FILE
-from components.registry.signing import public_key_text
-from components.registry.versions import (
+from tpu_components.core.base.container_images import SERVING_IMAGE
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import Backoff, ExistsError, MissingError, OutageError, PlatformError
+from tpu_components.core.files import storage
+from tpu_components.core.files.vertex_clients import types
+from tpu_components.core.registry.folder import fill_version
+from tpu_components.core.registry.reference import EXPORT_DIR, SIGNATURE_FILE
+from tpu_components.core.registry.signing import public_key_text
+from tpu_components.core.registry.versions import (
     CARD_FILE,
     RegisteredVersion,
     describe_file,
@@ -36,7 +35,7 @@ from components.registry.versions import (
     short_digest,
     version_digest,
 )
-from components.registry.vertex import (
+from tpu_components.core.registry.vertex import (
     DIGEST_LABEL,
     MODEL_LABEL,
     PARENT_LABEL,
@@ -44,8 +43,9 @@ from components.registry.vertex import (
     VertexVersion,
     as_label,
 )
-from components.serving.params import VERIFY_VARIABLE, ServeParams
-from components.vertex_service import types
+from tpu_components.deploy_model.endpoint_address import address_of, check_access, endpoint_fields
+from tpu_components.deploy_model.params import PRIVATE, DeployParams
+from tpu_components.serving.params import VERIFY_VARIABLE, ServeParams
 
 _MODELS, _ENDPOINTS = "ModelService", "EndpointService"
 _DESCRIPTION_LENGTH = 1000

@@ -1,9 +1,9 @@
-"""Score a model from the command line: `python -m components.evaluate_model --records DIR --model DIR --output DIR`."""
+"""Command line: `python -m tpu_components.evaluate_model --records DIR --model DIR --output DIR`."""
 
 import sys
 
-from components import command_line
-from components.evaluate_model import EvaluateParams, evaluate_model
+from tpu_components.core.step import command_line
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 
 
 def main() -> int:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from components.evaluate_model.influence import explained, mean, ratio, standard_error
-from components.evaluation_info import Baseline
-from components.interface import CLASSIFICATION, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD
+from tpu_components.core.results.evaluation_info import Baseline
+from tpu_components.evaluate_model.influence import explained, mean, ratio, standard_error
 
 # At most one in twenty models that know no more than the baseline seem to beat it by more than this many standard
 # errors: the one-sided 95 % quantile of a normal distribution.

@@ -3,10 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-from components.evaluation_info import RegisteredChampion
-from components.registry.opening import parse_reference
-from components.registry.reference import MODEL_DIR
-from components.registry.versions import fetch, fetch_folder
+from tpu_components.core.registry.opening import parse_reference
+from tpu_components.core.registry.reference import MODEL_DIR
+from tpu_components.core.registry.versions import fetch, fetch_folder
+from tpu_components.core.results.evaluation_info import RegisteredChampion
 
 
 @dataclasses.dataclass(frozen=True)

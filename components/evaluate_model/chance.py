@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 from scipy import special
 
-from components.evaluate_model.influence import Estimate, Formulas, jackknife, standard_error
-from components.evaluate_model.params import NO_CONFIDENCE
-from components.evaluation_info import Difference
-from components.metric_table import direction
+from tpu_components.core.results.evaluation_info import Difference
+from tpu_components.core.results.metric_table import direction
+from tpu_components.evaluate_model.influence import Estimate, Formulas, jackknife, standard_error
+from tpu_components.evaluate_model.params import NO_CONFIDENCE
 
 _POWER = 0.8
 _TWO_SIDED = 0.95

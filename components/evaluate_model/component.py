@@ -4,7 +4,7 @@ from typing import Dict, List
 
 from kfp import dsl
 
-from components.container import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -43,11 +43,11 @@ def evaluate_model(
     import pathlib
     import shutil
 
-    from components.artifacts import REPORT_FILE
-    from components.evaluate_model import EvaluateParams, evaluate_model
-    from components.evaluation_info import Evaluation
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.examples.artifacts import REPORT_FILE
+    from tpu_components.core.results.evaluation_info import Evaluation
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 
     with step_record("evaluate_model", evaluation.path):
         params = params_from(inputs, EvaluateParams)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from components import device as devices
-from components import page, progress, records, storage
-from components.artifacts import (
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import (
     EVALUATION_FILE,
     KEY_FEATURE,
     LABEL_FEATURE,
@@ -21,27 +22,43 @@ from components.artifacts import (
     ModelInfo,
     load_history,
 )
-from components.errors import InputError
-from components.evaluate_model import language_model
-from components.evaluate_model.baseline import find_baseline, find_language_baseline
-from components.evaluate_model.champion import find_champion
-from components.evaluate_model.chance import ModelFigures, find_chance
-from components.evaluate_model.gate import decide
-from components.evaluate_model.influence import influences, language_influences
-from components.evaluate_model.language_report import LanguageReportContent, render_language_report
-from components.evaluate_model.leaks import find_seen_examples
-from components.evaluate_model.metrics import compute_metrics, macro_notes
-from components.evaluate_model.multi_label import compute_multi_label_metrics
-from components.evaluate_model.params import LENGTH, EvaluateParams, EvaluateResult
-from components.evaluate_model.regression import compute_regression_metrics
-from components.evaluate_model.report import LabelPrediction, NumberPrediction, Prediction, ReportContent, render_report
-from components.evaluate_model.slices import check_slices, find_slices
-from components.evaluation_info import Baseline, Difference, EvaluatedModel, Evaluation, Slice, Unseen
-from components.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD, TextInput
-from components.metric_table import scalars
-from components.registry.versions import model_digest
-from components.slice_values import load_slices
-from components.text import START, Tokenizer, load_vocabulary
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    PADDING,
+    REGRESSION,
+    THRESHOLD,
+    TextInput,
+)
+from tpu_components.core.examples.slice_values import load_slices
+from tpu_components.core.examples.text import START, Tokenizer, load_vocabulary
+from tpu_components.core.files import storage
+from tpu_components.core.machines import device as devices
+from tpu_components.core.pages import page
+from tpu_components.core.registry.versions import model_digest
+from tpu_components.core.results.evaluation_info import Baseline, Difference, EvaluatedModel, Evaluation, Slice, Unseen
+from tpu_components.core.results.metric_table import scalars
+from tpu_components.evaluate_model import language_model
+from tpu_components.evaluate_model.baseline import find_baseline, find_language_baseline
+from tpu_components.evaluate_model.champion import find_champion
+from tpu_components.evaluate_model.chance import ModelFigures, find_chance
+from tpu_components.evaluate_model.gate import decide
+from tpu_components.evaluate_model.influence import influences, language_influences
+from tpu_components.evaluate_model.language_report import LanguageReportContent, render_language_report
+from tpu_components.evaluate_model.leaks import find_seen_examples
+from tpu_components.evaluate_model.metrics import compute_metrics, macro_notes
+from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
+from tpu_components.evaluate_model.params import LENGTH, EvaluateParams, EvaluateResult
+from tpu_components.evaluate_model.regression import compute_regression_metrics
+from tpu_components.evaluate_model.report import (
+    LabelPrediction,
+    NumberPrediction,
+    Prediction,
+    ReportContent,
+    render_report,
+)
+from tpu_components.evaluate_model.slices import check_slices, find_slices
 
 _STEP = "evaluate_model"
 _CHUNK_BYTES = 256 << 20  # Decoded inputs held in memory at a time.
@@ -308,7 +325,7 @@ class _Scores:
 def _score(
     params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, model_dirs: Sequence[Path]
 ) -> _Scores:
-    from components.model_loading.trained import load_trained_model, predict
+    from tpu_components.core.models.trained import load_trained_model, predict
 
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from components.evaluate_model.params import NO_CONFIDENCE, EvaluateParams
-from components.evaluation_info import Baseline, Decision, Difference, Slice
-from components.metric_table import BY_NAME, direction, show
+from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Slice
+from tpu_components.core.results.metric_table import BY_NAME, direction, show
+from tpu_components.evaluate_model.params import NO_CONFIDENCE, EvaluateParams
 
 # Share of a value below which a difference is rounding: sums of the same numbers in another order.
 _TOLERANCE = 1e-9

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from components.evaluate_model.metrics import calibration_bins, ranks
-from components.interface import CLASSIFICATION, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD, Task
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, PADDING, REGRESSION, THRESHOLD, Task
+from tpu_components.evaluate_model.metrics import calibration_bins, ranks
 
 _NUM_GROUPS = 20
 _MOST_BIAS = 0.5  # In standard errors.

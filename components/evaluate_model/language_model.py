@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from components import device as devices
-from components import progress, records
-from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Manifest
-from components.evaluate_model.params import EvaluateParams
-from components.generation import Alphabet, generate
-from components.interface import LANGUAGE_MODEL, PADDING
+from tpu_components.core.base import progress
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, Manifest
+from tpu_components.core.examples.generation import Alphabet, generate
+from tpu_components.core.examples.interface import LANGUAGE_MODEL, PADDING
+from tpu_components.core.machines import device as devices
+from tpu_components.evaluate_model.params import EvaluateParams
 
 _STEP = "evaluate_model"
 _CHUNK_BYTES = 256 << 20  # Answers held in memory at a time.
@@ -107,7 +108,7 @@ def score_passages(
     params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, model_dirs: Sequence[Path]
 ) -> ScoredPassages:
     """Let every model predict every character of the split once."""
-    from components.model_loading.trained import load_trained_model, predict
+    from tpu_components.core.models.trained import load_trained_model, predict
 
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
@@ -153,8 +154,8 @@ def write_samples(
     device: devices.Device, model_dir: Path, scored: ScoredPassages, class_names: Sequence[str]
 ) -> list[Sample]:
     """Continue two places of the split at two temperatures; the same every time on the same machine."""
-    from components.model_loading.stepping import StepModel
-    from components.model_loading.trained import load_trained_model
+    from tpu_components.core.models.stepping import StepModel
+    from tpu_components.core.models.trained import load_trained_model
 
     with device.scope():
         model = StepModel(load_trained_model(model_dir))

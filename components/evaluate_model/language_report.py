@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
-from components.evaluate_model.report import HeadlineFigure, find_template, headline_figures, training_curves
-from components.evaluation_info import Baseline, Difference
+from tpu_components.core.results.evaluation_info import Baseline, Difference
+from tpu_components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
+from tpu_components.evaluate_model.report import HeadlineFigure, find_template, headline_figures, training_curves
 
 _BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
 

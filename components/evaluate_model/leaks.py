@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from components.artifacts import TRAIN, ModelInfo
-from components.identities import find_seen, load_copied, load_identities
+from tpu_components.core.examples.artifacts import TRAIN, ModelInfo
+from tpu_components.core.examples.example_ids import find_seen, load_copied, load_identities
 
 
 def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: Sequence[Path]) -> np.ndarray | None:

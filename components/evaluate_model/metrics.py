@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from components.errors import InputError
-from components.interface import CLASSIFICATION
-from components.metric_table import show
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import CLASSIFICATION
+from tpu_components.core.results.metric_table import show
 
 _CALIBRATION_EDGES = np.linspace(0, 1, 16)
 _MAX_ROC_POINTS = 200

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from components.errors import InputError
-from components.evaluate_model.metrics import check_not_empty, check_probabilities, roc_curve
-from components.interface import MULTI_LABEL, THRESHOLD, MultiLabel
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import MULTI_LABEL, THRESHOLD, MultiLabel
+from tpu_components.evaluate_model.metrics import check_not_empty, check_probabilities, roc_curve
 
 
 @dataclasses.dataclass(frozen=True)

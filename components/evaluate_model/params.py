@@ -4,11 +4,11 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from components.artifacts import SPLITS, TEST
-from components.device import ACCELERATORS, BACKENDS
-from components.errors import InputError, did_you_mean
-from components.interface import LANGUAGE_MODEL, REGRESSION
-from components.metric_table import BY_NAME, HIGHER, LOWER, task_metrics
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.examples.artifacts import SPLITS, TEST
+from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
+from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
+from tpu_components.core.results.metric_table import BY_NAME, HIGHER, LOWER, task_metrics
 
 # Where a threshold belongs, by the direction of its metric.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from components.errors import InputError
-from components.evaluate_model.metrics import check_finite, check_not_empty
-from components.interface import REGRESSION, Task
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import REGRESSION, Task
+from tpu_components.evaluate_model.metrics import check_finite, check_not_empty
 
 
 @dataclasses.dataclass(frozen=True)

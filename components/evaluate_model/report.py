@@ -15,13 +15,13 @@ import markupsafe
 import numpy as np
 from PIL import Image
 
-from components import page
-from components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
-from components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
-from components.evaluate_model.regression import RegressionMetrics
-from components.evaluation_info import Baseline, Difference, Slice
-from components.interface import TASKS
-from components.metric_table import BY_NAME, Metric, show, task_metrics
+from tpu_components.core.examples.interface import TASKS
+from tpu_components.core.pages import page
+from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
+from tpu_components.core.results.metric_table import BY_NAME, Metric, show, task_metrics
+from tpu_components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
+from tpu_components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
+from tpu_components.evaluate_model.regression import RegressionMetrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

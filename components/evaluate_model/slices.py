@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from components.artifacts import Manifest
-from components.errors import InputError
-from components.evaluate_model.chance import compare, find_interval
-from components.evaluate_model.influence import influences
-from components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams
-from components.evaluation_info import Slice
-from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, ImageInput, Task, TextInput
-from components.metric_table import direction
-from components.slice_values import SIZE, load_slices
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, ImageInput, Task, TextInput
+from tpu_components.core.examples.slice_values import SIZE, load_slices
+from tpu_components.core.results.evaluation_info import Slice
+from tpu_components.core.results.metric_table import direction
+from tpu_components.evaluate_model.chance import compare, find_interval
+from tpu_components.evaluate_model.influence import influences
+from tpu_components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams
 
 # The figure of a slice: one that a single class, and a handful of examples, has as well.
 SLICED: Mapping[str, str] = {CLASSIFICATION: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "loss"}

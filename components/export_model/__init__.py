@@ -1,6 +1,6 @@
 """The trained model rebuilt for CPU serving, in formats that a fresh process has loaded and compared."""
 
-from components.export_model.exporting import export_model
-from components.export_model.params import ExportParams, ExportResult
+from tpu_components.export_model.exporting import export_model
+from tpu_components.export_model.params import ExportParams, ExportResult
 
 __all__ = ["ExportParams", "ExportResult", "export_model"]

@@ -1,9 +1,9 @@
-"""Export from the command line: `python -m components.export_model --records DIR --model DIR --output DIR`."""
+"""Export from the command line: `python -m tpu_components.export_model --records DIR --model DIR --output DIR`."""
 
 import sys
 
-from components import command_line
-from components.export_model import ExportParams, export_model
+from tpu_components.core.step import command_line
+from tpu_components.export_model import ExportParams, export_model
 
 
 def main() -> int:

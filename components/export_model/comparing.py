@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from components import records, storage
-from components.artifacts import LABEL_FEATURE, TEXT_FEATURE, Manifest
-from components.errors import InputError
-from components.export_model import verification
-from components.export_model.formats.table import FORMATS
-from components.export_model.formats.trained import TrainedModel
-from components.export_model.params import Compared, ExportParams
-from components.interface import PADDING, CorpusInput, ImageInput
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import LABEL_FEATURE, TEXT_FEATURE, Manifest
+from tpu_components.core.examples.interface import PADDING, CorpusInput, ImageInput
+from tpu_components.core.files import storage
+from tpu_components.export_model import verification
+from tpu_components.export_model.formats.table import FORMATS
+from tpu_components.export_model.formats.trained import TrainedModel
+from tpu_components.export_model.params import Compared, ExportParams
 
 _BATCH_SIZE = 256
 _CHUNK = 16 * _BATCH_SIZE
@@ -77,7 +78,7 @@ def _judged(manifest: Manifest) -> str:
 
 def write_expectations(trained: TrainedModel, questions: Questions, manifest: Manifest, work: Path) -> Compared:
     """Leave the trained model's own answers for the fresh process; returns what is compared."""
-    from components.model_loading.trained import predict
+    from tpu_components.core.models.trained import predict
 
     labels = questions.labels
     expected = np.empty((len(labels), *manifest.interface.output_shape), np.float32)

@@ -4,7 +4,7 @@ from typing import Dict, List
 
 from kfp import dsl
 
-from components.container import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -26,9 +26,9 @@ def export_model(
     import dataclasses
     import pathlib
 
-    from components.export_model import ExportParams, export_model
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.export_model import ExportParams, export_model
 
     with step_record("export_model", exported.path):
         params = params_from(inputs, ExportParams)

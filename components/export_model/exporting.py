@@ -14,26 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from components import device as devices
-from components import progress, records, storage
-from components.answers import save_answers, sketch_outputs
-from components.artifacts import (
-    BEST_WEIGHTS_FILE,
-    EXPORT_FILE,
-    TRAIN,
-    Manifest,
-    ModelInfo,
-)
-from components.errors import InputError, describe
-from components.export_info import ComparedOn, ExportInfo, Output, read_format_facts, with_spread
-from components.export_model import verification
-from components.export_model.comparing import Judge, find_too_far, write_expectations, write_questions
-from components.export_model.formats.saved_model import INPUT_FACTS
-from components.export_model.formats.table import FORMATS
-from components.export_model.formats.trained import TrainedModel
-from components.export_model.params import ExportParams, ExportResult
-from components.interface import CLASSIFICATION, Interface
-from components.text import copy_vocabulary
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.drift.answers import save_answers, sketch_outputs
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import BEST_WEIGHTS_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo
+from tpu_components.core.examples.interface import CLASSIFICATION, Interface
+from tpu_components.core.examples.text import copy_vocabulary
+from tpu_components.core.files import storage
+from tpu_components.core.machines import device as devices
+from tpu_components.core.results.export_info import ComparedOn, ExportInfo, Output, read_format_facts, with_spread
+from tpu_components.export_model import verification
+from tpu_components.export_model.comparing import Judge, find_too_far, write_expectations, write_questions
+from tpu_components.export_model.formats.saved_model import INPUT_FACTS
+from tpu_components.export_model.formats.table import FORMATS
+from tpu_components.export_model.formats.trained import TrainedModel
+from tpu_components.export_model.params import ExportParams, ExportResult
 
 _STEP = "export_model"
 
@@ -70,7 +66,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         devices.prepare("tensorflow", "cpu", 1, "float32")
         import keras
 
-        from components.model_loading.trained import load_trained_model
+        from tpu_components.core.models.trained import load_trained_model
 
         keras.utils.set_random_seed(0)  # Dropout's state is a variable of the SavedModel: the same bytes every time.
         copy_vocabulary(model_dir, staged, info.input)
@@ -204,9 +200,9 @@ def try_out(
         InputError: If the model is not one that can be trained and exported so.
     """
     devices.prepare("tensorflow", "cpu", 1, "float32")
-    from components.model_loading.lookup import build_model
-    from components.model_loading.trained import check_rebuilds, load_trained_model, save_architecture
-    from components.training_step.stages import Freezer
+    from tpu_components.core.models.lookup import build_model
+    from tpu_components.core.models.step.stages import Freezer
+    from tpu_components.core.models.trained import check_rebuilds, load_trained_model, save_architecture
 
     built = build_model(model, interface, parameters, warn)
     freezer = Freezer(built)

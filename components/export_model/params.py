@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from components.artifacts import SPLITS, TEST
-from components.errors import InputError, did_you_mean
-from components.export_model.formats.table import FORMATS
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.examples.artifacts import SPLITS, TEST
+from tpu_components.export_model.formats.table import FORMATS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Tries a model before it is trained, in a process of its own: the model's code may do anything there.
 
-Usage: python -m components.export_model.trial, with a request as JSON on stdin: the arguments of `try_out`, without
+Usage: python -m tpu_components.export_model.trial, with a request as JSON on stdin: the arguments of `try_out`, without
 `work` and `warn`.
 Prints one JSON line with the user's mistake as `error`, empty where there is none, and `warnings`.
 """
@@ -10,16 +10,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from components import schema
-from components.errors import InputError
-from components.export_model.exporting import try_out
-from components.interface import Interface
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import Interface
+from tpu_components.core.files import typed_json
+from tpu_components.export_model.exporting import try_out
 
 
 def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
-    interface, error = schema.read(request["interface"], Interface), ""
+    interface, error = typed_json.read(request["interface"], Interface), ""
     warnings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="trial-") as work:
         try:

@@ -409,7 +409,7 @@ def _explain(error: Exception) -> str:
 
 def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
     """Have formats, each a name and a file, answer as they come; then measure each by itself, and print the facts."""
-    for name in ("components", "pipelines"):
+    for name in ("tpu_components", "tpu_pipelines"):
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
     candidates, facts = dict[str, Candidate](), dict[str, dict[str, Any]]()
     for name, file in (word.strip().split("=") for word in formats):

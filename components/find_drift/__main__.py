@@ -1,9 +1,9 @@
-"""Compare data: `python -m components.find_drift --records DIR --against VERSION --output DIR`."""
+"""Compare data: `python -m tpu_components.find_drift --records DIR --against VERSION --output DIR`."""
 
 import sys
 
-from components import command_line
-from components.find_drift import DriftParams, find_drift
+from tpu_components.core.step import command_line
+from tpu_components.find_drift import DriftParams, find_drift
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from typing import Dict
 
 from kfp import dsl
 
-from components.container import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -23,11 +23,11 @@ def find_drift(
     import pathlib
     import shutil
 
-    from components.errors import InputError
-    from components.find_drift import DriftParams, find_drift
-    from components.find_drift.finding import DRIFT_PAGE_FILE
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.find_drift import DriftParams, find_drift
+    from tpu_components.find_drift.finding import DRIFT_PAGE_FILE
 
     with step_record("find_drift", drift.path):
         params = params_from(inputs, DriftParams)

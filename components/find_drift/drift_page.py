@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from components import storage
-from components.data_sketch import DataSketch
-from components.drift import Shift, figures_of, say_power, say_rule, say_verdict
-from components.find_drift.pictures import choose_pictures
-from components.histograms import draw_histograms
+from tpu_components.core.drift.comparison import Shift, figures_of, say_power, say_rule, say_verdict
+from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.histograms import draw_histograms
+from tpu_components.core.files import storage
+from tpu_components.find_drift.pictures import choose_pictures
 
 NEW, OLD = "these", "those before"
 _COLOURS = {NEW: "orange", OLD: "blue"}
@@ -25,7 +25,7 @@ def write_page(
         path: File to write.
         places: Folders of both; of records on this machine the page shows pictures of what has drifted.
     """
-    from components import page
+    from tpu_components.core.pages import page
 
     pairs = figures_of(new, old)
     charts = {

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from components import progress, storage
-from components.drift import as_dict, find_shifts, say_verdict
-from components.find_drift.drift_page import write_page
-from components.find_drift.params import DriftParams, DriftResult
-from components.version_sketches import sketch_at
+from tpu_components.core.base import progress
+from tpu_components.core.drift.comparison import as_dict, find_shifts, say_verdict
+from tpu_components.core.drift.version_sketches import sketch_at
+from tpu_components.core.files import storage
+from tpu_components.find_drift.drift_page import write_page
+from tpu_components.find_drift.params import DriftParams, DriftResult
 
 DRIFT_FILE, DRIFT_PAGE_FILE = "drift.json", "drift.html"
 _STEP = "find_drift"

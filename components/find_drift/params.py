@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from components.errors import InputError
+from tpu_components.core.base.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from components import storage
-from components.artifacts import KEY_FEATURE, Manifest
-from components.create_tfrecords.copies import thin_out
-from components.create_tfrecords.data_page import thumbnail
-from components.create_tfrecords.measuring import FIGURES, measure_pictures
-from components.decoding import decode_batch
-from components.images import UnreadableImageError
-from components.interface import IMAGE, ImageInput
-from components.records import RAW, DamagedRecordError, read_fields, read_frames
-from components.registry.opening import parse_reference
+from tpu_components.core.examples.artifacts import KEY_FEATURE, Manifest
+from tpu_components.core.examples.decoding import decode_batch
+from tpu_components.core.examples.images import UnreadableImageError
+from tpu_components.core.examples.interface import IMAGE, ImageInput
+from tpu_components.core.examples.records import RAW, DamagedRecordError, read_fields, read_frames
+from tpu_components.core.files import storage
+from tpu_components.core.registry.opening import parse_reference
+from tpu_components.create_tfrecords.copies import thin_out
+from tpu_components.create_tfrecords.data_page import thumbnail
+from tpu_components.create_tfrecords.measuring import FIGURES, measure_pictures
 
 _MOST_READ, _SHOWN = 200, 6
 _FROM, _TO = 0.05, 0.95  # Shares of the pictures below the first and the last that are shown.

@@ -1,6 +1,6 @@
 """Predictions of an exported model for every example of a source, each once, in files that a restart goes on with."""
 
-from components.predict_batch.params import PredictParams, PredictResult
-from components.predict_batch.predicting import predict_batch
+from tpu_components.predict_batch.params import PredictParams, PredictResult
+from tpu_components.predict_batch.predicting import predict_batch
 
 __all__ = ["PredictParams", "PredictResult", "predict_batch"]

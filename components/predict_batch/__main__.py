@@ -1,9 +1,9 @@
-"""Predict from the command line: `python -m components.predict_batch --export DIR --source images:DIR --output DIR`."""
+"""Command line: `python -m tpu_components.predict_batch --export DIR --source images:DIR --output DIR`."""
 
 import sys
 
-from components import command_line
-from components.predict_batch import PredictParams, predict_batch
+from tpu_components.core.step import command_line
+from tpu_components.predict_batch import PredictParams, predict_batch
 
 
 def main() -> int:

@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from components import fingerprint, storage
-from components.create_tfrecords.sources.spans import place_of
-from components.errors import InputError
-from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput
-from components.predict_batch.begun import Begun
-from components.predict_batch.inputs import Reader, UnusableError
-from components.predict_batch.params import PARQUET
-from components.predict_batch.stored import read_frames
-from components.serving.exported import BATCH_SIZE, ExportedModel, load_model
-from components.workers import in_threads
+from tpu_components.core.base import fingerprint
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput
+from tpu_components.core.files import storage
+from tpu_components.core.sources.spans import place_of
+from tpu_components.core.work.workers import in_threads
+from tpu_components.predict_batch.inputs import Reader, UnusableError
+from tpu_components.predict_batch.params import PARQUET
+from tpu_components.predict_batch.resume_state import Begun
+from tpu_components.predict_batch.stored import read_frames
+from tpu_components.serving.exported import BATCH_SIZE, ExportedModel, load_model
 
 # A model answers one thread at a time, and a worker of Beam's may have several.
 _ANSWERING = threading.Lock()

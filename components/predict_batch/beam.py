@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import storage
-from components.beam.options import complete
-from components.beam.running import call_for_each
-from components.create_tfrecords.engines.tasks import load_tasks, save_arguments
-from components.predict_batch.answering import Work, answer_part
-from components.predict_batch.begun import Begun
-from components.predict_batch.inputs import location_of
-from components.predict_batch.params import PredictParams
-from components.predict_batch.planning import Plan, file_name
-from components.predict_batch.publishing import STEP, collect
-from components.workers import ahead
+from tpu_components.core.files import storage
+from tpu_components.core.work.beam.options import complete
+from tpu_components.core.work.beam.running import call_for_each
+from tpu_components.core.work.workers import ahead
+from tpu_components.create_tfrecords.engines.tasks import load_tasks, save_arguments
+from tpu_components.predict_batch.answering import Work, answer_part
+from tpu_components.predict_batch.inputs import location_of
+from tpu_components.predict_batch.params import PredictParams
+from tpu_components.predict_batch.planning import Plan, file_name
+from tpu_components.predict_batch.publishing import STEP, collect
+from tpu_components.predict_batch.resume_state import Begun
 
 
 def options_of(params: PredictParams, export: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from components.container import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -29,9 +29,9 @@ def predict_batch(
     import dataclasses
     import pathlib
 
-    from components.predict_batch import PredictParams, predict_batch
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.predict_batch import PredictParams, predict_batch
 
     with step_record("predict_batch", predictions.path):
         params = params_from(inputs, PredictParams)
@@ -54,9 +54,9 @@ def predict_with_beam(
     import dataclasses
     import pathlib
 
-    from components.predict_batch import PredictParams, predict_batch
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.predict_batch import PredictParams, predict_batch
 
     with step_record("predict_batch", predictions.path):
         params = params_from({**asked, "source": source, "engine": "beam"}, PredictParams)
@@ -78,9 +78,9 @@ def answer_range(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Answer one range of the files, by predict_batch's parameters in `asked`; returns the number of these files."""
-    from components.predict_batch import PredictParams, fan_out
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.predict_batch import PredictParams, fan_out
 
     with step_record("predict_batch", answers.path):
         params = params_from({**asked, "source": source}, PredictParams)
@@ -102,9 +102,9 @@ def merge_answers(
     import dataclasses
     import pathlib
 
-    from components.predict_batch import PredictParams, fan_out
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.predict_batch import PredictParams, fan_out
 
     with step_record("predict_batch", predictions.path):
         params = params_from({**asked, "source": source}, PredictParams)

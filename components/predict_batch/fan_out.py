@@ -1,4 +1,4 @@
-"""Predictions by several commands: `python -m components.predict_batch.fan_out answer|merge`.
+"""Predictions by several commands: `python -m tpu_components.predict_batch.fan_out answer|merge`.
 
 Each command of `answer` finishes a range of the files in a folder of its own, and `merge` puts these together. The
 model and these folders may be in a bucket; the bytes are those of one machine.
@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components import command_line, storage
-from components.errors import InputError
-from components.predict_batch.begun import Begun
-from components.predict_batch.params import PredictParams, PredictResult
-from components.predict_batch.planning import plan_answers
-from components.predict_batch.predicting import answer_files
-from components.predict_batch.publishing import SUMMARY_FILE, begun_beside, collect, publish
-from components.share import Share
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.partition import Share
+from tpu_components.core.files import storage
+from tpu_components.core.step import command_line
+from tpu_components.predict_batch.params import PredictParams, PredictResult
+from tpu_components.predict_batch.planning import plan_answers
+from tpu_components.predict_batch.predicting import answer_files
+from tpu_components.predict_batch.publishing import SUMMARY_FILE, begun_beside, collect, publish
+from tpu_components.predict_batch.resume_state import Begun
 
-_PROGRAM = "python -m components.predict_batch.fan_out"
+_PROGRAM = "python -m tpu_components.predict_batch.fan_out"
 
 
 @dataclasses.dataclass(frozen=True)

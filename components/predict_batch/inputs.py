@@ -8,21 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from components import storage
-from components.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest
-from components.create_tfrecords.params import WriteParams, split_source
-from components.create_tfrecords.parts import content_of
-from components.create_tfrecords.sources.columns import Names
-from components.create_tfrecords.sources.kinds import find_location, find_source, list_unlabelled
-from components.create_tfrecords.sources.spans import Spans, read_content
-from components.errors import InputError
-from components.images import ImageRule, UnreadableImageError, convert_pixels, decode_pixels, middle, resize_pixels
-from components.interface import AnyInput, CorpusInput, ImageInput, TextInput
-from components.predict_batch.params import PredictParams
-from components.predict_batch.stored import Places
-from components.records import RAW, DamagedRecordError, read_fields
-from components.serving.exported import ExportedModel
-from components.text import Tokenizer, UnreadableTextError
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest
+from tpu_components.core.examples.images import (
+    ImageRule,
+    UnreadableImageError,
+    convert_pixels,
+    decode_pixels,
+    middle,
+    resize_pixels,
+)
+from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageInput, TextInput
+from tpu_components.core.examples.records import RAW, DamagedRecordError, read_fields
+from tpu_components.core.examples.text import Tokenizer, UnreadableTextError
+from tpu_components.core.files import storage
+from tpu_components.core.sources.columns import Names
+from tpu_components.core.sources.kinds import find_location, find_source, list_unlabelled
+from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.core.sources.spans import Spans, read_content
+from tpu_components.create_tfrecords.parts import content_of
+from tpu_components.predict_batch.params import PredictParams
+from tpu_components.predict_batch.stored import Places
+from tpu_components.serving.exported import ExportedModel
 
 RECORDS = "records"
 

@@ -5,11 +5,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from components import storage
-from components.errors import InputError
-from components.predict_batch.params import FORMS, PARQUET, PredictParams, PredictResult
-from components.predict_batch.predicting import predict_batch
-from components.predict_batch.publishing import ASIDE_FILE
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.predict_batch.params import FORMS, PARQUET, PredictParams, PredictResult
+from tpu_components.predict_batch.predicting import predict_batch
+from tpu_components.predict_batch.publishing import ASIDE_FILE
 
 
 def form_of(file: Path) -> str:

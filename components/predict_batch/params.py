@@ -4,9 +4,9 @@ import dataclasses
 import importlib.util
 from collections.abc import Mapping
 
-from components.beam.options import require_names
-from components.create_tfrecords.params import BEAM, FAN_OUT, LOCAL
-from components.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.sources.params import BEAM, FAN_OUT, LOCAL
+from tpu_components.core.work.beam.options import require_names
 
 JSONL, PARQUET = "jsonl", "parquet"
 FORMS = (JSONL, PARQUET)
@@ -68,7 +68,7 @@ class PredictParams:
             raise InputError(f"num_workers must not be negative. Received: num_workers={self.num_workers}.")
         if self.engine not in ENGINES:
             advice = (
-                " Several commands are those of components.predict_batch.fan_out." if self.engine == FAN_OUT else ""
+                " Several commands are those of tpu_components.predict_batch.fan_out." if self.engine == FAN_OUT else ""
             )
             raise InputError(
                 f"engine must be one of {', '.join(ENGINES)}. Received: engine={self.engine!r}."

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from components import fingerprint, storage
-from components.create_tfrecords.sources.columns import Names, pick
-from components.predict_batch.answering import Work, digest_model
-from components.predict_batch.inputs import Inputs, list_inputs
-from components.predict_batch.params import PredictParams
-from components.serving.exported import ExportedModel, load_model
+from tpu_components.core.base import fingerprint
+from tpu_components.core.files import storage
+from tpu_components.core.sources.columns import Names, pick
+from tpu_components.predict_batch.answering import Work, digest_model
+from tpu_components.predict_batch.inputs import Inputs, list_inputs
+from tpu_components.predict_batch.params import PredictParams
+from tpu_components.serving.exported import ExportedModel, load_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
 
 def _digest(params: PredictParams, inputs: Inputs, model_digest: str) -> str:
     """Return the SHA-256 of all that decides what the files hold: what was begun with another is not gone on with."""
-    code = fingerprint.code_of(["components.predict_batch.answering"])
+    code = fingerprint.code_of(["tpu_components.predict_batch.answering"])
     of_params = [params.form, params.use_int8, params.part_examples]
     kept = hashlib.sha256()
     for name, values in inputs.kept.items():

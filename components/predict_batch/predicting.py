@@ -4,15 +4,16 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from components import progress, storage
-from components.create_tfrecords.params import BEAM
-from components.predict_batch import beam
-from components.predict_batch.answering import answer_part
-from components.predict_batch.begun import Begun
-from components.predict_batch.params import PredictParams, PredictResult
-from components.predict_batch.planning import Plan, plan_answers
-from components.predict_batch.publishing import STEP, SUMMARY_FILE, begun_beside, publish
-from components.workers import in_processes
+from tpu_components.core.base import progress
+from tpu_components.core.files import storage
+from tpu_components.core.sources.params import BEAM
+from tpu_components.core.work.workers import in_processes
+from tpu_components.predict_batch import beam
+from tpu_components.predict_batch.answering import answer_part
+from tpu_components.predict_batch.params import PredictParams, PredictResult
+from tpu_components.predict_batch.planning import Plan, plan_answers
+from tpu_components.predict_batch.publishing import STEP, SUMMARY_FILE, begun_beside, publish
+from tpu_components.predict_batch.resume_state import Begun
 
 
 def predict_batch(params: PredictParams, export: str | Path, directory: Path) -> PredictResult:

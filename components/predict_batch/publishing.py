@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components import progress, storage
-from components.errors import InputError
-from components.predict_batch.begun import Begun
-from components.predict_batch.params import PredictResult
-from components.predict_batch.planning import Plan
-from components.workers import ahead
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.work.workers import ahead
+from tpu_components.predict_batch.params import PredictResult
+from tpu_components.predict_batch.planning import Plan
+from tpu_components.predict_batch.resume_state import Begun
 
 STEP = "predict_batch"
 SUMMARY_FILE, ASIDE_FILE = "predictions.json", "set_aside.jsonl"

@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from components import storage
-from components.artifacts import Shard
-from components.errors import InputError
-from components.records import DamagedRecordError, find_records
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Shard
+from tpu_components.core.examples.records import DamagedRecordError, find_records
+from tpu_components.core.files import storage
 
 
 class Places(Sequence[str]):

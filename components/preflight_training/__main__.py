@@ -1,9 +1,9 @@
-"""Compile a training step: `python -m components.preflight_training --records DIR --output DIR --model NAME`."""
+"""Compile a training step: `python -m tpu_components.preflight_training --records DIR --output DIR --model NAME`."""
 
 import sys
 
-from components import command_line
-from components.preflight_training import PreflightParams, preflight_training
+from tpu_components.core.step import command_line
+from tpu_components.preflight_training import PreflightParams, preflight_training
 
 
 def main() -> int:

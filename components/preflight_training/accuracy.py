@@ -6,7 +6,7 @@ was tried on networks that it had not seen; a test holds the two together.
 
 import dataclasses
 
-from components.machine_spec import Generation
+from tpu_components.core.machines.machine_spec import Generation
 
 _FEW = 3  # Programs; with fewer, other generations decide much of it.
 # Published step times of all generations that lie in the interval which follows without their own program, of so many.

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from components.machine_spec import load_catalogue
-from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
-from components.preflight_training.data import DataFacts
-from components.preflight_training.findings import MachineReport, cheapest, say
-from components.preflight_training.hlo import SUBLANES
-from components.preflight_training.params import VERTEX_TASK_SECONDS
+from tpu_components.core.machines.machine_spec import load_catalogue
+from tpu_components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
+from tpu_components.preflight_training.data import DataFacts
+from tpu_components.preflight_training.findings import MachineReport, cheapest, say
+from tpu_components.preflight_training.hlo import SUBLANES
+from tpu_components.preflight_training.params import VERTEX_TASK_SECONDS
 
 _MUCH_WAITING = 0.5
 _LITTLE_WAITING = 0.05

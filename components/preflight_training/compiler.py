@@ -20,21 +20,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import schema
-from components.errors import InputError
-from components.feeding import steps_per_epoch
-from components.fingerprint import code_of
-from components.interface import Interface
-from components.model_loading.lookup import build_model, source_files
-from components.model_loading.trained import check_rebuilds
-from components.preflight_training import hlo, remembering
-from components.preflight_training.hlo import ProgramCost, layer_of, read_cost
-from components.step_record import end_with
-from components.training_step.compiling import compile_model
-from components.training_step.hyperparameters import TrainParams
-from components.training_step.program import held_bytes, plan_program
-from components.training_step.sharding import BATCH_AXIS
-from components.training_step.stages import freeze_least
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.fingerprint import code_of
+from tpu_components.core.examples.feeding import steps_per_epoch
+from tpu_components.core.examples.interface import Interface
+from tpu_components.core.files import typed_json
+from tpu_components.core.models.lookup import build_model, source_files
+from tpu_components.core.models.step.compiling import compile_model
+from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.step.program import held_bytes, plan_program
+from tpu_components.core.models.step.sharding import BATCH_AXIS
+from tpu_components.core.models.step.stages import freeze_least
+from tpu_components.core.models.trained import check_rebuilds
+from tpu_components.core.step.step_record import end_with
+from tpu_components.preflight_training import compile_cache, hlo
+from tpu_components.preflight_training.hlo import ProgramCost, layer_of, read_cost
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
 _MAX_REASON = 600
@@ -304,7 +304,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         lower = _lower_jax if task.training.backend == "jax" else _lower_tensorflow
         program = lower(task, compilation, layers)
         path = cache_dir / f"program-{_program_key(program, layers, compilation)}.json"
-        if (known := remembering.recall(path, read_outcome)) is not None:
+        if (known := compile_cache.recall(path, read_outcome)) is not None:
             return dataclasses.replace(known, stage=program.stage)
         start = time.monotonic()
         text, stats = program.compile()
@@ -324,7 +324,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         parameters=program.parameters,
         stage=program.stage,
     )
-    remembering.keep(path, dataclasses.asdict(outcome))
+    compile_cache.keep(path, dataclasses.asdict(outcome))
     return outcome
 
 
@@ -336,7 +336,7 @@ def _program_key(program: _Program, layers: Sequence[str], compilation: Compilat
 
 def read_outcome(raw: Any) -> Outcome:
     """Read an outcome from its JSON form."""
-    return typing.cast(Outcome, schema.read(raw, Outcome))
+    return typing.cast(Outcome, typed_json.read(raw, Outcome))
 
 
 def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:
@@ -498,8 +498,8 @@ def main() -> None:
     """Read a request from stdin, and write what comes of it, a JSON line each, to the pipe given as argument."""
     request = json.load(sys.stdin)
     end_with(request["parent"])
-    task = schema.read(request["task"], Task)
-    compilations = schema.read(request["compilations"], tuple[Compilation, ...])
+    task = typed_json.read(request["task"], Task)
+    compilations = typed_json.read(request["compilations"], tuple[Compilation, ...])
     with os.fdopen(int(sys.argv[1]), "w") as pipe, contextlib.suppress(BrokenPipeError):
         for message in _serve(task, compilations, Path(request["cache_dir"])):
             pipe.write(json.dumps(message) + "\n")

@@ -4,7 +4,7 @@ from typing import Any, Dict, NamedTuple
 
 from kfp import dsl
 
-from components.container import IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -42,11 +42,11 @@ def preflight_training(
     import pathlib
     import shutil
 
-    from components.artifacts import PREFLIGHT_REPORT_FILE
-    from components.errors import InputError
-    from components.preflight_training import PreflightParams, preflight_training
-    from components.step_inputs import params_from
-    from components.step_record import step_record
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.preflight_training import PreflightParams, preflight_training
 
     with step_record("preflight_training", preflight.path):
         params = params_from(inputs, PreflightParams)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components import feeding, records, schema
-from components.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
-from components.fingerprint import code_of
-from components.interface import Interface
-from components.preflight_training import remembering
+from tpu_components.core.base.fingerprint import code_of
+from tpu_components.core.examples import feeding, records
+from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
+from tpu_components.core.examples.interface import Interface
+from tpu_components.core.files import typed_json
+from tpu_components.preflight_training import compile_cache
 
 _MEASURED_SECONDS = 0.5
 _MEASURED_PASSES = 3  # At least, for the spread; fewer where they take long.
@@ -139,10 +140,10 @@ def _cpus() -> int:
 def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> DataFacts:
     """Return the facts kept under a key; where there are none, those that `find` gives, from now on."""
     path = cache_dir / f"data-{key}.json"
-    if (known := remembering.recall(path, lambda raw: schema.read(raw, DataFacts))) is not None:
+    if (known := compile_cache.recall(path, lambda raw: typed_json.read(raw, DataFacts))) is not None:
         return known
     facts = find()
-    remembering.keep(path, dataclasses.asdict(facts))
+    compile_cache.keep(path, dataclasses.asdict(facts))
     return facts
 
 

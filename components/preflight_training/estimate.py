@@ -9,10 +9,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from components.feeding import steps_per_epoch
-from components.machine_spec import Generation, Host, Slice
-from components.preflight_training.accuracy import accuracy_of
-from components.preflight_training.hlo import SUBLANES, LayerCost, ProgramCost
+from tpu_components.core.examples.feeding import steps_per_epoch
+from tpu_components.core.machines.machine_spec import Generation, Host, Slice
+from tpu_components.preflight_training.accuracy import accuracy_of
+from tpu_components.preflight_training.hlo import SUBLANES, LayerCost, ProgramCost
 
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
 _HOP_SECONDS = 1e-6

@@ -9,19 +9,23 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from components import page, progress, storage
-from components.artifacts import PREFLIGHT_FILE
-from components.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
-from components.device import choose_precision
-from components.feeding import DEVICE, draw_order, is_held_in_memory, is_resident
-from components.interface import ImageInput, Interface
-from components.machine_spec import PaidMachine, Slice, billed_by
-from components.preflight_training import sandbox
-from components.preflight_training.accuracy import accuracy_of
-from components.preflight_training.advice import advise, compare
-from components.preflight_training.compiler import DOES_NOT_FIT, FITS, Compilation, Outcome, Task, versions
-from components.preflight_training.data import DataFacts, load_facts
-from components.preflight_training.estimate import (
+from tpu_components.core.base import progress
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
+from tpu_components.core.examples.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
+from tpu_components.core.examples.feeding import DEVICE, draw_order, is_held_in_memory, is_resident
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.examples.records import ENCODED, RAW, input_bytes
+from tpu_components.core.files import storage
+from tpu_components.core.machines.device import choose_precision
+from tpu_components.core.machines.machine_spec import PaidMachine, Slice, billed_by
+from tpu_components.core.models.step.sharding import FULLY_SHARDED
+from tpu_components.core.pages import page
+from tpu_components.preflight_training import sandbox
+from tpu_components.preflight_training.accuracy import accuracy_of
+from tpu_components.preflight_training.advice import advise, compare
+from tpu_components.preflight_training.compiler import DOES_NOT_FIT, FITS, Compilation, Outcome, Task, versions
+from tpu_components.preflight_training.data import DataFacts, load_facts
+from tpu_components.preflight_training.estimate import (
     EpochTime,
     LayerTime,
     StepTime,
@@ -32,19 +36,17 @@ from components.preflight_training.estimate import (
     time_layers,
     time_step,
 )
-from components.preflight_training.findings import Cost, MachineReport, PreflightReport, label_of
-from components.preflight_training.footprint import footprint_of
-from components.preflight_training.largest_batch import (
+from tpu_components.preflight_training.findings import Cost, MachineReport, PreflightReport, label_of
+from tpu_components.preflight_training.footprint import footprint_of
+from tpu_components.preflight_training.formatting import dollars, time
+from tpu_components.preflight_training.largest_batch import (
     LargestBatch,
     Trial,
     estimate_largest_batch,
     find_largest_batch,
 )
-from components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
-from components.preflight_training.report import write_report
-from components.preflight_training.wording import dollars, time
-from components.records import ENCODED, RAW, input_bytes
-from components.training_step.sharding import FULLY_SHARDED
+from tpu_components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
+from tpu_components.preflight_training.report import write_report
 
 _STEP = "preflight_training"
 _DRAWN = 4 << 20  # Examples whose order is drawn at most, to measure how fast.

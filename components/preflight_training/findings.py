@@ -5,16 +5,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from components import schema
-from components.artifacts import PREFLIGHT_FILE
-from components.machine_spec import billed_by
-from components.preflight_training.accuracy import Accuracy
-from components.preflight_training.compiler import FITS
-from components.preflight_training.data import DataFacts, HostRate
-from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
-from components.preflight_training.largest_batch import LargestBatch
-from components.preflight_training.wording import VERDICTS, dollars, dollars_interval, percent, time, time_interval
-from components.schema import JsonFile
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
+from tpu_components.core.files import typed_json
+from tpu_components.core.files.typed_json import JsonFile
+from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.preflight_training.accuracy import Accuracy
+from tpu_components.preflight_training.compiler import FITS
+from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_components.preflight_training.estimate import EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.formatting import (
+    VERDICTS,
+    dollars,
+    dollars_interval,
+    percent,
+    time,
+    time_interval,
+)
+from tpu_components.preflight_training.largest_batch import LargestBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +141,7 @@ class MachineReport:
     global_batch: int
     parameters: int
     peak_bytes: int
-    capacity_bytes: Annotated[int, schema.Range(1)]
+    capacity_bytes: Annotated[int, typed_json.Range(1)]
     largest_batch: LargestBatch | None
     step: StepTime | None
     epoch: EpochTime | None

@@ -1,8 +1,8 @@
 """The footprint of a training, from a report of preflight."""
 
-from components.footprint import Footprint
-from components.preflight_training.compiler import FITS
-from components.preflight_training.findings import MachineReport, PreflightReport
+from tpu_components.core.machines.footprint import Footprint
+from tpu_components.preflight_training.compiler import FITS
+from tpu_components.preflight_training.findings import MachineReport, PreflightReport
 
 
 def footprint_of(report: PreflightReport, machine: MachineReport) -> Footprint | None:

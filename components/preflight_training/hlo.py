@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from components.training_step.program import LOOP_NAME
+from tpu_components.core.models.step.program import LOOP_NAME
 
 SUBLANES = 8  # Rows of a vector register; a column has 128, as the matrix unit does on most chips.
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2}

@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from components.errors import InputError
-from components.machine_spec import PaidMachine
-from components.training_step.hyperparameters import TrainParams
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import PaidMachine
+from tpu_components.core.models.step.hyperparameters import TrainParams
 
 # When a training is stopped: after so many times what is estimated, which leaves out start-up, validation and
 # checkpoints, and is at times wrong; at least the floor, or that doubled, so that equal work has equal limits.

@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import page, storage
-from components.artifacts import PREFLIGHT_REPORT_FILE
-from components.machine_spec import billed_by, load_catalogue
-from components.preflight_training.accuracy import HELD_OUT, INTERVALS
-from components.preflight_training.compiler import FITS
-from components.preflight_training.data import DataFacts, HostRate
-from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
-from components.preflight_training.findings import (
+from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
+from tpu_components.core.files import storage
+from tpu_components.core.machines.machine_spec import billed_by, load_catalogue
+from tpu_components.core.pages import page
+from tpu_components.preflight_training.accuracy import HELD_OUT, INTERVALS
+from tpu_components.preflight_training.compiler import FITS
+from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_components.preflight_training.estimate import EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.findings import (
     LEFT_OUT,
     Cost,
     MachineReport,
@@ -21,9 +23,8 @@ from components.preflight_training.findings import (
     interval_of,
     say,
 )
-from components.preflight_training.largest_batch import LargestBatch
-from components.preflight_training.wording import UNKNOWN, decimals, dollars, memory, number, percent, time
-from components.table import lay_out
+from tpu_components.preflight_training.formatting import UNKNOWN, decimals, dollars, memory, number, percent, time
+from tpu_components.preflight_training.largest_batch import LargestBatch
 
 _WIDTH = 110
 _TOP_LAYERS = 8

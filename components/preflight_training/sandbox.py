@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import progress
-from components.errors import InputError
-from components.fingerprint import code_of
-from components.model_loading.lookup import model_code
-from components.preflight_training import compiler, remembering
-from components.preflight_training.compiler import Compilation, Outcome, Task
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.fingerprint import code_of
+from tpu_components.core.models.lookup import model_code
+from tpu_components.preflight_training import compile_cache, compiler
+from tpu_components.preflight_training.compiler import Compilation, Outcome, Task
 
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
 CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"
@@ -48,7 +48,7 @@ def default_cache_dir() -> Path:
     """Return where outcomes are kept between runs: the user's cache, or the folder in TPU_PIPELINES_CACHE_DIR."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     directory = Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
-    return directory if remembering.is_own(directory) else directory.with_name(f"preflight-{os.geteuid()}")
+    return directory if compile_cache.is_own(directory) else directory.with_name(f"preflight-{os.geteuid()}")
 
 
 def require_compiler() -> None:
@@ -77,7 +77,7 @@ def compile_all(
     """
     require_compiler()
     paths = [cache_dir / f"request-{_key(task, compilation)}.json" for compilation in compilations]
-    kept = [remembering.recall(path, compiler.read_outcome) for path in paths]
+    kept = [compile_cache.recall(path, compiler.read_outcome) for path in paths]
     known = {i: outcome for i, outcome in enumerate(kept) if outcome is not None}
     results: dict[int, Outcome] = dict(known)
     while missing := [i for i in range(len(compilations)) if i not in results]:
@@ -86,7 +86,7 @@ def compile_all(
             number = missing[position]
             results[number] = outcome
             if outcome.verdict in (compiler.FITS, compiler.DOES_NOT_FIT):
-                remembering.keep(paths[number], dataclasses.asdict(outcome))
+                compile_cache.keep(paths[number], dataclasses.asdict(outcome))
     return [(results[i], i in known) for i in range(len(compilations))]
 
 

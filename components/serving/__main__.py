@@ -1,4 +1,4 @@
-"""What the serving image runs: `python -m components.serving [EXPORT_DIR]`, told the rest by Vertex's AIP_* variables.
+"""What the serving image runs: `python -m tpu_components.serving [EXPORT_DIR]`, configured by Vertex's AIP_* variables.
 
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 """
@@ -7,20 +7,20 @@ import argparse
 import os
 import sys
 
-from components import command_line
-from components.errors import InputError
-from components.safe_path import leave_current_folder
-from components.serving.params import ServeParams, key_to_verify, vertex_defaults
-from components.table import paragraph
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.import_path import leave_current_folder
+from tpu_components.core.base.terminal import paragraph
+from tpu_components.core.step import command_line
+from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
 
 
 def main() -> int:
     """Serve until told to stop; returns the exit code."""
     leave_current_folder()
     parser = argparse.ArgumentParser(
-        prog="python -m components.serving",
+        prog="python -m tpu_components.serving",
         description="Serve an export over HTTP, as Vertex AI asks of a container.",
-        epilog="Example: python -m components.serving runs/digits/export --port 8080",
+        epilog="Example: python -m tpu_components.serving runs/digits/export --port 8080",
     )
     parser.add_argument(
         "export_dir",
@@ -36,7 +36,7 @@ def main() -> int:
         arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
         if not arguments.export_dir:
             parser.error("there is nothing to serve: give EXPORT_DIR, or set AIP_STORAGE_URI")
-        from components.serving.server import serve
+        from tpu_components.serving.server import serve
 
         serve(arguments.export_dir, command_line.params_from(arguments, ServeParams))
     except InputError as error:

@@ -20,15 +20,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from components.errors import InputError
-from components.serving import kserve
-from components.serving.batching import Batcher
-from components.serving.exported import ExportedModel
-from components.serving.fairness import FairThreads, HeldBytes, Hold, NoRoomError
-from components.serving.instances import PredictRequest, TooLargeError, parse_image, parse_request, render_predictions
-from components.serving.metrics import CONTENT_TYPE, OPEN_METRICS, OPEN_METRICS_TYPE, Metrics
-from components.serving.params import ServeParams
-from components.serving.prediction_log import Content, PredictionLog
+from tpu_components.core.base.errors import InputError
+from tpu_components.serving import kserve
+from tpu_components.serving.batching import Batcher
+from tpu_components.serving.exported import ExportedModel
+from tpu_components.serving.fairness import FairThreads, HeldBytes, Hold, NoRoomError
+from tpu_components.serving.instances import (
+    PredictRequest,
+    TooLargeError,
+    parse_image,
+    parse_request,
+    render_predictions,
+)
+from tpu_components.serving.metrics import CONTENT_TYPE, OPEN_METRICS, OPEN_METRICS_TYPE, Metrics
+from tpu_components.serving.params import ServeParams
+from tpu_components.serving.prediction_log import Content, PredictionLog
 
 _BODY_TIMEOUT_SECONDS = 30.0
 _MAX_THREADS = 4  # Each may decode an image of `max_image_pixels`, 120 MB, that a small file claims to be.
@@ -61,7 +67,7 @@ class Application:
             _route("health", "GET", params.health_route, self._health),
             _route("predict", "POST", params.predict_route, functools.partial(self._predict, self._answer)),
             _route("metrics", "GET", "/metrics", self._show_metrics),
-            # KServe's, see components.serving.kserve.
+            # KServe's, see tpu_components.serving.kserve.
             _route("health", "GET", "/v1/models", self._list_models),
             _route("predict", "POST", "/v1/models/{name}:predict", functools.partial(self._predict, self._answer)),
             _route("health", "GET", "/v1/models/{name}", self._is_ready),

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from components.serving.exported import Predict
-from components.serving.fairness import FairQueue
+from tpu_components.serving.exported import Predict
+from tpu_components.serving.fairness import FairQueue
 
 _Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from components.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
-from components.errors import InputError
-from components.export_info import ExportInfo
-from components.generation import Alphabet, Step
-from components.interface import (
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
+from tpu_components.core.examples.generation import Alphabet, Step
+from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     MULTI_LABEL,
     PADDING,
@@ -29,8 +28,9 @@ from components.interface import (
     ImageInput,
     TextInput,
 )
-from components.registry.versions import check_folder
-from components.text import Tokenizer, load_vocabulary
+from tpu_components.core.examples.text import Tokenizer, load_vocabulary
+from tpu_components.core.registry.versions import check_folder
+from tpu_components.core.results.export_info import ExportInfo
 
 BATCH_SIZE = 64
 

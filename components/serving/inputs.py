@@ -17,21 +17,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from components import storage
-from components.csv_files import find_column, find_delimiter
-from components.errors import InputError
-from components.export_info import ExportInfo
-from components.generation import Alphabet, generate
-from components.images import ImageRule, UnreadableImageError, are_shares, decode_pixels, pixels_of_shares
-from components.interface import (
-    CLASSIFICATION,
-    LANGUAGE_MODEL,
-    ImageInput,
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import paragraph
+from tpu_components.core.examples.generation import Alphabet, generate
+from tpu_components.core.examples.images import (
+    ImageRule,
+    UnreadableImageError,
+    are_shares,
+    decode_pixels,
+    pixels_of_shares,
 )
-from components.serving.exported import BATCH_SIZE, load_model
-from components.serving.instances import parse_line
-from components.table import paragraph
-from components.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
+from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, ImageInput
+from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
+from tpu_components.core.files import storage
+from tpu_components.core.files.csv_files import find_column, find_delimiter
+from tpu_components.core.results.export_info import ExportInfo
+from tpu_components.serving.exported import BATCH_SIZE, load_model
+from tpu_components.serving.instances import parse_line
 
 _T = TypeVar("_T")
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import InputError, did_you_mean
-from components.images import SERVED_FORMATS, ImageRule, OpenImage, UnreadableImageError, open_image
-from components.interface import MULTI_LABEL, REGRESSION, ImageInput
-from components.serving.exported import ExportedModel, PromptReader
-from components.serving.params import ServeParams
-from components.text import Tokenizer
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.examples.images import SERVED_FORMATS, ImageRule, OpenImage, UnreadableImageError, open_image
+from tpu_components.core.examples.interface import MULTI_LABEL, REGRESSION, ImageInput
+from tpu_components.core.examples.text import Tokenizer
+from tpu_components.serving.exported import ExportedModel, PromptReader
+from tpu_components.serving.params import ServeParams
 
 ImageShape = tuple[int, int, int]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import InputError
-from components.interface import CLASSIFICATION, ImageInput
-from components.serving.exported import ExportedModel
-from components.serving.instances import (
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import CLASSIFICATION, ImageInput
+from tpu_components.serving.exported import ExportedModel
+from tpu_components.serving.instances import (
     PredictRequest,
     check_count,
     flatten_numbers,
@@ -24,7 +24,7 @@ from components.serving.instances import (
     open_instances,
     request_of_pixels,
 )
-from components.serving.params import ServeParams
+from tpu_components.serving.params import ServeParams
 
 _REQUEST_KEYS = ("id", "parameters", "inputs", "outputs")
 _INPUT_KEYS = ("name", "shape", "datatype", "parameters", "data")

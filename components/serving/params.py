@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from components.errors import InputError
+from tpu_components.core.base.errors import InputError
 
 _LEAST = {
     "port": 0,

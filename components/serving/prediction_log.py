@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from components.errors import InputError
-from components.interface import MULTI_LABEL, REGRESSION
-from components.serving.exported import ExportedModel
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import MULTI_LABEL, REGRESSION
+from tpu_components.serving.exported import ExportedModel
 
 _MOST_WAITING = 1000  # Requests; where what was asked goes with them, each may hold a body.
 _MOST_WAITING_BODIES = 32

@@ -17,17 +17,17 @@ from typing import Any, cast
 
 import uvicorn
 
-from components.errors import InputError
-from components.interface import ImageInput
-from components.registry.reference import EXPORT_DIR, MODEL_NAME, VERSIONS_DIR
-from components.registry.signing import fetch_verified
-from components.registry.versions import fetch_folder
-from components.serving.application import Application
-from components.serving.connections import Connection, Places, connection_limit
-from components.serving.exported import ExportedModel, load_model
-from components.serving.params import ServeParams
-from components.serving.prediction_log import PredictionLog
-from components.table import printable
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import printable
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_NAME, VERSIONS_DIR
+from tpu_components.core.registry.signing import fetch_verified
+from tpu_components.core.registry.versions import fetch_folder
+from tpu_components.serving.application import Application
+from tpu_components.serving.connections import Connection, Places, connection_limit
+from tpu_components.serving.exported import ExportedModel, load_model
+from tpu_components.serving.params import ServeParams
+from tpu_components.serving.prediction_log import PredictionLog
 
 # Longer than Google's load balancers keep theirs (600 s), which would otherwise meet connections just closed:
 # https://cloud.google.com/load-balancing/docs/https#timeouts_and_retries

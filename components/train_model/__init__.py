@@ -1,6 +1,6 @@
 """Train a Keras model on TFRecords, on a TPU, GPU or CPU; a killed job continues to the same weights."""
 
-from components.train_model.params import TrainParams, TrainResult
-from components.train_model.training import train_model
+from tpu_components.train_model.params import TrainParams, TrainResult
+from tpu_components.train_model.training import train_model
 
 __all__ = ["TrainParams", "TrainResult", "train_model"]

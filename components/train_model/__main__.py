@@ -1,11 +1,11 @@
-"""Train from the command line: `python -m components.train_model --model NAME --records DIR --output DIR`."""
+"""Train from the command line: `python -m tpu_components.train_model --model NAME --records DIR --output DIR`."""
 
 import sys
 from pathlib import Path
 
-from components import command_line
-from components.hosts import parse_host
-from components.train_model import TrainParams, train_model
+from tpu_components.core.machines.hosts import parse_host
+from tpu_components.core.step import command_line
+from tpu_components.train_model import TrainParams, train_model
 
 
 def main() -> int:

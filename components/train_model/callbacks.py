@@ -7,11 +7,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from components.feeding import EpochReader
-from components.progress import Progress
-from components.train_model.loop import Session, restore_metrics
-from components.train_model.parts import Array
-from components.train_model.stopwatch import COMPUTE
+from tpu_components.core.base.progress import Progress
+from tpu_components.core.examples.feeding import EpochReader
+from tpu_components.train_model.loop import Session, restore_metrics
+from tpu_components.train_model.parts import Array
+from tpu_components.train_model.stopwatch import COMPUTE
 
 
 class FitLoop:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from components import storage
-from components.errors import InputError
-from components.train_model.parts import (
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.train_model.parts import (
     Array,
     ArrayInParts,
     PartsManifest,

@@ -4,7 +4,7 @@ from typing import Any, Dict, List
 
 from kfp import dsl
 
-from components.container import IMAGE, in_place_of_shell
+from tpu_components.core.base.container_images import IMAGE, in_place_of_shell
 
 
 @in_place_of_shell
@@ -49,10 +49,10 @@ def train_model(
     import dataclasses
     import pathlib
 
-    from components.hosts import is_writer
-    from components.step_inputs import params_from
-    from components.step_record import step_record
-    from components.train_model import TrainParams, jobset, train_model
+    from tpu_components.core.machines.hosts import is_writer
+    from tpu_components.core.step.step_inputs import params_from
+    from tpu_components.core.step.step_record import step_record
+    from tpu_components.train_model import TrainParams, jobset, train_model
 
     with step_record("train_model", trained.path):
         params, ask = params_from(inputs, TrainParams), jobset.asked()

@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from components import progress, storage
-from components.errors import InputError
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
 
 # File in which the step that follows says when it did last; a host trains without one.
 FILE_VARIABLE = "TPU_PIPELINES_FOLLOWED"

@@ -18,13 +18,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components import command_line, progress, storage, termination
-from components.artifacts import Manifest
-from components.errors import InputError, describe
-from components.outages import Backoff, MissingError, OutageError, PlatformError
-from components.table import printable
-from components.train_model import following
-from components.train_model.params import TrainParams, TrainResult
+from tpu_components.core.base import progress, termination
+from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.retries import Backoff, MissingError, OutageError, PlatformError
+from tpu_components.core.base.terminal import printable
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.files import storage
+from tpu_components.core.step import command_line
+from tpu_components.train_model import following
+from tpu_components.train_model.params import TrainParams, TrainResult
 
 # Tells the step to train by a JobSet: a JSON object of `manifest`, which lacks its name and command, and of `shared`, a
 # folder on a volume of the step and of all hosts.
@@ -147,7 +149,7 @@ def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path
     whole = copy.deepcopy(dict(manifest))
     (container,) = _pod(whole)["containers"]
     # Python takes the shell's place: it is to hear SIGTERM.
-    script = f'exec python3 -m components.train_model "$@" > "{folder}/result-$JOB_COMPLETION_INDEX.json"'
+    script = f'exec python3 -m tpu_components.train_model "$@" > "{folder}/result-$JOB_COMPLETION_INDEX.json"'
     container["command"] = ["sh", "-c", script, "train_model", *words]
     container["env"] = [*container.get("env", ()), {"name": following.FILE_VARIABLE, "value": str(followed)}]
     return whole

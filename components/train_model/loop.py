@@ -7,17 +7,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from components.feeding import EpochReader, draw_order
-from components.hosts import Company
-from components.progress import Progress
-from components.records import Examples
-from components.share import WHOLE, Share
-from components.train_model import checkpoint as checkpoints
-from components.train_model.parts import Array
-from components.train_model.stopwatch import COMPUTE, INPUT, Stopwatch
-from components.training_step.hyperparameters import TrainParams
-from components.training_step.program import Program, Watch, state_of
-from components.training_step.sharding import shared
+from tpu_components.core.base.partition import WHOLE, Share
+from tpu_components.core.base.progress import Progress
+from tpu_components.core.examples.feeding import EpochReader, draw_order
+from tpu_components.core.examples.records import Examples
+from tpu_components.core.machines.hosts import Company
+from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.step.program import Program, Watch, state_of
+from tpu_components.core.models.step.sharding import shared
+from tpu_components.train_model import checkpoint as checkpoints
+from tpu_components.train_model.parts import Array
+from tpu_components.train_model.stopwatch import COMPUTE, INPUT, Stopwatch
 
 _LOOK_SECONDS = 0.25  # Between two looks at the loss, and as long as a block of steps lasts, where nobody says.
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from components.training_step.hyperparameters import Stage, TrainParams
+from tpu_components.core.models.step.hyperparameters import Stage, TrainParams
 
 __all__ = ["Stage", "TrainParams", "TrainResult"]
 

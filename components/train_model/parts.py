@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from components import storage
-from components.errors import InputError
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
 
 PARTS_DIR = "parts"
 _SEEN_SECONDS = 15.0  # Within which a bucket's mount shows a host what another has written.

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from components import progress
+from tpu_components.core.base import progress
 
 PROFILES = "plugins/profile"  # Where TensorBoard's plugin looks for them, below the folder of the curves.
 _STEP = "train_model"

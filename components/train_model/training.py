@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from components import device as devices
-from components import progress, records, storage, termination
-from components.artifacts import (
+from tpu_components.core.base import progress, termination
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import (
     ARCHITECTURE_FILE,
     BEST_WEIGHTS_FILE,
     HISTORY_FILE,
@@ -31,29 +32,30 @@ from components.artifacts import (
     ModelInfo,
     file_sha256,
 )
-from components.errors import InputError
-from components.feeding import DEVICE, is_resident, open_training_split, steps_per_epoch
-from components.hosts import Company, Hosts, find_hosts
-from components.identities import save_trained_on
-from components.model_loading.lookup import build_model
-from components.model_loading.trained import check_rebuilds, predict, save_architecture
-from components.text import copy_vocabulary
-from components.train_model import checkpoint as checkpoints
-from components.train_model import following
-from components.train_model.checkpoint import TrainingProgress
-from components.train_model.goodput import Sessions
-from components.train_model.loop import DeviceLoop, HandedOverFeed, Loop, ResidentFeed
-from components.train_model.params import TrainParams, TrainResult
-from components.train_model.parts import Array, PartsWriter
-from components.train_model.profiling import PROFILES, StepProfile, profiler
-from components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, INPUT, Stopwatch
-from components.train_model.surroundings import leave_report, raise_locked_memory
-from components.train_model.validation import SharedModel, Validation
-from components.training_step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
-from components.training_step.program import Program, fits, plan_program
-from components.training_step.sharding import FULLY_SHARDED, fully_shard
-from components.training_step.stages import Freezer, PlannedStage, plan_stages, stage_of
-from components.training_step.wrapping import count_synchronized_layers
+from tpu_components.core.examples.example_ids import save_trained_on
+from tpu_components.core.examples.feeding import DEVICE, is_resident, open_training_split, steps_per_epoch
+from tpu_components.core.examples.text import copy_vocabulary
+from tpu_components.core.files import storage
+from tpu_components.core.machines import device as devices
+from tpu_components.core.machines.hosts import Company, Hosts, find_hosts
+from tpu_components.core.models.lookup import build_model
+from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
+from tpu_components.core.models.step.program import Program, fits, plan_program
+from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
+from tpu_components.core.models.step.stages import Freezer, PlannedStage, plan_stages, stage_of
+from tpu_components.core.models.step.wrapping import count_synchronized_layers
+from tpu_components.core.models.trained import check_rebuilds, predict, save_architecture
+from tpu_components.train_model import checkpoint as checkpoints
+from tpu_components.train_model import following
+from tpu_components.train_model.checkpoint import TrainingProgress
+from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
+from tpu_components.train_model.goodput import Sessions
+from tpu_components.train_model.loop import DeviceLoop, HandedOverFeed, Loop, ResidentFeed
+from tpu_components.train_model.params import TrainParams, TrainResult
+from tpu_components.train_model.parts import Array, PartsWriter
+from tpu_components.train_model.profiling import PROFILES, StepProfile, profiler
+from tpu_components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, INPUT, Stopwatch
+from tpu_components.train_model.validation import SharedModel, Validation
 
 _STEP = "train_model"
 _TENSORBOARD_DIR = "tensorboard"
@@ -270,7 +272,7 @@ class _Session:
         )
         if program is not None:
             return DeviceLoop(self, program, HandedOverFeed(program, reader, mesh), mesh)
-        from components.train_model.callbacks import FitLoop
+        from tpu_components.train_model.callbacks import FitLoop
 
         return FitLoop(self, reader)
 

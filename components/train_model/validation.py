@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from components import records
-from components.artifacts import LABEL_FEATURE, VALIDATION, Manifest
-from components.feeding import is_held_in_memory
-from components.records import Examples
-from components.share import WHOLE, Share
-from components.train_model.loop import put_part
-from components.training_step.sharding import shared
+from tpu_components.core.base.partition import WHOLE, Share
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import LABEL_FEATURE, VALIDATION, Manifest
+from tpu_components.core.examples.feeding import is_held_in_memory
+from tpu_components.core.examples.records import Examples
+from tpu_components.core.models.step.sharding import shared
+from tpu_components.train_model.loop import put_part
 
 _PART_BYTES = 256 << 20  # Inputs, or answers, that are in memory at a time where the split is not held.
 

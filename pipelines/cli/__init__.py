@@ -1,5 +1,5 @@
 """The command `tpu-pipelines`: a file for each group of commands."""
 
-from pipelines.cli.main import main
+from tpu_pipelines.cli.main import main
 
 __all__ = ["main"]

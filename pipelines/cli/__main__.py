@@ -1,8 +1,8 @@
-"""`python -m pipelines.cli`: the command without its script."""
+"""`python -m tpu_pipelines.cli`: the command without its script."""
 
 import sys
 
-from pipelines.cli.main import main
+from tpu_pipelines.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.cli.options import DONE
+from tpu_pipelines.cli.options import DONE
 
 
 def _add_completion(commands: Any) -> None:
@@ -23,7 +23,7 @@ def _add_completion(commands: Any) -> None:
 def _completion(arguments: argparse.Namespace) -> int:
     import shtab
 
-    from pipelines.config import ready_examples
+    from tpu_pipelines.config.configuration import ready_examples
 
     files = {"CONFIG": shtab.FILE, "FILE": shtab.FILE, "DIR": shtab.DIRECTORY, "RUN": shtab.DIRECTORY}
     (subparsers,) = (action for action in arguments.parser._actions if isinstance(action.choices, dict))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.cli.options import (
+from tpu_pipelines.cli.options import (
     DONE,
     REJECTED,
     VERSION_FORMS,
@@ -55,15 +55,15 @@ def _confidence(text: str) -> float:
 
 
 def _drift(arguments: argparse.Namespace) -> int:
-    from components.drift import as_dict, find_shifts, say_power
-    from pipelines.data_drift import sketch_place
-    from pipelines.exports import find_compared
+    from tpu_components.core.drift.comparison import as_dict, find_shifts, say_power
+    from tpu_pipelines.runs.data_drift import sketch_place
+    from tpu_pipelines.runs.exports import find_compared
 
     against = find_compared(arguments.against, arguments.workspace, "a folder of records, here or in a bucket")
     new, old = (sketch_place(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)
     if arguments.output:
-        from components.find_drift.drift_page import write_page
+        from tpu_components.find_drift.drift_page import write_page
 
         write_page(new, old, shifts, arguments.output, (arguments.records, against))
     if arguments.json:
@@ -98,8 +98,8 @@ def _positive(text: str) -> float:
 
 
 def _monitor(arguments: argparse.Namespace) -> int:
-    from pipelines.exports import find_compared
-    from pipelines.monitoring import watch
+    from tpu_pipelines.retraining.monitoring import watch
+    from tpu_pipelines.runs.exports import find_compared
 
     against = find_compared(arguments.against, arguments.workspace)
     watched = watch(arguments.log, against, arguments.latency_ms, arguments.confidence)
@@ -122,8 +122,8 @@ def _monitor(arguments: argparse.Namespace) -> int:
 
 def _as_table(shifts: Sequence[Any], power: str) -> str:
     """Return differences to be read by people: the outcome, every figure, the rule, and what can be shown at all."""
-    from components.drift import say_rule, say_verdict
-    from components.table import lay_out
+    from tpu_components.core.base.terminal import lay_out
+    from tpu_components.core.drift.comparison import say_rule, say_verdict
 
     rows = [
         (

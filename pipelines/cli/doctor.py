@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.cli.options import (
+from tpu_pipelines.cli.options import (
     BAD_INPUT,
     DONE,
     FAILED,
@@ -19,7 +19,7 @@ from pipelines.cli.options import (
     show_text,
     tell_hint,
 )
-from pipelines.cli.platforms import Progress, connect
+from tpu_pipelines.cli.platforms import Progress, connect
 
 
 def _add_doctor(commands: Any) -> None:
@@ -39,10 +39,10 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from pipelines.config import load_config
-    from pipelines.doctor.examining import as_dicts, examine
-    from pipelines.doctor.findings import as_table, missing_of
-    from pipelines.settings import TARGET_SETTINGS, load_settings
+    from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.config.settings import TARGET_SETTINGS, load_settings
+    from tpu_pipelines.doctor.examining import as_dicts, examine
+    from tpu_pipelines.doctor.findings import as_table, missing_of
 
     settings = load_settings(os.environ, arguments.settings)
     settings.require(*TARGET_SETTINGS[arguments.target])
@@ -76,12 +76,12 @@ def _add_smoke(commands: Any) -> None:
 
 def _smoke(arguments: argparse.Namespace) -> int:
     settings, platform, backoff = connect(arguments)
-    from components import storage
-    from components.errors import InputError
-    from pipelines.compile import require_step_image
-    from pipelines.doctor.examining import require_ready
-    from pipelines.platforms.jobs import Retrying
-    from pipelines.smoke import plan_smoke, run_smoke
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.core.files import storage
+    from tpu_pipelines.doctor.examining import require_ready
+    from tpu_pipelines.pipeline.compile import require_step_image
+    from tpu_pipelines.platforms.jobs import Retrying
+    from tpu_pipelines.submission.smoke import plan_smoke, run_smoke
 
     smoke = plan_smoke(arguments.target, arguments.machine, settings, arguments.overrides)
     require_step_image(smoke.plan.image, arguments.target)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from components.errors import InputError
-from pipelines.cli.options import DONE, add_workspace, show_text
+from tpu_components.core.base.errors import InputError
+from tpu_pipelines.cli.options import DONE, add_workspace, show_text
 
 _SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
 
@@ -25,7 +25,7 @@ def _add_model(command: Any) -> None:
 
 
 def _add_predict(commands: Any) -> None:
-    from components.command_line import json_object
+    from tpu_components.core.step.command_line import json_object
 
     predict = commands.add_parser(
         "predict",
@@ -88,8 +88,8 @@ _ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": 
 
 
 def _predict(arguments: argparse.Namespace) -> int:
-    from components.registry.versions import fetch_folder
-    from pipelines.exports import columns_of_training, find_export
+    from tpu_components.core.registry.versions import fetch_folder
+    from tpu_pipelines.runs.exports import columns_of_training, find_export
 
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         uri = find_export(arguments.model, arguments.workspace)
@@ -99,8 +99,8 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
-    from components.serving.inputs import continue_texts, is_language_model, predict_inputs
-    from components.table import in_one_line
+    from tpu_components.core.base.terminal import in_one_line
+    from tpu_components.serving.inputs import continue_texts, is_language_model, predict_inputs
 
     if arguments.output is not None:
         return _predict_to_file(export_dir, arguments)
@@ -133,9 +133,9 @@ def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
 
 
 def _predict_to_file(export_dir: Path, arguments: argparse.Namespace) -> int:
-    from components.predict_batch import PredictParams
-    from components.predict_batch.joining import form_of, predict_to_file
-    from pipelines.exports import source_to_answer
+    from tpu_components.predict_batch import PredictParams
+    from tpu_components.predict_batch.joining import form_of, predict_to_file
+    from tpu_pipelines.runs.exports import source_to_answer
 
     source = source_to_answer(arguments.inputs)
     columns = {**({"text": arguments.column} if arguments.column != "text" else {}), **arguments.columns}
@@ -156,8 +156,8 @@ def _shorten(name: str) -> str:
 
 
 def _add_serve(commands: Any) -> None:
-    from components.command_line import add_params
-    from components.serving.params import ServeParams
+    from tpu_components.core.step.command_line import add_params
+    from tpu_components.serving.params import ServeParams
 
     serve = commands.add_parser(
         "serve",
@@ -172,10 +172,10 @@ def _add_serve(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from components.command_line import params_from
-    from components.serving.params import ServeParams, key_to_verify
-    from components.serving.server import serve
-    from pipelines.exports import find_export, name_on_vertex
+    from tpu_components.core.step.command_line import params_from
+    from tpu_components.serving.params import ServeParams, key_to_verify
+    from tpu_components.serving.server import serve
+    from tpu_pipelines.runs.exports import find_export, name_on_vertex
 
     arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
     uri, version = find_export(arguments.model, arguments.workspace), name_on_vertex(arguments.model)
@@ -197,8 +197,8 @@ def _add_verify(commands: Any) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from components.registry.signing import verify_export
-    from pipelines.exports import find_export, name_on_vertex
+    from tpu_components.core.registry.signing import verify_export
+    from tpu_pipelines.runs.exports import find_export, name_on_vertex
 
     uri = find_export(arguments.model, arguments.workspace)
     checked = verify_export(uri, arguments.key, name_on_vertex(arguments.model))

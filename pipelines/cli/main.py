@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components.safe_path import leave_current_folder
-from pipelines.cli import completion, data, doctor, exports, platforms, registry, retraining, runs, start, tpus
-from pipelines.cli.options import BAD_INPUT, DONE, FAILED, add_loudness, tell_error
+from tpu_components.core.base.import_path import leave_current_folder
+from tpu_pipelines.cli import completion, data, doctor, exports, platforms, registry, retraining, runs, start, tpus
+from tpu_pipelines.cli.options import BAD_INPUT, DONE, FAILED, add_loudness, tell_error
 
 _GROUPS = (start, data, runs, exports, registry, tpus, platforms, retraining, doctor, completion)
 _COMMANDS = tuple(add for group in _GROUPS for add in group.COMMANDS)
@@ -73,7 +73,7 @@ class _Version(argparse.Action):
 @contextlib.contextmanager
 def _as_loud_as(arguments: argparse.Namespace) -> Iterator[None]:
     """Have this process and those of the steps be as loud as the flags say."""
-    from components.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
+    from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
 
     saved = os.environ.get(LOUDNESS_VARIABLE)
     if arguments.quiet or arguments.verbose:
@@ -87,8 +87,8 @@ def _as_loud_as(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from components import storage
-    from components.errors import InputError
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.core.files import storage
 
     try:
         with storage.naming_disk_faults():
@@ -111,6 +111,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _platform_error() -> type[Exception]:
     """Return the error's class; asked for only when something was raised."""
-    from components.outages import PlatformError
+    from tpu_components.core.base.retries import PlatformError
 
     return PlatformError

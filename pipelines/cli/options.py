@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# The same numbers as components.command_line, whose import `--help` does without.
+# The same numbers as tpu_components.core.step.command_line, whose import `--help` does without.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 
 
@@ -39,7 +39,7 @@ def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, en
         colours: Words, and the colour of each where it stands by itself, on a terminal.
         end: Text that follows it.
     """
-    from components.table import printable
+    from tpu_components.core.base.terminal import printable
 
     stream, text = stream or sys.stdout, printable(text)
     if colours and is_coloured(stream):
@@ -60,14 +60,14 @@ def tell_error(error: Any) -> None:
 
 def tell_hint(text: str) -> None:
     """Say on stderr what helps to know, unless --quiet."""
-    from components.progress import is_quiet
+    from tpu_components.core.base.progress import is_quiet
 
     if not is_quiet():
         _tell("hint:", "yellow", text)
 
 
 def _tell(label: str, colour: str, text: Any) -> None:
-    from components.table import paragraph
+    from tpu_components.core.base.terminal import paragraph
 
     label = _paint(label, colour) if is_coloured(sys.stderr) else label
     print(label, paragraph(str(text)), file=sys.stderr, flush=True)
@@ -84,8 +84,8 @@ def output_file(text: str, is_added_to: bool = False) -> Path:
     Raises:
         argparse.ArgumentTypeError: If it cannot be written, which is better said before the work.
     """
-    from components import storage
-    from components.errors import InputError
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.core.files import storage
 
     try:
         storage.require_file(path := user_path(text), is_added_to)
@@ -132,7 +132,7 @@ def add_workspace(command: Any) -> None:
 
 def add_target(command: Any, required: bool = False, also: tuple[str, ...] = (), first: str = "vertex") -> None:
     """Add `--target`; where it is not required, `first` is its default, empty for none."""
-    from pipelines.settings import TARGET_SETTINGS
+    from tpu_pipelines.config.settings import TARGET_SETTINGS
 
     targets, default = (*TARGET_SETTINGS, *also), None if required else first
     note = f"(default: {default})" if default else ""

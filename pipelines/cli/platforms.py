@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli.options import (
+from tpu_pipelines.cli.options import (
     DONE,
     FAILED,
     REJECTED,
@@ -40,9 +40,9 @@ def _add_compile(commands: Any) -> None:
 
 
 def _compile(arguments: argparse.Namespace) -> int:
-    from pipelines.compile import compile_pipeline
-    from pipelines.config import load_config
-    from pipelines.settings import load_settings
+    from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.config.settings import load_settings
+    from tpu_pipelines.pipeline.compile import compile_pipeline
 
     config = load_config(arguments.config, arguments.overrides)
     settings = load_settings(os.environ, arguments.settings)
@@ -59,7 +59,7 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 def _write_beside(output: Path, place: str, content: bytes) -> Path:
     """Write a model beside its pipeline, by its name and its digest: no other file has that name."""
-    from components import storage
+    from tpu_components.core.files import storage
 
     digest, name = place.split("/")[-2:]
     path = output.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
@@ -69,7 +69,7 @@ def _write_beside(output: Path, place: str, content: bytes) -> Path:
 
 def _check_model(config: Any, plan: Any) -> None:
     """Refuse a model that would fail once it costs money. Where its data have to be downloaded, the steps find it."""
-    from pipelines.model_check import check_model_works, needs_check
+    from tpu_pipelines.checking.model_check import check_model_works, needs_check
 
     if plan.data is not None and needs_check(config):
         check_model_works(config, plan.data)
@@ -77,8 +77,8 @@ def _check_model(config: Any, plan: Any) -> None:
 
 def _tell_carried(carried: Mapping[str, bytes], model: str) -> None:
     """Name the files that travel with a model's code, which is more than a user may know of; or say that none does."""
-    from components.model_loading.bundle import Bundle, data_files, is_reference
-    from components.model_loading.lookup import bundle_of
+    from tpu_components.core.models.bundle import Bundle, data_files, is_reference
+    from tpu_components.core.models.lookup import bundle_of
 
     if not carried and not is_reference(model) and bundle_of(model):
         tell_hint(
@@ -91,7 +91,7 @@ def _tell_carried(carried: Mapping[str, bytes], model: str) -> None:
 
 
 def _hint_at_tag(image: str) -> None:
-    from components.container import LOCAL_IMAGE, is_pinned
+    from tpu_components.core.base.container_images import LOCAL_IMAGE, is_pinned
 
     if image == LOCAL_IMAGE:
         tell_hint(
@@ -108,14 +108,14 @@ def _hint_at_tag(image: str) -> None:
 
 def connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Return the settings, the platform, and how to wait out its outages. Settings that are missing are named first."""
-    from pipelines.settings import TARGET_SETTINGS, load_settings
+    from tpu_pipelines.config.settings import TARGET_SETTINGS, load_settings
 
     settings = load_settings(os.environ, arguments.settings)
     settings.require(*TARGET_SETTINGS[arguments.target])
-    from components.outages import Backoff
+    from tpu_components.core.base.retries import Backoff
 
     backoff = Backoff(report=tell_hint)
-    return settings, importlib.import_module(f"pipelines.platforms.{arguments.target}").connect(settings), backoff
+    return settings, importlib.import_module(f"tpu_pipelines.platforms.{arguments.target}").connect(settings), backoff
 
 
 def _add_submit(commands: Any) -> None:
@@ -150,10 +150,10 @@ def add_no_doctor(parser: Any) -> None:
 def plan_run(arguments: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
     """Return the settings, a run as it would be sent, the platform, and the same with its outages waited out."""
     settings, platform, backoff = connect(arguments)
-    from pipelines.compile import require_step_image
-    from pipelines.config import load_config
-    from pipelines.platforms.jobs import Retrying
-    from pipelines.submission import plan_submission
+    from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.pipeline.compile import require_step_image
+    from tpu_pipelines.platforms.jobs import Retrying
+    from tpu_pipelines.submission.submit import plan_submission
 
     config = load_config(arguments.config, arguments.overrides)
     plan = plan_submission(config, arguments.target, settings)
@@ -167,11 +167,11 @@ def plan_run(arguments: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
 
 def _submit(arguments: argparse.Namespace) -> int:
     if arguments.output and not arguments.dry_run:
-        from components.errors import InputError
+        from tpu_components.core.base.errors import InputError
 
         raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
     _, plan, platform, submitter = plan_run(arguments)
-    from pipelines.submission import submit
+    from tpu_pipelines.submission.submit import submit
 
     for said in filter(None, (plan.timeout, plan.resources)):
         tell_hint(said)
@@ -186,9 +186,9 @@ def ask_first(arguments: argparse.Namespace, image: str) -> None:
     """Refuse a run that cannot work, unless nobody is to be asked; hint at what only may stand in its way."""
     if arguments.no_doctor:
         return
-    from pipelines.config import load_config
-    from pipelines.doctor.examining import require_ready
-    from pipelines.settings import load_settings
+    from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.config.settings import load_settings
+    from tpu_pipelines.doctor.examining import require_ready
 
     config = load_config(arguments.config, arguments.overrides)
     settings = load_settings(os.environ, arguments.settings)
@@ -198,9 +198,9 @@ def ask_first(arguments: argparse.Namespace, image: str) -> None:
 
 def _tell_dry_run(arguments: argparse.Namespace, plan: Any, requests: list[Any]) -> None:
     """Say what the run would be and what is missing; its specification is long, and printed or written if asked for."""
-    from components import storage
-    from pipelines.config import load_config
-    from pipelines.dry_run import describe
+    from tpu_components.core.files import storage
+    from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.submission.dry_run import describe
 
     config = load_config(arguments.config, arguments.overrides)
     said = describe(config, plan, arguments.target)
@@ -221,7 +221,7 @@ def _follow(
     arguments: argparse.Namespace, plan: Any, submission: Any, submitter: Any, facts: Mapping[str, Any] = {}
 ) -> int:
     """Wait for a run if that is asked for, and tell what is known of it, and `facts` beside."""
-    from pipelines.submission import wait
+    from tpu_pipelines.submission.submit import wait
 
     if arguments.wait:
         submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
@@ -246,7 +246,7 @@ class Progress:
 
 def tell_submission(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
     """Print what is known of a run; the exit code that goes with it."""
-    from pipelines.platforms.jobs import State
+    from tpu_pipelines.platforms.jobs import State
 
     if as_json:
         print(json.dumps({**dataclasses.asdict(submission), "promoted": submission.promoted, **facts}))
@@ -300,14 +300,14 @@ def _cancel(arguments: argparse.Namespace) -> int:
 def _latest(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return the platform, and the newest run of a name."""
     settings, platform, backoff = connect(arguments)
-    from components.errors import InputError
-    from pipelines.platforms.jobs import Retrying
+    from tpu_components.core.base.errors import InputError
+    from tpu_pipelines.platforms.jobs import Retrying
 
     submitter = Retrying(platform, backoff)
     if (submission := submitter.latest(arguments.name)) is None:
         where = f"in {settings.project}, {settings.region}"
         if arguments.target == "kubeflow":
-            from pipelines.settings import hide_credentials
+            from tpu_pipelines.config.settings import hide_credentials
 
             where = f"at {hide_credentials(settings.kfp_host)}"
         raise InputError(
@@ -338,10 +338,10 @@ def _add_schedule(commands: Any) -> None:
 
 def _schedule(arguments: argparse.Namespace) -> int:
     settings, platform, backoff = connect(arguments)
-    from pipelines.compile import require_step_image
-    from pipelines.config import load_config
-    from pipelines.schedule import change_state, check_cron, upsert
-    from pipelines.submission import plan_submission, put_carried
+    from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.pipeline.compile import require_step_image
+    from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
+    from tpu_pipelines.submission.submit import plan_submission, put_carried
 
     config = load_config(arguments.config, arguments.overrides)
     dry = " (dry run)" if arguments.dry_run else ""

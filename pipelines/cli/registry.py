@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.cli.options import DONE, add_workspace, show_text, user_path
+from tpu_pipelines.cli.options import DONE, add_workspace, show_text, user_path
 
 
 def _add_registry(commands: Any) -> None:
@@ -36,9 +36,9 @@ def _add_registry(commands: Any) -> None:
 
 
 def _registry(arguments: argparse.Namespace) -> int:
-    from components.errors import InputError
-    from components.serving.params import key_to_verify
-    from pipelines import versions as registry
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.serving.params import key_to_verify
+    from tpu_pipelines.runs import versions as registry
 
     root, action = arguments.registry or arguments.workspace / "registry", arguments.action
     name, version = arguments.name, arguments.version

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from pipelines.cli.options import (
+from tpu_pipelines.cli.options import (
     DONE,
     HERE,
     add_config,
@@ -22,8 +22,8 @@ from pipelines.cli.options import (
     show_text,
     tell_hint,
 )
-from pipelines.cli.platforms import Progress, add_no_doctor, ask_first, connect, plan_run, tell_submission
-from pipelines.cli.runs import tell_outcome
+from tpu_pipelines.cli.platforms import Progress, add_no_doctor, ask_first, connect, plan_run, tell_submission
+from tpu_pipelines.cli.runs import tell_outcome
 
 # Options that an action has no use for.
 _ALONE = {"history": ("when", "wait", "force", "markdown", "junit", "outputs"), "dry_run": ("junit",)}
@@ -70,9 +70,9 @@ def _add_retrain(commands: Any) -> None:
 
 
 def _retrain(arguments: argparse.Namespace) -> int:
-    from components.errors import InputError
-    from pipelines.config import load_config
-    from pipelines.retrain import Occasion
+    from tpu_components.core.base.errors import InputError
+    from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.retraining.retrain import Occasion
 
     occasion = Occasion.parse("changed" if arguments.when is None else arguments.when)
     if arguments.output and not arguments.history:
@@ -94,10 +94,10 @@ def _retrain(arguments: argparse.Namespace) -> int:
 
 
 def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any, told: "_Told") -> int:
-    from pipelines.retrain import decide_here, last_summary
-    from pipelines.retrain_history import STARTED
-    from pipelines.run_local import RunOutcome, run_local
-    from pipelines.summary import result_of
+    from tpu_pipelines.retraining.retrain import decide_here, last_summary
+    from tpu_pipelines.retraining.retrain_history import STARTED
+    from tpu_pipelines.runs.run_local import RunOutcome, run_local
+    from tpu_pipelines.runs.summary import result_of
 
     decision = _forced(decide_here(config, arguments.workspace, occasion), arguments.force)
     if not (facts := _announce(decision, arguments)):
@@ -115,9 +115,9 @@ def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any, tol
 
 
 def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any, told: "_Told") -> int:
-    from pipelines.data_drift import find_drift
-    from pipelines.retrain import decide
-    from pipelines.submission import submit, wait, without_cache
+    from tpu_pipelines.retraining.retrain import decide
+    from tpu_pipelines.runs.data_drift import find_drift
+    from tpu_pipelines.submission.submit import submit, wait, without_cache
 
     settings, plan, _, submitter = plan_run(arguments)
     decision = decide(plan, submitter, occasion, lambda: find_drift(config, settings))
@@ -152,16 +152,16 @@ class _Told:
 
     def decided(self, decision: Any) -> Any:
         """Return a decision's entry, which is kept once its run begins or is refused."""
-        from pipelines.retrain_history import Entry
+        from tpu_pipelines.retraining.retrain_history import Entry
 
         self._decision, self._entry = decision, Entry.make(decision)
         return self._entry
 
     def keep(self, entry: Any) -> None:
         """Keep what is known by now; what keeps it from being kept is no reason against the run."""
-        from components.errors import InputError
-        from components.outages import PlatformError
-        from pipelines import retrain_history as history
+        from tpu_components.core.base.errors import InputError
+        from tpu_components.core.base.retries import PlatformError
+        from tpu_pipelines.retraining import retrain_history as history
 
         self._entry = entry
         try:
@@ -178,9 +178,9 @@ class _Told:
 
     def fail(self, error: Exception) -> None:
         """Keep and write that a run was refused, or that none could be decided on."""
-        from pipelines.retrain import Decision
-        from pipelines.retrain_history import STARTED
-        from pipelines.summary import FAILED
+        from tpu_pipelines.retraining.retrain import Decision
+        from tpu_pipelines.retraining.retrain_history import STARTED
+        from tpu_pipelines.runs.summary import FAILED
 
         is_decided = self._entry is not None
         entry = self._entry or self.decided(Decision(True, "", (), "it could not be decided"))
@@ -194,9 +194,9 @@ class _Told:
 
     def write(self, links: Mapping[str, str], read: Callable[[Any], Any], version: str = "") -> None:
         """Write what CI shows, where that is asked for; only then does `read` have `RunFindings` read the run's."""
-        from components import storage
-        from pipelines.job_summary import append, render_junit, render_markdown, render_outputs
-        from pipelines.run_findings import RunFindings
+        from tpu_components.core.files import storage
+        from tpu_pipelines.retraining.job_summary import append, render_junit, render_markdown, render_outputs
+        from tpu_pipelines.runs.run_findings import RunFindings
 
         entry, markdown, junit = self._entry, self._arguments.markdown, self._arguments.junit
         if self._arguments.outputs:
@@ -221,9 +221,9 @@ def _price(machines: Iterable[Any], name: str, target: str) -> float | None:
 
 def _place(arguments: argparse.Namespace, config: Any) -> str:
     """Return the folder of the decisions: beside the registry, else in the bucket or the workspace."""
-    from pipelines import retrain_history as history
-    from pipelines.run_local import with_registry
-    from pipelines.settings import load_settings
+    from tpu_pipelines.config.settings import load_settings
+    from tpu_pipelines.retraining import retrain_history as history
+    from tpu_pipelines.runs.run_local import with_registry
 
     workspace = str(arguments.workspace)
     if arguments.target == HERE:
@@ -232,7 +232,7 @@ def _place(arguments: argparse.Namespace, config: Any) -> str:
 
 
 def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
-    from pipelines import retrain_history as history
+    from tpu_pipelines.retraining import retrain_history as history
 
     place = _place(arguments, config)
     machines = config.machine.candidates if config.machine else ()
@@ -257,7 +257,7 @@ def _asker(arguments: argparse.Namespace) -> Callable[[str], Any]:
     """Return a function that asks for a run by its id."""
     if arguments.target == HERE:
         return lambda run: None
-    from pipelines.platforms.jobs import Retrying
+    from tpu_pipelines.platforms.jobs import Retrying
 
     _, platform, backoff = connect(arguments)
     return Retrying(platform, backoff).get
@@ -272,7 +272,7 @@ def _forced(decision: Any, force: bool) -> Any:
 
 def _announce(decision: Any, arguments: argparse.Namespace) -> dict[str, Any]:
     """Say whether a run is needed; what JSON output says of it, or nothing if that is all that was asked."""
-    from components.table import in_one_line
+    from tpu_components.core.base.terminal import in_one_line
 
     words = in_one_line(f"{'needed' if decision.needed else 'not needed'}: {decision.reason}")
     facts = {"retrain": dataclasses.asdict(decision)}

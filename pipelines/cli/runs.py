@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli.options import (
+from tpu_pipelines.cli.options import (
     BAD_INPUT,
     DONE,
     FAILED,
@@ -52,8 +52,8 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipelines.config import load_config
-    from pipelines.run_local import run_local
+    from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.runs.run_local import run_local
 
     config = load_config(arguments.config, arguments.overrides)
     return tell_outcome(run_local(config, arguments.workspace, arguments.runner, arguments.force), arguments.json)
@@ -76,7 +76,7 @@ def tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> 
 
 
 def _describe(summary: Any) -> str:
-    from components.table import in_one_line
+    from tpu_components.core.base.terminal import in_one_line
 
     lines = [f"{summary.config.get('name', 'run')}: {summary.status} in {summary.seconds:.1f} s", ""]
     for name, step in summary.steps.items():
@@ -123,7 +123,7 @@ def _add_export(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from pipelines.export_run import export_run
+    from tpu_pipelines.runs.export_run import export_run
 
     output = arguments.output or arguments.run / "export"
     export = export_run(arguments.run, arguments.overrides, output)
@@ -160,7 +160,7 @@ def _add_compare(commands: Any) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from pipelines import comparison
+    from tpu_pipelines.runs import comparison
 
     runs, others = comparison.select_runs(arguments.runs)
     path = arguments.output or runs[0].resolve().parent / "comparison.html"
@@ -174,8 +174,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     elif arguments.markdown:
         show_text(comparison.as_markdown(result))
         if len(runs) > 1:
-            from pipelines.job_summary import render_runs
-            from pipelines.run_findings import RunFindings
+            from tpu_pipelines.retraining.job_summary import render_runs
+            from tpu_pipelines.runs.run_findings import RunFindings
 
             labels = (run.label for run in result.runs)
             if more := render_runs(dict(zip(labels, map(RunFindings.of_folder, runs), strict=True))):
@@ -205,8 +205,8 @@ def _add_runs(commands: Any) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    from components.errors import InputError, did_you_mean
-    from pipelines import history
+    from tpu_components.core.base.errors import InputError, did_you_mean
+    from tpu_pipelines.runs import history
 
     action, name = arguments.action, arguments.name
     if action not in _ACTIONS:
@@ -218,7 +218,7 @@ def _runs(arguments: argparse.Namespace) -> int:
     if action == "list":
         rows = history.as_rows(arguments.workspace, name)
         if not name:
-            from pipelines.overview_page import write_index
+            from tpu_pipelines.runs.overview_page import write_index
 
             try:
                 index = write_index(arguments.workspace, rows)
@@ -230,7 +230,7 @@ def _runs(arguments: argparse.Namespace) -> int:
         else:
             show_text(history.as_table(rows))
         return DONE
-    from pipelines.run_local import clean_runs, delete_run
+    from tpu_pipelines.runs.run_local import clean_runs, delete_run
 
     workspace = arguments.workspace
     if action == "delete":
@@ -267,8 +267,8 @@ def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
     Raises:
         InputError: If there is neither a terminal nor --yes.
     """
-    from components.errors import InputError
-    from components.table import in_one_line
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.core.base.terminal import in_one_line
 
     if arguments.yes:
         return True
@@ -295,8 +295,8 @@ def _add_board(commands: Any) -> None:
 
 
 def _board(arguments: argparse.Namespace) -> int:
-    from components.errors import InputError
-    from pipelines import history
+    from tpu_components.core.base.errors import InputError
+    from tpu_pipelines.runs import history
 
     known = sorted({*history.names(arguments.workspace), *history.unfinished(arguments.workspace)})
     logs = {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines.cli.options import (
+from tpu_pipelines.cli.options import (
     BAD_INPUT,
     DONE,
     add_config,
@@ -21,7 +21,7 @@ from pipelines.cli.options import (
     user_path,
 )
 
-# As in pipelines.data_overview, which --help does without.
+# As in tpu_pipelines.starting.data_overview, which --help does without.
 _KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "tfrecords")
 _MODEL = "model"
 
@@ -56,11 +56,11 @@ def _add_init(commands: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from components.errors import InputError
-    from components.table import in_one_line
-    from pipelines.config import read_data
-    from pipelines.data_overview import guess_task, look_at, source_of
-    from pipelines.starting import check_start, name_of, plan_start
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.core.base.terminal import in_one_line
+    from tpu_pipelines.config.configuration import read_data
+    from tpu_pipelines.starting.data_overview import guess_task, look_at, source_of
+    from tpu_pipelines.starting.first_configuration import check_start, name_of, plan_start
 
     asked = arguments if arguments.place or not sys.stdin.isatty() else _ask(arguments)
     kind, place, model = asked.kind, asked.place, asked.model
@@ -86,7 +86,7 @@ def _init(arguments: argparse.Namespace) -> int:
 
 def _ask(arguments: argparse.Namespace, answer: Callable[[str], str] = input) -> argparse.Namespace:
     """Ask on the terminal for what the command line does not say."""
-    from pipelines.starting import name_of
+    from tpu_pipelines.starting.first_configuration import name_of
 
     def ask(question: str, default: str) -> str:
         return answer(f"{question} [{default}]: ").strip() or default
@@ -116,15 +116,15 @@ def _add_check(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from components.table import in_one_line
-    from pipelines.config import load_config
-    from pipelines.config_check import check_config, is_sound
+    from tpu_components.core.base.terminal import in_one_line
+    from tpu_pipelines.checking.config_check import check_config, is_sound
+    from tpu_pipelines.config.configuration import load_config
 
     config = load_config(arguments.config, arguments.overrides)
     findings = check_config(config, arguments.workspace)
     if arguments.target:
-        from pipelines.platform_check import check_platform
-        from pipelines.settings import load_settings
+        from tpu_pipelines.checking.platform_check import check_platform
+        from tpu_pipelines.config.settings import load_settings
 
         findings += check_platform(config, arguments.target, load_settings(os.environ, arguments.settings))
     if arguments.json:
@@ -157,7 +157,7 @@ def _add_schema(commands: Any) -> None:
 
 
 def _schema(arguments: argparse.Namespace) -> int:
-    from pipelines.config_schema import as_markdown, as_text
+    from tpu_pipelines.config.schema import as_markdown, as_text
 
     print(as_markdown() if arguments.markdown else as_text(), end="")
     return DONE

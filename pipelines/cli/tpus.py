@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.cli.options import (
+from tpu_pipelines.cli.options import (
     DONE,
     REJECTED,
     VERSION_FORMS,
@@ -68,7 +68,7 @@ def _add_preflight(commands: Any) -> None:
 
 def _targets(text: str) -> tuple[str, ...]:
     """Read the platforms whose prices are asked for."""
-    from pipelines.settings import TARGET_SETTINGS
+    from tpu_pipelines.config.settings import TARGET_SETTINGS
 
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in names if name not in TARGET_SETTINGS]:
@@ -80,8 +80,8 @@ def _targets(text: str) -> tuple[str, ...]:
 
 def _planned(arguments: argparse.Namespace) -> Any:
     """Return the data that are said to come; None where the data at hand are all."""
-    from components.errors import InputError
-    from pipelines.preflight import PlannedData
+    from tpu_components.core.base.errors import InputError
+    from tpu_pipelines.checking.preflight import PlannedData
 
     if arguments.examples is None:
         if arguments.image_bytes is not None:
@@ -97,13 +97,13 @@ def _planned(arguments: argparse.Namespace) -> Any:
 
 
 def _preflight(arguments: argparse.Namespace) -> int:
-    from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
-    from components.errors import InputError
-    from components.preflight_training.report import as_text
-    from pipelines.config import load_config
-    from pipelines.exports import find_compared
-    from pipelines.footprints import Comparison, load_baseline
-    from pipelines.preflight import preflight
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
+    from tpu_components.preflight_training.report import as_text
+    from tpu_pipelines.checking.footprints import Comparison, load_baseline
+    from tpu_pipelines.checking.preflight import preflight
+    from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.runs.exports import find_compared
 
     limits = [_LIMIT if limit is None else limit for limit in (arguments.slower, arguments.dearer)]
     if not arguments.against and (arguments.slower, arguments.dearer) != (None, None):
@@ -126,7 +126,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
         show_text(as_text(report) + (f"\n\n{comparison.as_text()}" if comparison else ""))
         show_text(f"\n{os.path.relpath(directory / PREFLIGHT_REPORT_FILE)}")
     if arguments.markdown:
-        from pipelines.job_summary import append, render_preflight
+        from tpu_pipelines.retraining.job_summary import append, render_preflight
 
         append(arguments.markdown, render_preflight(config.name, report, comparison))
     enough = any if arguments.compare else all  # One of those to choose from; all that a run may get.
@@ -148,7 +148,7 @@ def _add_machines(commands: Any) -> None:
 
 
 def _machines(arguments: argparse.Namespace) -> int:
-    from pipelines.machines import as_rows, as_table, select_slices
+    from tpu_pipelines.config.machines import as_rows, as_table, select_slices
 
     slices = select_slices(arguments.generation, arguments.region)
     if arguments.json:

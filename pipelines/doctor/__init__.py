@@ -1,1 +1,1 @@
-"""What a platform still lacks for a run: asked read-only, before anything is sent or paid."""
+"""What a platform still lacks for a run, asked read-only before anything is submitted or paid."""

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
-from components.errors import InputError
-from pipelines.config import Config
-from pipelines.doctor.findings import Check, Finding, Verdict, ask_all, missing_of
-from pipelines.doctor.google_apis import GoogleApis
-from pipelines.settings import TARGET_SETTINGS, Settings
+from tpu_components.core.base.errors import InputError
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
+from tpu_pipelines.doctor.findings import Check, Finding, Verdict, ask_all, missing_of
+from tpu_pipelines.doctor.google_apis import GoogleApis
 
 
 def examine(config: Config, target: str, settings: Settings, context: str = "", image: str = "") -> Sequence[Finding]:
@@ -47,16 +47,16 @@ def require_ready(config: Config, target: str, settings: Settings, image: str) -
 
 
 def _checks(config: Config, target: str, settings: Settings, context: str, image: str) -> tuple[Check, Sequence[Check]]:
-    from components.container import IMAGE
+    from tpu_components.core.base.container_images import IMAGE
 
     settings.require(*TARGET_SETTINGS[target])
     image = image or IMAGE
     apis = GoogleApis(settings.project, settings.google_endpoint)
     if target == "kubeflow":
-        from pipelines.doctor.kubeflow import KubeflowChecks
+        from tpu_pipelines.doctor.kubeflow import KubeflowChecks
 
         return KubeflowChecks(config, settings, apis, context, image).checks()
-    from pipelines.doctor.vertex import VertexChecks
+    from tpu_pipelines.doctor.vertex import VertexChecks
 
     return VertexChecks(config, settings, apis, image).checks()
 

@@ -5,8 +5,8 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from components.errors import InputError
-from components.outages import PlatformError
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
 
 _THREADS = 8
 

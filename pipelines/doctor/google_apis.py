@@ -4,10 +4,10 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from components.errors import InputError
-from components.outages import MissingError
-from components.vertex_service import sign_in
-from pipelines.doctor.findings import CannotAskError
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import MissingError
+from tpu_components.core.files.vertex_clients import sign_in
+from tpu_pipelines.doctor.findings import CannotAskError
 
 _TIMEOUT_SECONDS = 20
 

@@ -5,9 +5,9 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from components.outages import MissingError
-from pipelines.doctor.findings import CannotAskError
-from pipelines.doctor.google_apis import GoogleApis
+from tpu_components.core.base.retries import MissingError
+from tpu_pipelines.doctor.findings import CannotAskError
+from tpu_pipelines.doctor.google_apis import GoogleApis
 
 IAM, RESOURCES = "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
 _EVERYONE = ("allUsers", "allAuthenticatedUsers")

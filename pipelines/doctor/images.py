@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from components.container import is_in_registry, is_pinned
-from components.outages import MissingError
-from pipelines.doctor.findings import CannotAskError, Finding, missing, there
-from pipelines.doctor.google_apis import GoogleApis
+from tpu_components.core.base.container_images import is_in_registry, is_pinned
+from tpu_components.core.base.retries import MissingError
+from tpu_pipelines.doctor.findings import CannotAskError, Finding, missing, there
+from tpu_pipelines.doctor.google_apis import GoogleApis
 
 PLATFORM = "linux/amd64"  # Of every host that Vertex AI and GKE have TPUs in.
 _TIMEOUT_SECONDS = 20

@@ -7,24 +7,24 @@ from typing import Any
 
 import yaml
 
-from components import storage
-from components.container import BEAM_IMAGE, other_steps_image
-from components.create_tfrecords.params import BEAM
-from components.errors import InputError
-from components.machine_spec import MachineSpec
-from components.object_stores import split
-from components.outages import MissingError, OutageError
-from components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION
-from pipelines.compile import require_machine
-from pipelines.config import Config
-from pipelines.doctor.findings import CannotAskError, Check, Finding, missing, there, unknown
-from pipelines.doctor.google_apis import GoogleApis
-from pipelines.doctor.images import image_findings
-from pipelines.platforms.kubeflow import Kubeflow
-from pipelines.platforms.s3 import KEYS, steps_on_s3
-from pipelines.platforms.tpu_pod import node_selectors
-from pipelines.resources import resources_of
-from pipelines.settings import Settings, hide_credentials
+from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_image
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import MissingError, OutageError
+from tpu_components.core.files import storage
+from tpu_components.core.files.object_stores import split
+from tpu_components.core.machines.machine_spec import MachineSpec
+from tpu_components.core.sources.params import BEAM
+from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.resources import resources_of
+from tpu_pipelines.config.settings import Settings, hide_credentials
+from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, missing, there, unknown
+from tpu_pipelines.doctor.google_apis import GoogleApis
+from tpu_pipelines.doctor.images import image_findings
+from tpu_pipelines.pipeline.compile import require_machine
+from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.platforms.s3 import KEYS, steps_on_s3
+from tpu_pipelines.platforms.tpu_pod import node_selectors
 
 _GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>[^_]+)_(?P<cluster>.+)")  # As gcloud names them.
 _TIMEOUT_SECONDS = 20

@@ -11,27 +11,27 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from components import storage
-from components.container import BEAM_IMAGE, SERVING_IMAGE, other_steps_image
-from components.create_tfrecords.params import BEAM
-from components.deploy_model.params import PRIVATE, VERTEX, DeployParams
-from components.deploy_model.reaching import check_access
-from components.errors import InputError
-from components.machine_spec import MachineSpec
-from components.model_loading.lookup import bundle_of
-from components.object_stores import split
-from components.outages import MissingError
-from components.registry.reference import is_on_vertex
-from components.vertex_service import VertexService
-from pipelines.compile import require_machine
-from pipelines.config import Config
-from pipelines.doctor.findings import CannotAskError, Check, Finding, missing, there, unknown
-from pipelines.doctor.google_apis import GoogleApis
-from pipelines.doctor.iam import IAM, RESOURCES, Granted, Policies
-from pipelines.doctor.images import image_findings, repository_of
-from pipelines.platforms.beam_job import is_on_dataflow
-from pipelines.platforms.custom_job import in_region
-from pipelines.settings import Settings
+from tpu_components.core.base.container_images import BEAM_IMAGE, SERVING_IMAGE, other_steps_image
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import MissingError
+from tpu_components.core.files import storage
+from tpu_components.core.files.object_stores import split
+from tpu_components.core.files.vertex_clients import VertexService
+from tpu_components.core.machines.machine_spec import MachineSpec
+from tpu_components.core.models.lookup import bundle_of
+from tpu_components.core.registry.reference import is_on_vertex
+from tpu_components.core.sources.params import BEAM
+from tpu_components.deploy_model.endpoint_address import check_access
+from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, missing, there, unknown
+from tpu_pipelines.doctor.google_apis import GoogleApis
+from tpu_pipelines.doctor.iam import IAM, RESOURCES, Granted, Policies
+from tpu_pipelines.doctor.images import image_findings, repository_of
+from tpu_pipelines.pipeline.compile import require_machine
+from tpu_pipelines.platforms.beam_job import is_on_dataflow
+from tpu_pipelines.platforms.custom_job import in_region
 
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
 _KEYS, _CONNECTIVITY = "cloudkms.googleapis.com", "networkconnectivity.googleapis.com"

@@ -1,1 +1,1 @@
-"""Vertex AI and Kubeflow: what a job is there, how the training step asks for a TPU, and how both are spoken to."""
+"""Vertex AI and Kubeflow: jobs, schedules, the training step on a TPU, and the clients of both."""

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 
-from components import storage
-from components.beam.options import DATAFLOW
-from components.container import BEAM_IMAGE
-from components.create_tfrecords.params import BEAM
-from components.errors import InputError
-from pipelines.config import Config
-from pipelines.settings import Settings
+from tpu_components.core.base.container_images import BEAM_IMAGE
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.sources.params import BEAM
+from tpu_components.core.work.beam.options import DATAFLOW
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.settings import Settings
 
 
 def with_settings(config: Config, target: str, settings: Settings) -> Config:

@@ -11,18 +11,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from components import storage
-from components.errors import InputError
-from components.hosts import COUNT_VARIABLE
-from components.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
-from pipelines.platforms.jobs import slug
-from pipelines.platforms.steps import Step
-from pipelines.resources import (
-    TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
-    apply_retries,
-)
-from pipelines.settings import Settings
-from pipelines.step_resources import StepResources
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.machines.hosts import COUNT_VARIABLE
+from tpu_components.core.machines.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
+from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.config.step_resources import StepResources
+from tpu_pipelines.platforms.jobs import slug
+from tpu_pipelines.platforms.steps import Step
 
 # By its tag, as its package names it (google_cloud_pipeline_components/_image.py): no public document has its digest.
 LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"

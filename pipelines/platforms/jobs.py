@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import yaml
 
-from components.machine_spec import MachineSpec
-from components.outages import Backoff
+from tpu_components.core.base.retries import Backoff
+from tpu_components.core.machines.machine_spec import MachineSpec
 
 DIGEST = "tpu_pipelines_digest"  # The label that holds it.
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from components import storage
-from pipelines import STEPS
-from pipelines.config import Config
+from tpu_components.core.files import storage
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.steps import STEPS
 
 # As boto3 reads them: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/configuration.html. No pod starts
 # while the secret lacks one of the first: https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist

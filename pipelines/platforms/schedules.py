@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from pipelines.platforms.jobs import DIGEST, Job
+from tpu_pipelines.platforms.jobs import DIGEST, Job
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,22 +6,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from components.command_line import BAD_INPUT
-from components.errors import InputError
-from components.hosts import COUNT_VARIABLE
-from components.machine_spec import MachineSpec, Slice, load_catalogue
-from components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
-from pipelines.platforms import s3
-from pipelines.platforms.jobs import slug
-from pipelines.platforms.steps import Step
-from pipelines.resources import (
-    TIMEOUT_WITHOUT_ESTIMATE_SECONDS,
-    apply_retries,
-    as_root,
-    place_on,
-)
-from pipelines.settings import Settings
-from pipelines.step_resources import StepResources
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.hosts import COUNT_VARIABLE
+from tpu_components.core.machines.machine_spec import MachineSpec, Slice, load_catalogue
+from tpu_components.core.step.command_line import BAD_INPUT
+from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
+from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries, as_root, place_on
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.config.step_resources import StepResources
+from tpu_pipelines.platforms import s3
+from tpu_pipelines.platforms.jobs import slug
+from tpu_pipelines.platforms.steps import Step
 
 # The label of the nodes: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 _GKE_ACCELERATORS = {"v3": "tpu-v3-device", "v5e": "tpu-v5-lite-podslice", "v6e": "tpu-v6e-slice", "7x": "tpu7x"}

@@ -8,13 +8,13 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from components.errors import InputError
-from components.outages import ExistsError, MissingError, OutageError
-from components.vertex_service import VertexService, types
-from pipelines.platforms.custom_job import custom_job_name
-from pipelines.platforms.jobs import CACHED, DIGEST, Job, State, Submission, fingerprints_in, now
-from pipelines.platforms.schedules import Schedule
-from pipelines.settings import TARGET_SETTINGS, Settings
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import ExistsError, MissingError, OutageError
+from tpu_components.core.files.vertex_clients import VertexService, types
+from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
+from tpu_pipelines.platforms.custom_job import custom_job_name
+from tpu_pipelines.platforms.jobs import CACHED, DIGEST, Job, State, Submission, fingerprints_in, now
+from tpu_pipelines.platforms.schedules import Schedule
 
 _CONSOLE = "https://console.cloud.google.com"
 _TRAINING_TASK = "train-model"

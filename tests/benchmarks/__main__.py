@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from components.device import cpu_flags
 from tests.benchmarks import baselines, photos, predicting
 from tests.benchmarks.loop import write_noise
 from tests.benchmarks.serving import load_server
 from tests.cli import DATA
+from tpu_components.core.machines.device import cpu_flags
 
 NUM_IMAGES = 20_000
 TRAIN_IMAGES = 12_800
@@ -86,7 +86,7 @@ def run_json(*command: str) -> dict:
 
 def bench_write(images: Path, work: Path) -> None:
     """Records written per second."""
-    from components.create_tfrecords import WriteParams, plan_dataset, write_records
+    from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
     params = WriteParams(f"images:{images}", validation_fraction=0, test_fraction=0)
     count = 0
@@ -112,8 +112,8 @@ def bench_write(images: Path, work: Path) -> None:
 
 def bench_read(work: Path) -> None:
     """Records read per second."""
-    from components import records
-    from components.artifacts import TRAIN, Manifest
+    from tpu_components.core.examples import records
+    from tpu_components.core.examples.artifacts import TRAIN, Manifest
 
     directory = work / "records-1"
     manifest = Manifest.load(directory)
@@ -177,9 +177,9 @@ def bench_photos(work: Path) -> None:
 
 def bench_train(images: Path, work: Path) -> None:
     """Images trained per second, CIFAR-10 network, batch 128."""
-    from components import records
-    from components.artifacts import TRAIN, Manifest
-    from components.create_tfrecords import WriteParams, write_records
+    from tpu_components.core.examples import records
+    from tpu_components.core.examples.artifacts import TRAIN, Manifest
+    from tpu_components.create_tfrecords import WriteParams, write_records
 
     held = 1 - TRAIN_IMAGES / NUM_IMAGES
     directory = work / "train"
@@ -192,7 +192,7 @@ def bench_train(images: Path, work: Path) -> None:
         nonlocal number
         number += 1
         arguments = ["--model", "cifar10_cnn", "--epochs", "3", "--records", str(directory)]
-        result = run_json("-m", "components.train_model", *arguments, "--output", str(work / f"model-{number}"))
+        result = run_json("-m", "tpu_components.train_model", *arguments, "--output", str(work / f"model-{number}"))
         return result["examples_per_second"]
 
     rates = in_turn(
@@ -244,24 +244,24 @@ def bench_overhead(work: Path) -> None:
         start = time.perf_counter()
         folder = str(work / f"run-{number}")
         same_steps = ["--set", "preflight=false", "--set", "deploy=false"]
-        run_json("-m", "pipelines.cli", "run", "digits", "--workspace", folder, "--json", *same_steps)
+        run_json("-m", "tpu_pipelines.cli", "run", "digits", "--workspace", folder, "--json", *same_steps)
         return time.perf_counter() - start
 
     def steps() -> float:
-        from pipelines.config import load_config
+        from tpu_pipelines.config.configuration import load_config
 
         config = load_config("digits").as_dict()
         root = work / f"steps-{number}"
         training = {key.replace("_", "-"): value for key, value in config["training"].items()}
         common = ["--records", str(root / "records")]
         start = time.perf_counter()
-        run_json("-m", "components.create_tfrecords", "--source", config["data"]["source"], "--output", common[1])
+        run_json("-m", "tpu_components.create_tfrecords", "--source", config["data"]["source"], "--output", common[1])
         flags = [text for key in ("epochs", "batch-size-per-replica", "learning-rate", "learning-rate-schedule",
                                   "warmup-epochs") for text in (f"--{key}", str(training[key]))]  # fmt: skip
         model = ["--model", str(root / "model")]
-        run_json("-m", "components.train_model", "--model", "digits_cnn", *flags, *common, "--output", model[1])
-        run_json("-m", "components.evaluate_model", *common, *model, "--output", str(root / "evaluation"))
-        run_json("-m", "components.export_model", *common, *model, "--output", str(root / "export"))
+        run_json("-m", "tpu_components.train_model", "--model", "digits_cnn", *flags, *common, "--output", model[1])
+        run_json("-m", "tpu_components.evaluate_model", *common, *model, "--output", str(root / "evaluation"))
+        run_json("-m", "tpu_components.export_model", *common, *model, "--output", str(root / "export"))
         return time.perf_counter() - start
 
     seconds = in_turn(3, whole, steps)
@@ -271,7 +271,7 @@ def bench_overhead(work: Path) -> None:
 def bench_serve(work: Path) -> None:
     """The server with 32 requests at a time, against a loop over `model.predict`."""
     options = ["--set", "preflight=false", "--set", "deploy=false", "--set", "training.epochs=4", "--set", "gate={}"]
-    run_json("-m", "pipelines.cli", "run", "digits", "--workspace", str(work / "served"), "--json", *options)
+    run_json("-m", "tpu_pipelines.cli", "run", "digits", "--workspace", str(work / "served"), "--json", *options)
     images = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), np.uint8)
     np.save(work / "images.npy", images)
     run = work / "served" / "digits"
@@ -287,7 +287,7 @@ def bench_serve(work: Path) -> None:
 
 def bench_predict(work: Path) -> None:
     """predict_batch, against a loop over `model.predict`, processes from their start to their end."""
-    from components.create_tfrecords import WriteParams, write_records
+    from tpu_components.create_tfrecords import WriteParams, write_records
 
     pictures = predicting.make_pictures(work / "pictures")
     some = predicting.make_pictures(work / "some", 1000)  # Enough for a model that answers, however well.
@@ -298,14 +298,16 @@ def bench_predict(work: Path) -> None:
     write_records(WriteParams(f"images:{some}"), work / "some-records")
     steps = {"model": work / "model", "export": work / "export"}
     of_model = ("--records", str(work / "some-records"), "--model", "cifar10_cnn", "--epochs", "1")
-    run_json("-m", "components.train_model", *of_model, "--accelerator", "cpu", "--output", str(steps["model"]))
+    run_json("-m", "tpu_components.train_model", *of_model, "--accelerator", "cpu", "--output", str(steps["model"]))
     words = ("--records", str(work / "some-records"), "--model", str(steps["model"]))
-    run_json("-m", "components.export_model", *words, "--calibration-examples", "10", "--output", str(steps["export"]))
+    run_json(
+        "-m", "tpu_components.export_model", *words, "--calibration-examples", "10", "--output", str(steps["export"])
+    )
 
     def ours() -> float:
         start = time.perf_counter()
         words = ("--export", str(steps["export"]), "--source", f"images:{pictures}", "--output", str(work / "answers"))
-        done = run_json("-m", "components.predict_batch", *words)
+        done = run_json("-m", "tpu_components.predict_batch", *words)
         return done["num_predicted"] / (time.perf_counter() - start)
 
     loop = ("-m", "tests.benchmarks.predicting", str(steps["model"]), str(pictures), str(work / "loop.jsonl"))
@@ -317,9 +319,9 @@ def bench_checks(work: Path) -> None:
     """What it costs to believe nothing unchecked: of a version of 100 MB, and of a run whose steps are all cached."""
     from unittest import mock
 
-    from components import storage
-    from components.registry.versions import VERSION_FILE, Version, describe_file, digest_listing
     from tests.cli import QUICK, tpu_pipelines_here
+    from tpu_components.core.files import storage
+    from tpu_components.core.registry.versions import VERSION_FILE, Version, describe_file, digest_listing
 
     version_dir = work / "registry" / "large" / "versions" / "0001"
     draw = np.random.default_rng(0)
@@ -360,7 +362,7 @@ def bench_checks(work: Path) -> None:
     times = in_turn(5, lambda: copied(storage.copy_tree), lambda: copied(storage.link_tree))
     report("register 100 MB by copies, against hard links", *times, "ms", "—")
     words = ["run", "digits", *QUICK, "--workspace", str(work / "cached"), "--set", "preflight=false"]
-    run_json("-m", "pipelines.cli", *words, "--json")
+    run_json("-m", "tpu_pipelines.cli", *words, "--json")
 
     def cached() -> float:
         return timed_ms(lambda: tpu_pipelines_here(*words))
@@ -382,7 +384,7 @@ def bench_help() -> None:
         subprocess.run([sys.executable, *command], capture_output=True, check=True)
         return time.perf_counter() - start
 
-    seconds = in_turn(9, lambda: timed("-m", "pipelines.cli", "--help"), lambda: timed("-c", "pass"))
+    seconds = in_turn(9, lambda: timed("-m", "tpu_pipelines.cli", "--help"), lambda: timed("-c", "pass"))
     report("tpu-pipelines --help, against starting Python", *seconds, "s", "< 0.3 s")
 
 
@@ -393,12 +395,12 @@ TUTORIAL_EPOCH_SECONDS = 6.0  # CIFAR-10 on a v2-8, as the tutorial reports it.
 
 def bench_preflight(work: Path) -> None:
     """Times estimated without a TPU, against times measured on one."""
-    from components.interface import ImageInput, Interface
-    from components.machine_spec import PaidMachine
-    from components.preflight_training import PreflightParams
-    from components.preflight_training.data import DataFacts, HostRate
-    from components.preflight_training.examining import examine
-    from components.train_model import TrainParams
+    from tpu_components.core.examples.interface import ImageInput, Interface
+    from tpu_components.core.machines.machine_spec import PaidMachine
+    from tpu_components.preflight_training import PreflightParams
+    from tpu_components.preflight_training.data import DataFacts, HostRate
+    from tpu_components.preflight_training.examining import examine
+    from tpu_components.train_model import TrainParams
 
     def step_ms(backend: str, names: list[str], tuned: bool) -> list[float]:
         params = PreflightParams(
@@ -429,7 +431,17 @@ def bench_preflight(work: Path) -> None:
 def _time_preflight(work: Path) -> None:
     """The whole command, with nothing kept and then once more."""
     source = f"data.source=images:{make_images(work)}"
-    command = [sys.executable, "-m", "pipelines.cli", "preflight", "cifar10_cnn", "--machine", "v5e-8", "--set", source]
+    command = [
+        sys.executable,
+        "-m",
+        "tpu_pipelines.cli",
+        "preflight",
+        "cifar10_cnn",
+        "--machine",
+        "v5e-8",
+        "--set",
+        source,
+    ]
     environment = os.environ | {"TPU_PIPELINES_CACHE_DIR": str(work / "kept")}
     seconds = []
     for _ in range(2):
@@ -441,8 +453,8 @@ def _time_preflight(work: Path) -> None:
 
 def _explain_tutorial(work: Path) -> None:
     """Why the tutorial's epoch took 6 s on a v2-8."""
-    from pipelines.config import load_config
-    from pipelines.preflight import preflight
+    from tpu_pipelines.checking.preflight import preflight
+    from tpu_pipelines.config.configuration import load_config
 
     config = load_config("cifar10_cnn", [f"data.source=images:{make_images(work)}"])
     found = preflight(config, ["v2-8"], work / "preflight")

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import simplejpeg
 
-from components.table import lay_out
+from tpu_components.core.base.terminal import lay_out
 
 _CLASSES, _PER_FOLDER, _SMALLEST = 10, 10_000, 1_000
 _COLUMNS = {
@@ -39,9 +39,9 @@ _MEASURE = """
 import json, os, resource, sys, time
 from pathlib import Path
 from joblib.externals.loky import get_reusable_executor
-from components import page
-from components.create_tfrecords import WriteParams, plan_dataset, write_records
-from components.create_tfrecords.sources import kinds
+from tpu_components.core.pages import page
+from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
+from tpu_components.core.sources import kinds
 from tests.benchmarks.processes import below, peak_bytes
 
 def seconds(who):

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _train(arguments: argparse.Namespace, hosts: int, output: Path) -> None:
-    command = [sys.executable, "-m", "components.train_model", "--records", str(arguments.records)]
+    command = [sys.executable, "-m", "tpu_components.train_model", "--records", str(arguments.records)]
     command += ["--output", str(output), "--model", arguments.model, "--epochs", str(arguments.epochs)]
     command += ["--backend", "jax", "--accelerator", "cpu", "--precision", "float32", "--optimizer", "sgd"]
     command += ["--learning-rate", str(arguments.learning_rate), "--learning-rate-scaling", "none"]

@@ -27,7 +27,7 @@ _PARTS = ("compute_seconds", "input_seconds", "checkpoint_seconds", "host_second
 
 def write_noise(folder: Path, num_examples: int) -> Path:
     """Images of 8×8 pixels, a tenth of them to validate, as records."""
-    from components.create_tfrecords import WriteParams, write_records
+    from tpu_components.create_tfrecords import WriteParams, write_records
 
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (num_examples, 8, 8, 1), np.uint8)
@@ -48,8 +48,8 @@ def _model_file(name: str, folder: Path) -> str:
 
 def train(records: Path, model: str, **changes: Any) -> dict[str, float]:
     """Steps/s of `train_model`: validation, checkpoints, metrics and progress included, from the third epoch on."""
-    from components.artifacts import load_history
-    from components.train_model import TrainParams, train_model
+    from tpu_components.core.examples.artifacts import load_history
+    from tpu_components.train_model import TrainParams, train_model
 
     settings = {"epochs": 7, "batch_size_per_replica": BATCH, "backend": "jax", "accelerator": "cpu", **changes}
     with tempfile.TemporaryDirectory() as folder:
@@ -63,11 +63,11 @@ def train(records: Path, model: str, **changes: Any) -> dict[str, float]:
 
 def fit(records: Path, model: str) -> dict[str, float]:
     """Steps/s of `fit` on tf.data, the loss looked at after every step, as training was before it had its loop."""
-    from components import device
-    from components import records as records_of
-    from components.artifacts import TRAIN, Manifest
-    from components.feeding import Cut, InMemoryReader
-    from components.model_loading.lookup import build_model
+    from tpu_components.core.examples import records as records_of
+    from tpu_components.core.examples.artifacts import TRAIN, Manifest
+    from tpu_components.core.examples.feeding import Cut, InMemoryReader
+    from tpu_components.core.machines import device
+    from tpu_components.core.models.lookup import build_model
 
     device.prepare("jax", "cpu", 1, "float32")
     import keras
@@ -92,7 +92,7 @@ def fit(records: Path, model: str) -> dict[str, float]:
 
 def start(records: Path, model: str, checkpoints: str) -> dict[str, float]:
     """Seconds to the first step, with the programs that lie beside the checkpoints, and none of these."""
-    from components.train_model import TrainParams, train_model
+    from tpu_components.train_model import TrainParams, train_model
 
     for path in Path(checkpoints).glob("*.npz"):
         path.unlink()

@@ -97,7 +97,7 @@ class Photos:
 
     def write(self, encoding: str, name: str) -> int:
         """Write records; returns how many."""
-        from components.create_tfrecords import WriteParams, plan_dataset, write_records
+        from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
         params = WriteParams(
             f"images:{self.folder}",
@@ -111,8 +111,8 @@ class Photos:
 
     def reader(self, name: str) -> Any:
         """A reader of batches as training gets them, streamed; its epoch holds every photo `TIMES` times."""
-        from components.artifacts import TRAIN, Manifest
-        from components.feeding import open_training_split
+        from tpu_components.core.examples.artifacts import TRAIN, Manifest
+        from tpu_components.core.examples.feeding import open_training_split
 
         manifest = Manifest.load(self.work / name, verify=False)
         split = manifest.split(TRAIN)

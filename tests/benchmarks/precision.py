@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from components.table import lay_out
+from tpu_components.core.base.terminal import lay_out
 
 RESULTS = Path(__file__).parent / "precision.jsonl"
 FLOAT32, BFLOAT16 = "float32", "mixed_bfloat16"
@@ -62,10 +62,10 @@ class Trained:
 
 def train(example: str, overrides: Sequence[str], what: str, seeds: Iterable[int], known: Path) -> Iterator[Trained]:
     """Train an example in both precisions with each seed, but for what `known` holds."""
-    from components.create_tfrecords import write_records
-    from components.evaluate_model import EvaluateParams, evaluate_model
-    from components.train_model import train_model
-    from pipelines.config import load_config
+    from tpu_components.create_tfrecords import write_records
+    from tpu_components.evaluate_model import EvaluateParams, evaluate_model
+    from tpu_components.train_model import train_model
+    from tpu_pipelines.config.configuration import load_config
 
     config = load_config(example, overrides)
     what = f"{what}{', ' if what else ''}{config.training.epochs} epochs"

@@ -33,10 +33,10 @@ def loop(model_dir: Path, folder: Path, output: Path) -> int:
     """Read, decode and answer batches with `model.predict`, and write a line for each image; returns how many."""
     from PIL import Image
 
-    from components import device
+    from tpu_components.core.machines import device
 
     device.prepare("tensorflow", "cpu", 1, "float32")
-    from components.model_loading.trained import load_trained_model
+    from tpu_components.core.models.trained import load_trained_model
 
     model: Any = load_trained_model(model_dir)
     files = sorted(folder.rglob("*.jpg"))

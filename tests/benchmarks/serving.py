@@ -15,7 +15,7 @@ REQUESTS, AT_A_TIME = 1000, 32
 
 def load_server(export_dir: Path, images: np.ndarray) -> tuple[float, float]:
     """Requests/s of a fresh server, one image each and 32 at a time; and the 99th percentile of their time, in ms."""
-    command = [sys.executable, "-m", "pipelines.cli", "serve", str(export_dir), "--port", "0"]
+    command = [sys.executable, "-m", "tpu_pipelines.cli", "serve", str(export_dir), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         try:
             assert server.stdout is not None
@@ -49,10 +49,10 @@ async def _ask(port: int, images: np.ndarray, count: int) -> tuple[float, float]
 
 def predict_in_a_loop(model_dir: Path, images: np.ndarray) -> dict[str, float]:
     """The same images, one at a time through Keras's `predict`."""
-    from components import device
+    from tpu_components.core.machines import device
 
     device.prepare("tensorflow", "cpu", 1, "float32")
-    from components.model_loading.trained import load_trained_model
+    from tpu_components.core.models.trained import load_trained_model
 
     model: Any = load_trained_model(model_dir)
     model.predict(images[:1], verbose=0)

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import scipy.stats
 
-from components.artifacts import TRAIN, Manifest
-from components.create_tfrecords import WriteParams, write_records
-from components.feeding import Cut, StreamingReader
-from components.table import lay_out
+from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.examples.artifacts import TRAIN, Manifest
+from tpu_components.core.examples.feeding import Cut, StreamingReader
+from tpu_components.create_tfrecords import WriteParams, write_records
 
 _SIDE = 16  # Of the pictures, whose first four pixels are their number.
 _COLUMNS = {"buffer": ">", "of the split": ">", "together again": ">", "fully shuffled": ">", "rank correlation": ">"}

@@ -8,13 +8,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from components.interface import ImageInput, Interface
-from components.machine_spec import PaidMachine
-from components.preflight_training import PreflightParams
-from components.preflight_training.data import DataFacts, HostRate
-from components.preflight_training.examining import examine
-from components.preflight_training.report import as_text
-from components.train_model import TrainParams
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.machines.machine_spec import PaidMachine
+from tpu_components.preflight_training import PreflightParams
+from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_components.preflight_training.examining import examine
+from tpu_components.preflight_training.report import as_text
+from tpu_components.train_model import TrainParams
 
 _EXAMPLES, _SHAPE = 1_281_167, (224, 224, 3)  # ImageNet's.
 

@@ -46,7 +46,7 @@ class Phase:
 
 def start_server(export_dir: Path) -> tuple[subprocess.Popen[str], int]:
     """A server on a free port of the loopback, and that port."""
-    command = [sys.executable, "-m", "pipelines.cli", "serve", str(export_dir), "--port", "0"]
+    command = [sys.executable, "-m", "tpu_pipelines.cli", "serve", str(export_dir), "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert server.stdout is not None
     return server, int(server.stdout.readline().split("http://")[1].split(":")[1].split("/")[0])
@@ -160,7 +160,7 @@ def attacked(port: int, seconds: float) -> Iterator[None]:
 
 def soak(export_dir: Path, seconds: float, phase_seconds: float, tell: Callable[[str], None]) -> list[Phase]:
     """Run quiet and hostile phases in turn until the time is over."""
-    from components.serving.exported import load_model
+    from tpu_components.serving.exported import load_model
 
     images = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), np.uint8)
     model = load_model(export_dir)
@@ -259,7 +259,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         export_dir = arguments.export_dir
         if export_dir is None:
-            command = ["-m", "pipelines.cli", "run", "digits", "--workspace", folder, "--set", "deploy=false"]
+            command = ["-m", "tpu_pipelines.cli", "run", "digits", "--workspace", folder, "--set", "deploy=false"]
             subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
             export_dir = Path(folder) / "digits" / "export"
         phases = soak(export_dir, arguments.minutes * 60, arguments.phase_seconds, lambda line: print(line, flush=True))

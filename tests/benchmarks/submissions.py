@@ -16,17 +16,17 @@ from typing import Any
 
 from google.auth.credentials import AnonymousCredentials
 
-from components.outages import Backoff
-from components.vertex_service import VertexService
-from pipelines.config import load_config
-from pipelines.platforms.jobs import Job, Retrying, Submitter
-from pipelines.platforms.kubeflow import Kubeflow
-from pipelines.platforms.vertex import Vertex
-from pipelines.settings import Settings
-from pipelines.submission import Plan, plan_submission, submit
 from tests.fakes.google_api import GoogleApiServer
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.vertex import FakeVertex
+from tpu_components.core.base.retries import Backoff
+from tpu_components.core.files.vertex_clients import VertexService
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms.jobs import Job, Retrying, Submitter
+from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.platforms.vertex import Vertex
+from tpu_pipelines.submission.submit import Plan, plan_submission, submit
 
 SHARE = 0.3
 THREADS = 48

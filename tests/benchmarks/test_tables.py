@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from components.preflight_training.accuracy import HELD_OUT, accuracy_of
 from tests.benchmarks import precision, truth
 from tests.benchmarks.precision import BFLOAT16, FLOAT32, Trained
+from tpu_components.preflight_training.accuracy import HELD_OUT, accuracy_of
 
 _README = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
 

@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 import simplejpeg
 
-from components.table import lay_out
 from tests.benchmarks.processes import proportional_bytes
 from tests.cli import DATA
+from tpu_components.core.base.terminal import lay_out
 
 _NUM_IMAGES, _NUM_MADE, _CLASSES = 70_000, 10_000, 10
 _COLUMNS = {"writer": "<", "examples/s": ">", "seconds": ">", "CPU s": ">", "MiB at the peak": ">", "MiB written": ">"}
@@ -62,7 +62,15 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="Python of an environment that has tensorflow-datasets")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    ours = [sys.executable, "-m", "components.create_tfrecords", "--validation-fraction", "0", "--test-fraction", "0"]
+    ours = [
+        sys.executable,
+        "-m",
+        "tpu_components.create_tfrecords",
+        "--validation-fraction",
+        "0",
+        "--test-fraction",
+        "0",
+    ]
     with tempfile.TemporaryDirectory(prefix="tfds-") as name:
         images = _make_images(Path(name) / "images")
         commands = {

@@ -25,10 +25,10 @@ from typing import Any
 
 import scipy.stats
 
-from components.machine_spec import Generation, load_catalogue
-from components.preflight_training.accuracy import Accuracy
-from components.preflight_training.estimate import bytes_per_cycle, gradient_bytes, ring_milliseconds
-from components.table import lay_out
+from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.machines.machine_spec import Generation, load_catalogue
+from tpu_components.preflight_training.accuracy import Accuracy
+from tpu_components.preflight_training.estimate import bytes_per_cycle, gradient_bytes, ring_milliseconds
 
 PUBLISHED = Path(__file__).parent / "published_steps.json"
 PROGRAMS = Path(__file__).parent / "compiled_steps.json"
@@ -265,11 +265,11 @@ def compile_programs(wanted: Sequence[str]) -> None:
 
 def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) -> dict[str, float]:
     """Time, arithmetic and trainable values of one device's step, or of one block of it."""
-    from components.interface import ImageInput, Interface, TextInput
-    from components.preflight_training import sandbox
-    from components.preflight_training.compiler import Compilation, Task
-    from components.preflight_training.hlo import OPTIMIZER
-    from components.training_step.hyperparameters import TrainParams
+    from tpu_components.core.examples.interface import ImageInput, Interface, TextInput
+    from tpu_components.core.models.step.hyperparameters import TrainParams
+    from tpu_components.preflight_training import sandbox
+    from tpu_components.preflight_training.compiler import Compilation, Task
+    from tpu_components.preflight_training.hlo import OPTIMIZER
 
     generation = load_generations()[raw["generation"]]
     asked = program["input"]

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from components.machine_spec import PaidMachine
-from components.preflight_training import PreflightParams
-from components.preflight_training.data import DataFacts, HostRate, _cpus
-from components.preflight_training.examining import FEED_BATCH, examine
-from components.preflight_training.findings import MachineReport
-from components.records import Examples, input_bytes
-from pipelines.config import load_config, ready_examples
 from tests.components.ready_data import READY_DATA
+from tpu_components.core.examples.records import Examples, input_bytes
+from tpu_components.core.machines.machine_spec import PaidMachine
+from tpu_components.preflight_training import PreflightParams
+from tpu_components.preflight_training.data import DataFacts, HostRate, _cpus
+from tpu_components.preflight_training.examining import FEED_BATCH, examine
+from tpu_components.preflight_training.findings import MachineReport
+from tpu_pipelines.config.configuration import load_config, ready_examples
 
 _MACHINES = "v5e-1,v5e-8,v6e-8"
 _COLUMNS = "{:<20} {:<7} {:>10} {:>12} {:>10} {:>10} {:>12} {:>10} {:>10} {:>10}"
@@ -26,7 +26,7 @@ _COLUMNS = "{:<20} {:<7} {:>10} {:>12} {:>10} {:>10} {:>12} {:>10} {:>10} {:>10}
 
 def measure_feed(examples: Examples) -> float:
     """Examples per second that this machine gathers from memory; the second epoch's."""
-    from components.feeding import Cut, InMemoryReader
+    from tpu_components.core.examples.feeding import Cut, InMemoryReader
 
     num_examples = len(examples.labels)
     reader = InMemoryReader(examples, Cut(num_examples, min(FEED_BATCH, num_examples)), seed=0)

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from components.create_tfrecords import WriteParams, write_records
-from components.export_model import exporting, verification
-from components.export_model.comparing import Judge
-from components.train_model import TrainParams, train_model
 from tests.components.preflight_training.warm import WarmCompiler
 from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
 from tests.sharing import made_once
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.export_model import exporting, verification
+from tpu_components.export_model.comparing import Judge
+from tpu_components.train_model import TrainParams, train_model
 
 _UNAVOIDABLE_WARNINGS = (
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",  # TensorFlow 2.20 and NumPy 2.
@@ -77,7 +77,7 @@ class _JudgeHere(Judge):
         stdout = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout):
             patch.setattr(sys, "argv", [verification.__file__, *self._words])
-            for name in ("components", "pipelines"):  # It keeps itself from importing them: they come back.
+            for name in ("tpu_components", "tpu_pipelines"):  # It keeps itself from importing them: they come back.
                 patch.setitem(sys.modules, name, sys.modules.get(name))
             runpy.run_path(verification.__file__, run_name="__main__")
         return 0, stdout.getvalue(), ""
@@ -125,7 +125,7 @@ def exported_digits(digits_records: Path, trained_digits: Path, tmp_path_factory
     """The small model's export as a KFP artifact, made by the component as a pipeline does. Not to be written to."""
     from kfp import dsl
 
-    from components.export_model.component import export_model
+    from tpu_components.export_model.component import export_model
 
     def make(folder: Path) -> None:
         exported = dsl.Model(name="exported", uri=str(folder / "export"))
@@ -199,7 +199,7 @@ def trained_reviews(review_records: Path, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="session")
 def exported_reviews(review_records: Path, trained_reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its export. Not to be written to."""
-    from components.export_model import ExportParams, export_model
+    from tpu_components.export_model import ExportParams, export_model
 
     params = ExportParams(max_int8_accuracy_drop=0.1)
 
@@ -212,7 +212,7 @@ def exported_reviews(review_records: Path, trained_reviews: Path, tmp_path_facto
 
 def command_of(step: str, params: Mapping[str, Any], **paths: Path) -> list[str]:
     """The command of one step: `paths` are its files, `params` the fields of its Params."""
-    words = [sys.executable, "-m", f"components.{step}"]
+    words = [sys.executable, "-m", f"tpu_components.{step}"]
     for name, value in {**paths, **params}.items():
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
@@ -247,7 +247,7 @@ def run_step_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
     def run(step: str, params: Any, **paths: Path) -> subprocess.CompletedProcess[str]:
         words = command_of(step, _fields(params), **paths)
         monkeypatch.setattr("sys.argv", words[2:])
-        code = importlib.import_module(f"components.{step}.__main__").main()
+        code = importlib.import_module(f"tpu_components.{step}.__main__").main()
         return subprocess.CompletedProcess(words, code, *capfd.readouterr())
 
     return run

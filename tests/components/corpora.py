@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from components.create_tfrecords import WriteParams
-from components.train_model import TrainParams
+from tpu_components.create_tfrecords import WriteParams
+from tpu_components.train_model import TrainParams
 
 LINES = ("the cat sat on the mat.\n", "a dog ran to the sun.\n", "no cat can run as a dog!\n", "see the red hen.\n")
 TEXT = "".join(itertools.islice(itertools.cycle(LINES), 60)) + "".join(np.random.default_rng(0).permutation(LINES * 8))

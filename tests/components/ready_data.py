@@ -1,7 +1,15 @@
 """What the registered models are trained on: an interface each, and how many examples."""
 
-from components.interface import CLASSIFICATION, IMAGE, LANGUAGE_MODEL, CorpusInput, ImageInput, Interface, TextInput
 from tests.components.conftest import EVERYTHING
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    IMAGE,
+    LANGUAGE_MODEL,
+    CorpusInput,
+    ImageInput,
+    Interface,
+    TextInput,
+)
 
 _MNIST = Interface(ImageInput((28, 28, 1), "raw"), 10)
 _CIFAR10 = Interface(ImageInput((32, 32, 3), "raw"), 10)

@@ -13,18 +13,18 @@ import pytest
 from kfp import dsl
 from sklearn.datasets import load_digits
 
-from components import command_line
-from components.create_tfrecords import WriteParams, write_records
-from components.errors import InputError
-from components.evaluate_model import EvaluateParams, evaluate_model
-from components.evaluation_info import Evaluation
-from components.machine_spec import PaidMachine
-from components.registry.folder import ModelRegistry
-from components.step_inputs import params_from, whole_numbers
-from components.train_model import TrainParams
-from components.train_model.params import Stage
 from tests.fakes.vertex_rules import check_outputs
 from tests.html_page import Page
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import PaidMachine
+from tpu_components.core.registry.folder import ModelRegistry
+from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_components.core.step import command_line
+from tpu_components.core.step.step_inputs import params_from, whole_numbers
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model
+from tpu_components.train_model import TrainParams
+from tpu_components.train_model.params import Stage
 
 _OF_THE_CACHE = ("data_version", "fingerprint")  # Inputs that no step reads: a platform's cache does.
 _STEPS = {
@@ -40,11 +40,11 @@ _STEPS = {
 
 
 def _params(step):
-    return getattr(importlib.import_module(f"components.{step}"), _STEPS[step])
+    return getattr(importlib.import_module(f"tpu_components.{step}"), _STEPS[step])
 
 
 def _component(step):
-    return getattr(importlib.import_module(f"components.{step}.component"), step)
+    return getattr(importlib.import_module(f"tpu_components.{step}.component"), step)
 
 
 def _default(field):
@@ -114,7 +114,7 @@ def test_help_lists_every_field_with_its_meaning(step, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [step, "--help"])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as stopped:
-        importlib.import_module(f"components.{step}.__main__").main()
+        importlib.import_module(f"tpu_components.{step}.__main__").main()
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     for params in (_params(step), *([TrainParams, PaidMachine] if step == "preflight_training" else [])):
@@ -127,7 +127,7 @@ def test_help_lists_every_field_with_its_meaning(step, monkeypatch, capsys):
 
 @pytest.mark.parametrize("step", _STEPS)
 def test_readme_lists_every_field_with_its_default(step):
-    readme = Path(importlib.import_module(f"components.{step}").__file__).with_name("README.md").read_text()
+    readme = Path(importlib.import_module(f"tpu_components.{step}").__file__).with_name("README.md").read_text()
     table = readme.partition("| parameter | default |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
     defaults = {name.strip(" `"): default.strip() for name, default in rows}
@@ -168,7 +168,7 @@ def test_list_source_component_tells_the_same_data_from_others(tmp_path):
             (tmp_path / name / f"{number}.txt").write_text(f"{name} {number}")
     # As a platform hands them on: numbers as floats, tuples as lists.
     data = {"validation_fraction": 0.0, "seed": 3.0, "class_names": ["a", "b"], "num_tokens": 12.0}
-    version = importlib.import_module("components.create_tfrecords.component").list_source.python_func
+    version = importlib.import_module("tpu_components.create_tfrecords.component").list_source.python_func
     first = version(source=f"text:{tmp_path}", data=data)
     assert version(source=f"text:{tmp_path}", data=data) == first
     (tmp_path / "a" / "0.txt").write_text("another text")

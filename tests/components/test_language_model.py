@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
-from components import records
-from components.artifacts import Manifest, ModelInfo
-from components.create_tfrecords import write_records
-from components.deploy_model import DeployParams, deploy_model, deploying, health_check
-from components.errors import InputError
-from components.evaluate_model import EvaluateParams, evaluate_model
-from components.evaluate_model.language_model import compute_language_metrics, score_outputs
-from components.export_model import ExportParams, export_model
-from components.serving.exported import load_model
-from components.serving.inputs import continue_texts
-from components.serving.instances import parse_request, render_predictions
-from components.serving.params import ServeParams
-from components.train_model import train_model
 from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.conftest import judged_here
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, TEXT, corpus_params
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.create_tfrecords import write_records
+from tpu_components.deploy_model import DeployParams, deploy_model, deploying, health_check
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model
+from tpu_components.evaluate_model.language_model import compute_language_metrics, score_outputs
+from tpu_components.export_model import ExportParams, export_model
+from tpu_components.serving.exported import load_model
+from tpu_components.serving.inputs import continue_texts
+from tpu_components.serving.instances import parse_request, render_predictions
+from tpu_components.serving.params import ServeParams
+from tpu_components.train_model import train_model
 
 pytestmark = pytest.mark.heavy  # A language model is trained, judged and exported, several times: 25 s.
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 
 def answers(folder, split="test"):
     """Targets, and the trained model's probabilities of every character."""
-    from components.model_loading.trained import load_trained_model
+    from tpu_components.core.models.trained import load_trained_model
 
     manifest = Manifest.load(folder / "records")
     examples = records.load_split(folder / "records", manifest, split)
@@ -193,7 +193,7 @@ def test_the_exported_model_answers_for_the_last_character_of_each_text(folder):
 
 
 def test_writing_on_is_what_the_whole_model_would_write(folder):
-    from components.model_loading.trained import load_trained_model
+    from tpu_components.core.models.trained import load_trained_model
 
     model, names = load_trained_model(folder / "model"), Manifest.load(folder / "records").class_names
     exported = load_model(folder / "export")

@@ -9,21 +9,21 @@ import socket
 import numpy as np
 import pytest
 
-from components import records
-from components.artifacts import Manifest, ModelInfo
-from components.create_tfrecords import WriteParams, write_records
-from components.errors import InputError
-from components.evaluate_model import EvaluateParams, evaluate_model
-from components.serving.exported import load_model
-from components.serving.inputs import predict_inputs
-from components.serving.instances import parse_request, render_predictions
-from components.serving.params import ServeParams
-from components.serving.server import _announce
-from components.text import load_vocabulary
-from components.train_model import train_model
 from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.conftest import QUICK
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.examples.text import load_vocabulary
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model
+from tpu_components.serving.exported import load_model
+from tpu_components.serving.inputs import predict_inputs
+from tpu_components.serving.instances import parse_request, render_predictions
+from tpu_components.serving.params import ServeParams
+from tpu_components.serving.server import _announce
+from tpu_components.train_model import train_model
 
 pytestmark = pytest.mark.heavy  # A model of texts is trained and exported, and another beside it: 20 s.
 

@@ -8,15 +8,15 @@ import random
 import numpy as np
 import pytest
 
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, write_records
-from components.evaluate_model import EvaluateParams, evaluate_model
-from components.export_model import ExportParams, export_model
-from components.serving.exported import load_model
-from components.serving.inputs import predict_inputs
-from components.serving.instances import render_predictions
-from components.train_model import train_model
 from tests.components.conftest import QUICK, judged_here
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model
+from tpu_components.export_model import ExportParams, export_model
+from tpu_components.serving.exported import load_model
+from tpu_components.serving.inputs import predict_inputs
+from tpu_components.serving.instances import render_predictions
+from tpu_components.train_model import train_model
 
 pytestmark = pytest.mark.heavy  # A model is trained for each task: 10 s.
 

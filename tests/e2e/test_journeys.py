@@ -231,7 +231,7 @@ def _words(command):
     return (
         [sys.executable, "-P", *rest]
         if name == "python"
-        else [sys.executable, "-P", "-m", "pipelines.cli", name, *rest]
+        else [sys.executable, "-P", "-m", "tpu_pipelines.cli", name, *rest]
     )
 
 

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from components.outages import Backoff
-from pipelines import caching, retrain, retrain_history
-from pipelines.cli.main import main
-from pipelines.platforms import jobs
 from tests.fakes.execution import RunOnCpu
 from tests.fakes.google_api import Fault
 from tests.fakes.vertex import FakeVertex, canonical
+from tpu_components.core.base.retries import Backoff
+from tpu_pipelines.cli.main import main
+from tpu_pipelines.pipeline import cache_keys
+from tpu_pipelines.platforms import jobs
+from tpu_pipelines.retraining import retrain, retrain_history
 
 ROOT = "projects/my-project/locations/us-central1/models"
 NUM_TESTED = 400
@@ -43,13 +44,14 @@ REGISTRY = (
 _AS_CI = """
 import datetime, os, sys
 image = os.environ.pop("TPU_PIPELINES_IMAGE")
-from pipelines import compile, retrain, retrain_history
-from pipelines.platforms import jobs
+from tpu_pipelines.pipeline import compile
+from tpu_pipelines.retraining import retrain, retrain_history
+from tpu_pipelines.platforms import jobs
 os.environ["TPU_PIPELINES_IMAGE"] = compile.IMAGE = image  # As in the test's process, which had imported it before.
 shift = datetime.timedelta(seconds=float(sys.argv.pop(1)))
 for module in (jobs, retrain, retrain_history):
     module.now = lambda: datetime.datetime.now(datetime.UTC) + shift
-from pipelines.cli.main import main
+from tpu_pipelines.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -93,12 +95,14 @@ def cloud(bucket, month, tmp_path, monkeypatch):
     with FakeVertex(RunOnCpu(tmp_path / "jobs"), clock=month.now) as fake:
         for name, value in fake.environment(tmp_path).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("pipelines.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.
+        monkeypatch.setattr(
+            "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
+        )  # It was read by now.
         monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
         for module in (jobs, retrain, retrain_history):
             monkeypatch.setattr(module, "now", month.now)
         patient = functools.partial(Backoff, sleep=month.sleep, clock=month.seconds)
-        monkeypatch.setattr("components.outages.Backoff", patient)
+        monkeypatch.setattr("tpu_components.core.base.retries.Backoff", patient)
         yield fake
 
 
@@ -249,8 +253,8 @@ def test_a_month_has_the_right_runs_and_each_once(cloud, ci, month, bucket, monk
         assert (code, needed) == (3, True), ci.said
     nothing_new(24, 25, overrides=equal)
 
-    version = caching.code_version
-    monkeypatch.setattr(caching, "code_version", lambda step: f"{version(step)} and a change")
+    version = cache_keys.code_version
+    monkeypatch.setattr(cache_keys, "code_version", lambda step: f"{version(step)} and a change")
     with day(26):  # The code of the steps is another.
         _, needed, _ = ci(*equal)
         assert needed, ci.said

@@ -10,10 +10,10 @@ import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from components.artifacts import Manifest
-from components.serving.exported import load_model
-from components.serving.instances import render_predictions
 from tests.cli import assert_user_error, readme_model, tpu_pipelines
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.serving.exported import load_model
+from tpu_components.serving.instances import render_predictions
 
 _LABELS = ("above 4", "even", "prime")
 _TRAINING = {"epochs": 1, "batch_size_per_replica": 32, "learning_rate": 0.002}

@@ -10,11 +10,11 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 from sklearn.datasets import load_digits
 
-from pipelines.cli.main import main
 from tests.fakes.execution import RunOnCpu
 from tests.fakes.serving import Containers
 from tests.fakes.vertex import FakeVertex, canonical
 from tests.losing_hosts import HostLoss, arrays
+from tpu_pipelines.cli.main import main
 
 ROOT = "projects/my-project/locations/us-central1/models"
 DATA = "gs://bucket/data/digits.npz"
@@ -48,7 +48,9 @@ def cloud(digits, tmp_path, monkeypatch):
     with containers.running(), FakeVertex(RunOnCpu(tmp_path / "jobs"), serve=containers) as fake:
         for name, value in fake.environment(tmp_path).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("pipelines.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.
+        monkeypatch.setattr(
+            "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
+        )  # It was read by now.
         monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
         yield fake
 

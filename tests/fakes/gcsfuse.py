@@ -40,7 +40,7 @@ def mount_as_told() -> None:
 
 def mount(folder: Path, owner: int) -> None:
     """Keep the rules below a folder, from now to the end of the process."""
-    from components import storage
+    from tpu_components.core.files import storage
 
     storage.BUCKETS_MOUNT = folder
     root = f"{os.path.abspath(folder)}/"

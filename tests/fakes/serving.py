@@ -34,7 +34,7 @@ class Containers:
         log = self._folder / f"container-{len(self._processes)}.log"
         with open(log, "w") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "components.serving"],
+                [sys.executable, "-m", "tpu_components.serving"],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from components import object_stores
+from tpu_components.core.files import object_stores
 
 
 @pytest.fixture(scope="module")

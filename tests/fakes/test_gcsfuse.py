@@ -12,7 +12,8 @@ from tests.fakes import gcsfuse
 
 def run_there(code, folder, owner=None):
     """What a program prints that has the folder mounted; it finds the folder's name in `mount`."""
-    imports = "import errno, fcntl, os, shutil\nfrom pathlib import Path\nfrom components import storage\n"
+    imports = "import errno, fcntl, os, shutil\nfrom pathlib import Path\n"
+    imports += "from tpu_components.core.files import storage\n"
     program = f"{imports}mount = Path({str(folder)!r})\n"
     done = subprocess.run(
         [sys.executable, "-c", program + code],
@@ -109,7 +110,7 @@ except RuntimeError:
 
 def test_a_step_that_may_not_use_the_bucket_is_told_so(files):
     code = """
-from components.errors import InputError
+from tpu_components.core.base.errors import InputError
 try:
     storage.require_writable(mount / "bucket/model")
 except InputError as error:
@@ -169,9 +170,9 @@ def test_a_file_that_is_changed_while_it_is_open_is_stale(files, opened, used, c
 
 def test_a_step_that_meets_a_stale_file_says_so_in_a_sentence(files):
     code = """
-from components.errors import InputError
-from components.outages import PlatformError
-from components.step_record import StepRecord, step_record
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.step.step_record import StepRecord, step_record
 def read(path):
     with open(path, "rb", buffering=0) as file:
         others_write(path, "other")

@@ -37,11 +37,11 @@ from google.cloud import aiplatform_v1 as v1
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2, field_mask_pb2, json_format
 
-from components.container import LOCAL_IMAGE
 from tests.fakes import vertex_rules as rules
 from tests.fakes.execution import Execution, RunOnCpu
 from tests.fakes.google_api import GoogleApiServer, ServiceError, select
 from tests.fakes.google_cloud import GoogleCloud
+from tpu_components.core.base.container_images import LOCAL_IMAGE
 
 PROJECT_NUMBER = "123456789012"
 _SERVICES = (

@@ -20,10 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.container import is_pinned
-from components.export_model.component import export_model
-from components.train_model.component import train_model
-from pipelines import STEPS
 from tests.cli import REPOSITORY
 from tests.fakes import kfp_launcher
 from tests.fakes.kfp_driver import Driver, StepFailedError
@@ -32,6 +28,10 @@ from tests.images.pods import InCluster, WithEngine
 from tests.images.registry import Registry
 from tests.kills.outcome import differences, outcome
 from tests.licences import KNOWN
+from tpu_components.core.base.container_images import is_pinned
+from tpu_components.export_model.component import export_model
+from tpu_components.train_model.component import train_model
+from tpu_pipelines.config.steps import STEPS
 
 NO_CONTAINERS = 5
 # Bytes. In `train`, TensorFlow weighs 0.9 GB, libtpu 0.7, compiled modules 0.3, jaxlib 0.35, the base 0.15.
@@ -148,7 +148,7 @@ def _is_unwanted(entry: tarfile.TarInfo) -> bool:
 
 def _digits(engine: Engine, work: Path, report: _Report) -> None:
     """Run digits in containers, freely and as a careful cluster does, and compare with what the processes left."""
-    for name, module in {"containers": "pipelines.cli", "restricted": "tests.images.restricted"}.items():
+    for name, module in {"containers": "tpu_pipelines.cli", "restricted": "tests.images.restricted"}.items():
         _run_digits(engine, work, name, ["-m", module, "run", "digits", "--runner", "docker"], report)
         for part in _COMPARED:
             left = {of: outcome(work / of / "digits", work / of) for of in ("processes", name)}
@@ -180,7 +180,7 @@ def _kubeflow(engine: Engine, work: Path, report: _Report, kubeconfig: Path | No
     """
     compiled, store = work / "digits.yaml", work / "object-store"
     images = {"TPU_PIPELINES_IMAGE": _tag("train"), "TPU_PIPELINES_STEPS_IMAGE": _tag("steps")}
-    compile_ = [sys.executable, "-P", "-m", "pipelines.cli", "compile", "digits", "--target", "kubeflow"]
+    compile_ = [sys.executable, "-P", "-m", "tpu_pipelines.cli", "compile", "digits", "--target", "kubeflow"]
     room = ", ".join(f"{step}: {{cpu: 2, memory: 8Gi}}" for step in STEPS if step != "deploy_model")
     compile_ += ["--set", "machine=v5e-1", "--set", f"resources={{{room}}}", "--output", str(compiled)]
     subprocess.run(compile_, check=True, capture_output=True, text=True, cwd=REPOSITORY, env={**os.environ, **images})
@@ -235,7 +235,7 @@ def _first_answer() -> bytes:
 
 
 def _start_up(engine: Engine, work: Path, report: _Report) -> None:
-    step = ["-P", "-m", "components.create_tfrecords", "--help"]
+    step = ["-P", "-m", "tpu_components.create_tfrecords", "--help"]
 
     def seconds(call: Callable[[], object]) -> float:
         times = []
@@ -390,7 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in asked.twice:
                 _again(engine, base, name, report)
             if asked.parts != ["push"]:
-                _run_digits(engine, work, "processes", ["-P", "-m", "pipelines.cli", "run", "digits"], report)
+                _run_digits(engine, work, "processes", ["-P", "-m", "tpu_pipelines.cli", "run", "digits"], report)
             for part in asked.parts:
                 parts[part](engine, work, report)
             if asked.gpu:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kfp import local
 
-from pipelines.cli.main import main
+from tpu_pipelines.cli.main import main
 
 USER, GROUP = 12345, 23456
 RESTRICTED: dict[str, Any] = {

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from components.registry.versions import Version
 from tests.kills.outcome import Outcome, differences
 from tests.kills.process import Process, warm_up
 from tests.kills.steps import RUN, WAIT_SECONDS, Step, leftovers, log_of, make_champion, make_steps, write_inputs
+from tpu_components.core.registry.versions import Version
 
 # Whose turn it is, over and over: the cheap ones more often.
 TURNS = (

@@ -86,7 +86,7 @@ def fan_out_steps(shared: Path, asked: Mapping[str, Any]) -> list[Step]:
     def step(name: str, words: list[str], output: str, *outputs: str) -> Step:
         return Step(
             name,
-            "components.predict_batch.fan_out",
+            "tpu_components.predict_batch.fan_out",
             lambda folder: {"": words, **asked, "output": folder / output},
             outputs,
         )

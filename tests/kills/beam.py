@@ -34,10 +34,13 @@ def make_steps(shared: Path, export: Path | None) -> list[Step]:
     params: dict[str, Any] = {"source": f"images:{shared / 'images'}", "num_workers": 1}
     if export:
         params |= {"export": export, "part_examples": 100}
-        module, with_beam = "components.predict_batch", ("components.predict_batch", {"engine": "beam"})
+        module, with_beam = "tpu_components.predict_batch", ("tpu_components.predict_batch", {"engine": "beam"})
     else:
         params["engine_tasks"] = NUM_RANGES
-        module, with_beam = "components.create_tfrecords", ("components.create_tfrecords.engines", {"": ["beam"]})
+        module, with_beam = (
+            "tpu_components.create_tfrecords",
+            ("tpu_components.create_tfrecords.engines", {"": ["beam"]}),
+        )
 
     def step(name: str, module: str, more: Mapping[str, Any]) -> Step:
         return Step(name, module, lambda folder: {**params, **more, "output": folder / OUTPUT}, (OUTPUT,))

@@ -29,7 +29,7 @@ def make_steps(shared: Path) -> list[Step]:
         def words(folder: Path) -> dict[str, Any]:
             return {"": [command, *more.get("words", [])], **more.get("flags", {}), **params, "output": folder / output}
 
-        return Step(name, "components.create_tfrecords.engines", words, (pattern,))
+        return Step(name, "tpu_components.create_tfrecords.engines", words, (pattern,))
 
     writers = [
         step(f"write{number}", "write", "parts", "parts/*.npz", flags={"plan": plan, "number": number})
@@ -37,7 +37,10 @@ def make_steps(shared: Path) -> list[Step]:
     ]
     merge = step("merge", "merge", "records", "records", words=["--parts", *parts], flags={"plan": plan})
     alone = Step(
-        "alone", "components.create_tfrecords", lambda folder: {**params, "output": folder / "records"}, ("records",)
+        "alone",
+        "tpu_components.create_tfrecords",
+        lambda folder: {**params, "output": folder / "records"},
+        ("records",),
     )
     return [step("plan", "plan", "planned", "planned"), *writers, merge, alone]
 

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from components.create_tfrecords import WriteParams, write_records
-from components.train_model.checkpoint import CHECKPOINT_FILE, load_arrays
 from tests.hosts import HostProcesses
 from tests.kills.outcome import differences, outcome
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.train_model.checkpoint import CHECKPOINT_FILE, load_arrays
 
 _GOLDEN = 0.6180339887498949  # Multiples of it, without their whole part, fill [0, 1) evenly.
 _CODES = {137: "killed", 134: "lost another", 0: "done"}
 
 
 def _command(arguments: argparse.Namespace, records: Path, output: Path) -> list[str]:
-    words = [sys.executable, "-m", "components.train_model", "--records", str(records), "--output", str(output)]
+    words = [sys.executable, "-m", "tpu_components.train_model", "--records", str(records), "--output", str(output)]
     words += ["--model", arguments.model, "--epochs", str(arguments.epochs), "--backend", "jax", "--accelerator", "cpu"]
     words += ["--batch-size-per-replica", str(arguments.batch // arguments.hosts), "--precision", "float32"]
     words += ["--residency", arguments.residency, "--sharding", arguments.sharding]

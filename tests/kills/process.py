@@ -36,7 +36,12 @@ def warm_up() -> None:
         "jinja2",
     ):
         importlib.import_module(name)
-    for name in ("ai_edge_litert.interpreter", "google.cloud.storage", "kfp.local", "pipelines.training_pipeline"):
+    for name in (
+        "ai_edge_litert.interpreter",
+        "google.cloud.storage",
+        "kfp.local",
+        "tpu_pipelines.pipeline.training_pipeline",
+    ):
         importlib.import_module(name)
 
 
@@ -45,7 +50,7 @@ class Command:
     """A module's command line.
 
     Attributes:
-        module: A package with a command line, as `components.train_model`, or a module; run as `python -m` does.
+        module: A package with a command line, as `tpu_components.train_model`, or a module; run as `python -m` does.
         words: Its arguments.
         environment: What it sees beside our own.
         folder: Where it writes; changes elsewhere are not counted.

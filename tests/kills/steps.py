@@ -164,7 +164,7 @@ def make_steps(shared: Path) -> list[Step]:
             here = {"registry": folder / "registry", "model_name": _NAME} if name == "deploy_model" else {}
             return {**words, **here, "output": folder / output}
 
-        return Step(name, f"components.{name}", all_words, (output, *outputs), copies)
+        return Step(name, f"tpu_components.{name}", all_words, (output, *outputs), copies)
 
     return [
         step("create_tfrecords", "records", {"source": source, "num_workers": 2}),
@@ -182,7 +182,7 @@ def make_steps(shared: Path) -> list[Step]:
         ),
         Step(
             RUN,
-            "pipelines.cli",
+            "tpu_pipelines.cli",
             lambda folder: {"": [RUN, _NAME, *sets], "workspace": folder / "runs"},
             (
                 *(f"runs/{_NAME}/{name}" for name in (*_PUBLISHED.values(), "summary.json")),

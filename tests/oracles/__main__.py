@@ -7,10 +7,10 @@ writes `components/evaluate_model/intervals.md`; a number after it is the most d
 import argparse
 from pathlib import Path
 
-from components.table import lay_out
 from tests.oracles.figures import deviations
 from tests.oracles.intervals import simulate_all
 from tests.oracles.steps import deviations_elsewhere
+from tpu_components.core.base.terminal import lay_out
 
 _BACKENDS = ("tensorflow", "jax")
 

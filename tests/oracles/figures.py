@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from components.evaluate_model.language_model import compute_language_metrics, score_outputs
-from components.evaluate_model.metrics import compute_metrics
-from components.evaluate_model.multi_label import compute_multi_label_metrics
-from components.evaluate_model.regression import compute_regression_metrics
-from components.interface import Regression
-from components.metric_table import scalars
 from tests.oracles import definitions
 from tests.oracles.cases import cases
+from tpu_components.core.examples.interface import Regression
+from tpu_components.core.results.metric_table import scalars
+from tpu_components.evaluate_model.language_model import compute_language_metrics, score_outputs
+from tpu_components.evaluate_model.metrics import compute_metrics
+from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
+from tpu_components.evaluate_model.regression import compute_regression_metrics
 
 TOP_K = 3
 

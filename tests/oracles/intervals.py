@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from components.evaluate_model import EvaluateParams
-from components.evaluate_model.baseline import find_baseline
-from components.evaluate_model.chance import ModelFigures, find_chance
-from components.evaluate_model.gate import decide
-from components.evaluate_model.influence import influences, language_influences
-from components.evaluate_model.language_model import score_outputs
-from components.evaluate_model.slices import find_slices
-from components.interface import Classification, MultiLabel, Regression
-from components.metric_table import direction
+from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
+from tpu_components.core.results.metric_table import direction
+from tpu_components.evaluate_model import EvaluateParams
+from tpu_components.evaluate_model.baseline import find_baseline
+from tpu_components.evaluate_model.chance import ModelFigures, find_chance
+from tpu_components.evaluate_model.gate import decide
+from tpu_components.evaluate_model.influence import influences, language_influences
+from tpu_components.evaluate_model.language_model import score_outputs
+from tpu_components.evaluate_model.slices import find_slices
 
 CONFIDENCE = 0.95
 _NUM_IN_POOL = 40_000

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from components import device
-from components.interface import CorpusInput, ImageInput, Interface
-from components.train_model import TrainParams
 from tests.oracles import training
+from tpu_components.core.examples.interface import CorpusInput, ImageInput, Interface
+from tpu_components.core.machines import device
+from tpu_components.train_model import TrainParams
 
 
 def _interface(task: str) -> Interface:
@@ -58,7 +58,7 @@ def deviations_elsewhere(backend: str) -> dict[str, float]:
 def _compare(task: str, optimizer: str, jit_compile: bool) -> dict[str, float]:
     import tensorflow as tf
 
-    from components.training_step.compiling import compile_model
+    from tpu_components.core.models.step.compiling import compile_model
 
     params = TrainParams(
         "by hand",

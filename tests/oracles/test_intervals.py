@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import components.evaluate_model
-from components.evaluate_model.chance import compare, find_interval
-from components.evaluate_model.influence import influences
-from components.interface import Classification, MultiLabel
-from components.metric_table import HIGHER
+import tpu_components.evaluate_model
 from tests.oracles import intervals
+from tpu_components.core.examples.interface import Classification, MultiLabel
+from tpu_components.core.results.metric_table import HIGHER
+from tpu_components.evaluate_model.chance import compare, find_interval
+from tpu_components.evaluate_model.influence import influences
 
-_TABLE = Path(components.evaluate_model.__file__).with_name("intervals.md")
+_TABLE = Path(tpu_components.evaluate_model.__file__).with_name("intervals.md")
 _NOMINAL = 0.05
 
 

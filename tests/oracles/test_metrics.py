@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from components.evaluate_model.baseline import find_baseline
-from components.evaluate_model.metrics import compute_metrics
-from components.metric_table import METRICS
 from tests.oracles.cases import cases
 from tests.oracles.figures import compute, deviations
+from tpu_components.core.results.metric_table import METRICS
+from tpu_components.evaluate_model.baseline import find_baseline
+from tpu_components.evaluate_model.metrics import compute_metrics
 
 _CASES = {f"{task}, {name}": (task, targets, outputs) for task, name, targets, outputs in cases()}
 _PERMUTABLE = [name for name, (task, *_) in _CASES.items() if task in ("classification", "multi_label")]

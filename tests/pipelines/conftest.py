@@ -48,7 +48,9 @@ def federated(fake, tmp_path, monkeypatch):
     """What a user sets in a CI system, with the fake in the service's place."""
     for name, value in fake.environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("pipelines.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.
+    monkeypatch.setattr(
+        "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
+    )  # It was read by now.
 
 
 @pytest.fixture(scope="session")

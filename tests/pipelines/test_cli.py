@@ -15,7 +15,7 @@ HEAVY += ("google.protobuf", "google.auth", "google.api_core")
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys, pipelines.cli as cli\n"
+        "import sys, tpu_pipelines.cli as cli\n"
         "try: cli.main(['--help'])\n"
         f"except SystemExit: print([m for m in {HEAVY!r} if m in sys.modules])"
     )
@@ -25,8 +25,8 @@ def test_help_imports_nothing_heavy():
 
 
 def test_exit_codes_are_those_of_the_steps():
-    from components import command_line
-    from pipelines.cli import options
+    from tpu_components.core.step import command_line
+    from tpu_pipelines.cli import options
 
     names = ("DONE", "FAILED", "BAD_INPUT", "REJECTED")
     assert [getattr(options, name) for name in names] == [getattr(command_line, name) for name in names]
@@ -82,7 +82,7 @@ def test_predict_leaves_out_the_labels_of_the_arrays_that_were_trained_on(finish
 
 def test_predict_imports_no_tensorflow(finished_run, pictures):
     code = (
-        "import sys, pipelines.cli as cli\n"
+        "import sys, tpu_pipelines.cli as cli\n"
         f"cli.main(['predict', {str(finished_run[0] / 'digits' / 'export')!r}, {str(pictures[0] / '0.png')!r}])\n"
         "print([m for m in ('tensorflow', 'keras', 'jax', 'kfp') if m in sys.modules])"
     )
@@ -91,7 +91,7 @@ def test_predict_imports_no_tensorflow(finished_run, pictures):
 
 
 def _piped(workspace, content, *flags):
-    words = [sys.executable, "-m", "pipelines.cli", "predict", "digits", "-", "--workspace", str(workspace), *flags]
+    words = [sys.executable, "-m", "tpu_pipelines.cli", "predict", "digits", "-", "--workspace", str(workspace), *flags]
     return subprocess.run(words, input=content, capture_output=True, check=False)
 
 

@@ -7,11 +7,11 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from components import progress
-from pipelines.cli import options
-from pipelines.cli.options import STATES, show_text, tell_error, tell_hint
-from pipelines.config import load_config
 from tests.cli import assert_user_error, tpu_pipelines_here
+from tpu_components.core.base import progress
+from tpu_pipelines.cli import options
+from tpu_pipelines.cli.options import STATES, show_text, tell_error, tell_hint
+from tpu_pipelines.config.configuration import load_config
 
 
 class Terminal(io.StringIO):
@@ -68,7 +68,9 @@ def test_quiet_leaves_hints_and_progress_out_but_no_error(terminal, monkeypatch)
 
 def test_flags_say_how_loud_a_command_and_its_steps_are(monkeypatch):
     heard = []
-    monkeypatch.setattr("pipelines.machines.as_table", lambda *_: heard.append(progress.is_quiet()) or "table")
+    monkeypatch.setattr(
+        "tpu_pipelines.config.machines.as_table", lambda *_: heard.append(progress.is_quiet()) or "table"
+    )
     assert tpu_pipelines_here("machines", "--quiet").returncode == 0
     assert tpu_pipelines_here("machines").returncode == 0
     assert heard == [True, False]
@@ -77,7 +79,7 @@ def test_flags_say_how_loud_a_command_and_its_steps_are(monkeypatch):
 
 
 def test_what_the_steps_print_is_passed_on_as_loud_as_asked(monkeypatch):
-    from pipelines.run_local import _StepOutput
+    from tpu_pipelines.runs.run_local import _StepOutput
 
     said = {}
     for loudness in ("", progress.QUIET, progress.VERBOSE):
@@ -95,7 +97,7 @@ def test_the_version_is_that_of_the_package():
 
 
 _COMPLETED = """
-eval "$({python} -m pipelines.cli completion bash)"
+eval "$({python} -m tpu_pipelines.cli completion bash)"
 complete_words() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_tpu_pipelines; echo "${{COMPREPLY[@]}}"; }}
 complete_words tpu-pipelines pref
 complete_words tpu-pipelines run dig

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from components import storage
-from components.errors import InputError
-from components.registry.folder import ModelRegistry
-from pipelines import versions
-from pipelines.cli.main import main
 from tests.registered import write_model
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.registry.folder import ModelRegistry
+from tpu_pipelines.cli.main import main
+from tpu_pipelines.runs import versions
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_limit_on_the_size_of_files_is_named(tmp_path):
 
 def test_output_that_is_full_is_named_and_output_that_is_closed_is_left_out(tmp_path):
     def run(redirected):
-        command = f'"{sys.executable}" -m pipelines.cli schema {redirected}'
+        command = f'"{sys.executable}" -m tpu_pipelines.cli schema {redirected}'
         return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
 
     full, closed = run("> /dev/full"), run(">&-")

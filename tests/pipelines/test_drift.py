@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams
-from components.data_sketch import DataSketch
-from components.deploy_model.params import DeployParams
-from components.deploy_model.vertex import VertexTarget
-from components.errors import InputError
-from components.registry.opening import open_registry
-from components.version_sketches import sketch_at
-from pipelines.cli.main import main
-from pipelines.config import load_config
-from pipelines.data_drift import sketch_sample
-from pipelines.retrain import Occasion, decide_here
 from tests.cli import QUICK
 from tests.registered import write_model
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.version_sketches import sketch_at
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.registry.opening import open_registry
+from tpu_components.create_tfrecords import WriteParams
+from tpu_components.deploy_model.params import DeployParams
+from tpu_components.deploy_model.vertex import VertexTarget
+from tpu_pipelines.cli.main import main
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.retraining.retrain import Occasion, decide_here
+from tpu_pipelines.runs.data_drift import sketch_sample
 
 
 def test_a_version_keeps_what_its_data_are_compared_by(finished_run, tmp_path, capsys):
@@ -110,13 +110,13 @@ def test_a_folder_of_pictures_is_refused_with_the_command_that_writes_records_of
     photos = str(tmp_path / "photos")
     assert main(["drift", photos, "--against", photos]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"`python -m components.create_tfrecords --source images:{photos} --output FOLDER`" in said
+    assert f"`python -m tpu_components.create_tfrecords --source images:{photos} --output FOLDER`" in said
     assert main(["drift", str(tmp_path / "nowhere"), "--against", photos]) == 2
     assert "there is no such file" in capsys.readouterr().err
 
 
 def test_a_sample_is_the_same_share_of_every_split(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.data_drift.MOST_MEASURED", 200)
+    monkeypatch.setattr("tpu_pipelines.runs.data_drift.MOST_MEASURED", 200)
     sketch = sketch_sample(WriteParams("sklearn:digits"))
     assert 200 <= sketch.num_examples <= 203
     assert min(sketch.class_counts.values()) > 8

@@ -7,19 +7,19 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 
-from components.create_tfrecords.component import list_source
-from components.vertex_service import VertexService
-from pipelines import caching
-from pipelines.config import load_config
-from pipelines.platforms.kubeflow import Kubeflow
-from pipelines.platforms.vertex import Vertex
-from pipelines.schedule import upsert
-from pipelines.settings import Settings
-from pipelines.submission import plan_submission
 from tests.fakes import execution, kubeflow
 from tests.fakes.execution_cache import ABSENT, AS_WRITTEN, FILLED_IN, ExecutionCache
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.vertex import FakeVertex
+from tpu_components.core.files.vertex_clients import VertexService
+from tpu_components.create_tfrecords.component import list_source
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.pipeline import cache_keys
+from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.platforms.vertex import Vertex
+from tpu_pipelines.submission.schedule import upsert
+from tpu_pipelines.submission.submit import plan_submission
 
 _SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://bucket/runs")
 _OVERRIDES = ("machine=v5e-4", "data.source=images:gs://bucket/photos", "training.batch_size_per_replica=8")
@@ -103,9 +103,9 @@ def test_equal_work_is_trained_once_and_different_work_again(photos, monkeypatch
 
     plain, larger, seeded = job(), job("machine=v5e-8"), job("training.seed=1")
     judged_otherwise = job("gate.top_k=2")
-    monkeypatch.setattr(caching, "code_version", lambda step: f"other code of {step}")
+    monkeypatch.setattr(cache_keys, "code_version", lambda step: f"other code of {step}")
     of_other_code = job()
-    monkeypatch.setattr("pipelines.compile.IMAGE", "europe-docker.pkg.dev/p/r/steps@sha256:1")
+    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "europe-docker.pkg.dev/p/r/steps@sha256:1")
     in_other_image = job()
     work = [plain, plain, larger, seeded, judged_otherwise, of_other_code, in_other_image, in_other_image]
     for defaults in (ABSENT, AS_WRITTEN, FILLED_IN):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from components.create_tfrecords.parts import Task, Written
-from components.create_tfrecords.preparing import Prepared
+from tpu_components.create_tfrecords.parts import Task, Written
+from tpu_components.create_tfrecords.preparing import Prepared
 
 
 class Engine(Protocol):

@@ -1,15 +1,15 @@
-"""Write records by several commands or by Beam: `python -m components.create_tfrecords.engines plan|write|merge|…`."""
+"""Records by several commands or Beam: `python -m tpu_components.create_tfrecords.engines plan|write|merge|…`."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
-from components import command_line
-from components.create_tfrecords import WriteParams
-from components.create_tfrecords.engines import beam, fan_out
+from tpu_components.core.step import command_line
+from tpu_components.create_tfrecords import WriteParams
+from tpu_components.create_tfrecords.engines import beam, fan_out
 
-_PROGRAM = "python -m components.create_tfrecords.engines"
+_PROGRAM = "python -m tpu_components.create_tfrecords.engines"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,16 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components import command_line, storage
-from components.beam.options import complete
-from components.beam.running import call_for_each
-from components.create_tfrecords.engines import fan_out
-from components.create_tfrecords.params import WriteParams, WriteResult
-from components.create_tfrecords.preparing import Prepared
-from components.create_tfrecords.sources.kinds import find_location
-from components.create_tfrecords.telling import STEP
-from components.errors import InputError
-from components.outages import PlatformError
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.files import storage
+from tpu_components.core.sources.kinds import find_location
+from tpu_components.core.sources.params import WriteParams, WriteResult
+from tpu_components.core.step import command_line
+from tpu_components.core.work.beam.options import complete
+from tpu_components.core.work.beam.running import call_for_each
+from tpu_components.create_tfrecords.engines import fan_out
+from tpu_components.create_tfrecords.log_messages import STEP
+from tpu_components.create_tfrecords.preparing import Prepared
 
 _PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
@@ -76,7 +77,15 @@ def _write_by(python: str, params: WriteParams, directory: Path) -> WriteResult:
         InputError: If it met a user's mistake, or cannot be started.
         PlatformError: If it fails.
     """
-    words = [python, "-P", "-m", "components.create_tfrecords.engines", "beam", "--output", str(directory.absolute())]
+    words = [
+        python,
+        "-P",
+        "-m",
+        "tpu_components.create_tfrecords.engines",
+        "beam",
+        "--output",
+        str(directory.absolute()),
+    ]
     try:
         process = subprocess.Popen(
             [*words, *command_line.flags_of(params)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -18,22 +18,23 @@ from pathlib import Path
 
 import numpy as np
 
-from components import fingerprint, progress, storage
-from components.create_tfrecords.encoders import Encoder
-from components.create_tfrecords.engines.files import check_part, is_saved, load_part, save_part
-from components.create_tfrecords.engines.local import LocalEngine
-from components.create_tfrecords.engines.tasks import load_tasks, save_tasks
-from components.create_tfrecords.params import WriteParams, WriteResult
-from components.create_tfrecords.parts import Task, Written, write_part
-from components.create_tfrecords.planning import DatasetPlan, plan_dataset
-from components.create_tfrecords.preparing import Prepared, prepare, require_even
-from components.create_tfrecords.telling import STEP
-from components.create_tfrecords.words import Survey
-from components.create_tfrecords.writer import write_records
-from components.errors import InputError
-from components.schema import JsonFile
-from components.share import Share
-from components.workers import ahead, in_threads
+from tpu_components.core.base import fingerprint, progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.partition import Share
+from tpu_components.core.files import storage
+from tpu_components.core.files.typed_json import JsonFile
+from tpu_components.core.sources.params import WriteParams, WriteResult
+from tpu_components.core.work.workers import ahead, in_threads
+from tpu_components.create_tfrecords.encoders import Encoder
+from tpu_components.create_tfrecords.engines.files import check_part, is_saved, load_part, save_part
+from tpu_components.create_tfrecords.engines.local import LocalEngine
+from tpu_components.create_tfrecords.engines.tasks import load_tasks, save_tasks
+from tpu_components.create_tfrecords.log_messages import STEP
+from tpu_components.create_tfrecords.parts import Task, Written, write_part
+from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from tpu_components.create_tfrecords.preparing import Prepared, prepare, require_even
+from tpu_components.create_tfrecords.words import Survey
+from tpu_components.create_tfrecords.writer import write_records
 
 _PLAN_FILE = "plan.json"
 _WORDS_FILE = "words.npz"

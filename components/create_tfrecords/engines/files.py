@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from components import schema, storage
-from components.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
-from components.create_tfrecords.parts import BOOKS, Part
-from components.create_tfrecords.sources.columns import pick
-from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.unpacking import read_arrays
-from components.errors import InputError
-from components.records import DamagedRecordError, read_fields
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
+from tpu_components.core.examples.records import DamagedRecordError, read_fields
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.sources.columns import pick
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.unpacking import read_arrays
+from tpu_components.create_tfrecords.parts import BOOKS, Part
 
 _COLUMNS = ("kept", *BOOKS)
 
@@ -62,7 +62,7 @@ def load_part(uri: str, key: str) -> tuple[Part, bytes]:
     try:
         stored = read_arrays(uri, storage.read_bytes(uri))
         received, content = str(stored["key"]), stored["content"].tobytes()
-        bad = schema.read(schema.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
+        bad = typed_json.read(typed_json.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
         books: dict[str, Any] = {name: stored[name] for name in _COLUMNS if name in stored}
         part = Part(uri, digests=stored["digests"].tobytes(), bad=bad, **books)
         _check_books(part, content)

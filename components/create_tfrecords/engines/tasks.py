@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from components import schema, storage
-from components.create_tfrecords.parts import content_of
-from components.create_tfrecords.sources.listing import Listing
-from components.create_tfrecords.sources.spans import Span, Spans
-from components.create_tfrecords.unpacking import read_arrays
-from components.errors import InputError
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.spans import Span, Spans
+from tpu_components.core.sources.unpacking import read_arrays
+from tpu_components.create_tfrecords.parts import content_of
 
 # Labels, keys, contents and hashes of a task's examples, as `write_part` takes them.
 Arguments = tuple[list[Any], list[str], Any, np.ndarray | None]
@@ -79,7 +79,7 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
     """
     try:
         arrays = read_arrays(uri, storage.read_bytes(uri))
-        told = schema.decode(arrays["told"].tobytes())
+        told = typed_json.decode(arrays["told"].tobytes())
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"Cannot read the tasks {uri}: expected a file that the step has written whole, received {error!r}. Remove "

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from components import records
-from components.errors import InputError, describe
-from components.export_model.formats.trained import TrainedModel
-from components.interface import CorpusInput, ImageInput
+from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.examples import records
+from tpu_components.core.examples.interface import CorpusInput, ImageInput
+from tpu_components.export_model.formats.trained import TrainedModel
 
 
 def write_float(trained: TrainedModel, path: Path) -> str:

@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components import records
-from components.export_model.formats.trained import TrainedModel
-from components.images import middle
-from components.interface import (
+from tpu_components.core.examples import records
+from tpu_components.core.examples.images import middle
+from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     CORPUS,
     IMAGE,
@@ -19,7 +18,8 @@ from components.interface import (
     ImageInput,
     TextInput,
 )
-from components.text import load_vocabulary, tokenizer_ops
+from tpu_components.core.examples.text import load_vocabulary, tokenizer_ops
+from tpu_components.export_model.formats.trained import TrainedModel
 
 # What export.json says of the signatures, by the kind of input.
 INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from components.artifacts import FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
-from components.export_model.formats.litert import write_float, write_int8
-from components.export_model.formats.saved_model import write_saved_model
-from components.export_model.formats.trained import TrainedModel
+from tpu_components.core.examples.artifacts import FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
+from tpu_components.export_model.formats.litert import write_float, write_int8
+from tpu_components.export_model.formats.saved_model import write_saved_model
+from tpu_components.export_model.formats.trained import TrainedModel
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from components import records
-from components.artifacts import ModelInfo
-from components.interface import TASKS, ImageInput
-from components.model_loading.lookup import UNITS_LAYER
-from components.model_loading.stepping import StepModel
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import ModelInfo
+from tpu_components.core.examples.interface import TASKS, ImageInput
+from tpu_components.core.models.lookup import UNITS_LAYER
+from tpu_components.core.models.stepping import StepModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TrainedModel:
         """The model up to standardised numbers, of a regression; one of images takes pixels as float32."""
         import keras
 
-        from components.model_loading.trained import load_trained_model
+        from tpu_components.core.models.trained import load_trained_model
 
         is_of_images = isinstance(self.info.input, ImageInput)
         model = load_trained_model(self.model_dir, input_dtype="float32") if is_of_images else self.model

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from components.create_tfrecords.sources.columns import Files, Names, Pieces, pick
-from components.storage import StoredFile
+from tpu_components.core.files.storage import StoredFile
+from tpu_components.core.sources.columns import Files, Names, Pieces, pick
 
 
 def test_files_of_four_gibibytes_and_more_keep_their_size():

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from components import create_tfrecords as package
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, WriteResult
-from components.create_tfrecords.component import create_tfrecords
-from components.errors import InputError
+from tpu_components import create_tfrecords as package
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.create_tfrecords import WriteParams, WriteResult
+from tpu_components.create_tfrecords.component import create_tfrecords
 
 README = Path(package.__file__).with_name("README.md")
 
@@ -81,6 +81,6 @@ def test_the_readme_has_every_parameter_with_its_default():
 
 
 def test_the_readme_names_every_source():
-    from components.create_tfrecords.sources.kinds import SOURCES
+    from tpu_components.core.sources.kinds import SOURCES
 
     assert [name for name in SOURCES if f"| `{name}:" not in README.read_text()] == []

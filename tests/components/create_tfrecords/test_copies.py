@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components import records
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, write_records
-from components.create_tfrecords.copies import connect, find_alike, look_at, thin_out
-from components.errors import InputError
-from components.identities import identify, load_copied, load_identities
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.example_ids import identify, load_copied, load_identities
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.create_tfrecords.copies import connect, find_alike, look_at, thin_out
 
 
 def _photo(seed: int, size: tuple[int, int] = (96, 128)) -> Image.Image:

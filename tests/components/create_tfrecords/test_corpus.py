@@ -3,14 +3,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from components import records, storage
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, plan_dataset, write_records
-from components.create_tfrecords.corpus import list_passages, read_corpus
-from components.errors import InputError
-from components.generation import Alphabet
-from components.interface import PADDING, UNKNOWN
 from tests.components.corpora import TEXT, corpus_params
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.generation import Alphabet
+from tpu_components.core.examples.interface import PADDING, UNKNOWN
+from tpu_components.core.files import storage
+from tpu_components.core.sources.passages import list_passages, read_corpus
+from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
 
 def written(params, directory):

@@ -3,11 +3,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, write_records
-from components.create_tfrecords.data_page import render_page
 from tests.browser import assert_opens, needs_browser
 from tests.html_page import Page
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.create_tfrecords.data_page import render_page
 
 NO_COPIES = {"exact": 0, "near": 0, "left_out": 0, "contradictory": 0, "across_splits": 0, "sets": []}
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components import records
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, write_records
 from tests.components.create_tfrecords.test_large_sources import write_tar
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.create_tfrecords import WriteParams, write_records
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

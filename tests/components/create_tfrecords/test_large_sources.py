@@ -10,13 +10,13 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from components import storage
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, plan_dataset, unpacking, write_records
-from components.create_tfrecords.sources import parquet
-from components.create_tfrecords.sources.kinds import list_examples
-from components.errors import InputError
-from components.records import encode_example, frame_record, load_split
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.records import encode_example, frame_record, load_split
+from tpu_components.core.files import storage
+from tpu_components.core.sources import parquet, unpacking
+from tpu_components.core.sources.kinds import list_examples
+from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -1,4 +1,4 @@
-"""Claims about `python -m components.create_tfrecords`."""
+"""Claims about `python -m tpu_components.create_tfrecords`."""
 
 import dataclasses
 import json
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.create_tfrecords import WriteParams
 
 ROOT = Path(__file__).parents[3]
 
 
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "components.create_tfrecords", *map(str, arguments)]
+    command = [sys.executable, "-m", "tpu_components.create_tfrecords", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 

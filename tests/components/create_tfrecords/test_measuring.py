@@ -4,9 +4,11 @@ import json
 import numpy as np
 import pytest
 
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, encoders, parts, write_records
-from components.create_tfrecords.measuring import (
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.images import size_of_image
+from tpu_components.core.examples.interface import IMAGE, TEXT
+from tpu_components.create_tfrecords import WriteParams, encoders, parts, write_records
+from tpu_components.create_tfrecords.measuring import (
     FIGURES,
     NOT_MEASURED,
     count_labels,
@@ -14,8 +16,6 @@ from components.create_tfrecords.measuring import (
     is_measured,
     measure_pictures,
 )
-from components.images import size_of_image
-from components.interface import IMAGE, TEXT
 
 
 def noise(*shape):

@@ -4,8 +4,8 @@ import doctest
 
 import pytest
 
-from components.create_tfrecords import sharding
-from components.create_tfrecords.sharding import plan_shards
+from tpu_components.create_tfrecords import sharding
+from tpu_components.create_tfrecords.sharding import plan_shards
 
 
 @pytest.mark.parametrize("num_examples", [1, 2, 5, 97, 1000])

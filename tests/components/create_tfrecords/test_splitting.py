@@ -5,9 +5,10 @@ import doctest
 import numpy as np
 import pytest
 
-from components.artifacts import SPLITS
-from components.create_tfrecords import splitting
-from components.create_tfrecords.splitting import assign_splits, hash_unit, storage_order, tell_apart
+from tpu_components.core.examples.artifacts import SPLITS
+from tpu_components.core.sources.name_hashes import hash_unit
+from tpu_components.create_tfrecords import splitting
+from tpu_components.create_tfrecords.splitting import assign_splits, storage_order, tell_apart
 
 KEYS = [f"img/{i}.png" for i in range(1000)]
 LABELS = np.arange(1000) % 7

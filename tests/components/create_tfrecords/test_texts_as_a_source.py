@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from components import records
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, plan_dataset, write_records
-from components.create_tfrecords.sources.keras_datasets import _from_word_ids
-from components.errors import InputError
-from components.text import load_vocabulary
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.text import load_vocabulary
+from tpu_components.core.sources.keras_datasets import _from_word_ids
+from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
 TRAIN = {"good": ["a fine fine film", "fine film, fine"], "poor": ["a dull film", "dull dull <br /> dull"]}
 TEST = {"good": ["fine unheard-of words"], "poor": ["a dull film"]}

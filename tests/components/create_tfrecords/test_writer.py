@@ -16,13 +16,13 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from components import storage
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, encoders, merging, parts, plan_dataset, write_records
-from components.create_tfrecords.preparing import prepare
-from components.errors import InputError
-from components.images import ImageRule, decode_pixels
-from components.records import load_split, tensorflow
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.images import ImageRule, decode_pixels
+from tpu_components.core.examples.records import load_split, tensorflow
+from tpu_components.core.files import storage
+from tpu_components.create_tfrecords import WriteParams, encoders, merging, parts, plan_dataset, write_records
+from tpu_components.create_tfrecords.preparing import prepare
 
 ROOT = Path(__file__).parents[3]
 ALL_TRAIN = {"validation_fraction": 0, "test_fraction": 0}
@@ -511,7 +511,8 @@ def test_a_killed_run_leaves_no_half_artifact_and_a_second_run_gives_the_same_by
     params = WriteParams(array_source, num_workers=1)
     out = tmp_path / "killed" / "out"
     code = (
-        "import time; from components.create_tfrecords import *; from components.create_tfrecords import merging; "
+        "import time; from tpu_components.create_tfrecords import *; "
+        "from tpu_components.create_tfrecords import merging; "
         "add = merging.Merger.add; merging.Merger.add = lambda *a: (add(*a), print('written', flush=True), "
         "time.sleep(60)); "
         f"from pathlib import Path; write_records({params!r}, Path({str(out)!r}))"

@@ -8,7 +8,11 @@ import pytest
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from components.artifacts import (
+from tests.registered import write_model
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.drift.comparison import Shift
+from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.examples.artifacts import (
     TRAIN,
     Distribution,
     Manifest,
@@ -18,12 +22,10 @@ from components.artifacts import (
     Split,
     TargetStatistics,
 )
-from components.data_sketch import DataSketch
-from components.deploy_model import DeployParams
-from components.deploy_model.card import CardFacts, read_facts, write_card
-from components.drift import Shift
-from components.errors import InputError
-from components.evaluation_info import (
+from tpu_components.core.examples.interface import CorpusInput, ImageInput, TextInput
+from tpu_components.core.models.trained import load_trained_model
+from tpu_components.core.registry.folder import ModelRegistry
+from tpu_components.core.results.evaluation_info import (
     Baseline,
     Decision,
     Difference,
@@ -33,12 +35,10 @@ from components.evaluation_info import (
     Slice,
     Unseen,
 )
-from components.export_info import ComparedOn, ExportInfo, FormatFacts, Output
-from components.interface import CorpusInput, ImageInput, TextInput
-from components.metric_table import task_metrics
-from components.model_loading.trained import load_trained_model
-from components.registry.folder import ModelRegistry
-from tests.registered import write_model
+from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
+from tpu_components.core.results.metric_table import task_metrics
+from tpu_components.deploy_model import DeployParams
+from tpu_components.deploy_model.card import CardFacts, read_facts, write_card
 
 IMAGES = ImageInput((8, 8, 1), "raw")
 TEXTS = TextInput(5, 100, "a" * 64, "words", "start")

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 
-from components.artifacts import Manifest
-from components.data_sketch import DataSketch
-from components.deploy_model import DeployParams, deploy_model
-from components.errors import InputError
-from components.evaluate_model import EvaluateParams, evaluate_model
-from components.registry.folder import ModelRegistry
-from components.registry.signing import verify_version
 from tests.signing_keys import write_keys
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.registry.folder import ModelRegistry
+from tpu_components.core.registry.signing import verify_version
+from tpu_components.deploy_model import DeployParams, deploy_model
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
 

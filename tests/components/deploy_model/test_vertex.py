@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 from google.auth.credentials import AnonymousCredentials
 
-from components import storage
-from components.deploy_model.params import DeployParams
-from components.deploy_model.vertex import VertexTarget
-from components.errors import InputError
-from components.evaluate_model.champion import Champion, find_champion
-from components.evaluation_info import RegisteredChampion
-from components.outages import Backoff, PlatformError
-from components.registry.signing import verify_folder, verify_version
-from components.registry.versions import model_digest
-from components.registry.vertex import VertexRegistry
-from components.serving.params import ServeParams
-from components.vertex_service import VertexService
 from tests.fakes.clock import Clock
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex, canonical
 from tests.registered import write_model
 from tests.signing_keys import write_keys
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import Backoff, PlatformError
+from tpu_components.core.files import storage
+from tpu_components.core.files.vertex_clients import VertexService
+from tpu_components.core.registry.signing import verify_folder, verify_version
+from tpu_components.core.registry.versions import model_digest
+from tpu_components.core.registry.vertex import VertexRegistry
+from tpu_components.core.results.evaluation_info import RegisteredChampion
+from tpu_components.deploy_model.params import DeployParams
+from tpu_components.deploy_model.vertex import VertexTarget
+from tpu_components.evaluate_model.champion import Champion, find_champion
+from tpu_components.serving.params import ServeParams
 
 ROOT = "projects/my-project/locations/us-west1/models"
 PARAMS = DeployParams(

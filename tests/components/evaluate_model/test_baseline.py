@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from sklearn import metrics as judge
 
-from components.evaluate_model import EvaluateParams
-from components.evaluate_model.baseline import find_baseline, find_language_baseline
-from components.evaluate_model.gate import decide
-from components.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from tpu_components.evaluate_model import EvaluateParams
+from tpu_components.evaluate_model.baseline import find_baseline, find_language_baseline
+from tpu_components.evaluate_model.gate import decide
 
 _NAMES = ("pos", "neg", "other")
 

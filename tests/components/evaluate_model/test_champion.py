@@ -5,12 +5,12 @@ import shutil
 import h5py
 import pytest
 
-from components.errors import InputError
-from components.evaluate_model import EvaluateParams, evaluate_model
-from components.evaluate_model.champion import Champion, find_champion
-from components.evaluation_info import RegisteredChampion
-from components.registry.folder import ModelRegistry
-from components.registry.versions import model_digest
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.registry.folder import ModelRegistry
+from tpu_components.core.registry.versions import model_digest
+from tpu_components.core.results.evaluation_info import RegisteredChampion
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model
+from tpu_components.evaluate_model.champion import Champion, find_champion
 
 _FACTS = {"metrics": {}, "reasons": [], "lineage": {}}
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from components.evaluate_model.chance import ModelFigures, compare, compare_shares, find_chance
-from components.evaluate_model.influence import influences, jackknife
-from components.evaluate_model.metrics import compute_metrics
-from components.evaluate_model.multi_label import compute_multi_label_metrics
-from components.evaluate_model.regression import compute_regression_metrics
-from components.interface import Classification, MultiLabel, Regression
-from components.metric_table import METRICS, direction, scalars, task_metrics
+from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
+from tpu_components.core.results.metric_table import METRICS, direction, scalars, task_metrics
+from tpu_components.evaluate_model.chance import ModelFigures, compare, compare_shares, find_chance
+from tpu_components.evaluate_model.influence import influences, jackknife
+from tpu_components.evaluate_model.metrics import compute_metrics
+from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
+from tpu_components.evaluate_model.regression import compute_regression_metrics
 
 _NUM_COMPARISONS = 2000
 _NUMBERS = Regression(mean=(0.0, 0.0), std=(1.0, 5.0))

@@ -8,14 +8,14 @@ import h5py
 import numpy as np
 import pytest
 
-from components import records
-from components.artifacts import Manifest, ModelInfo, file_sha256
-from components.create_tfrecords import WriteParams, write_records
-from components.errors import InputError
-from components.evaluate_model import EvaluateParams, evaluate_model, evaluation
-from components.evaluate_model.metrics import compute_metrics
-from components.identities import load_identities
-from components.metric_table import scalars
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo, file_sha256
+from tpu_components.core.examples.example_ids import load_identities
+from tpu_components.core.results.metric_table import scalars
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model, evaluation
+from tpu_components.evaluate_model.metrics import compute_metrics
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
 
@@ -100,7 +100,9 @@ def test_result_does_not_depend_on_the_batch_size(digits_records, trained_digits
 
 
 def test_same_batch_size_gives_the_same_numbers_again(digits_records, trained_digits, tmp_path, monkeypatch):
-    monkeypatch.setattr("components.page.now", lambda: "2026-11-22 09:30 UTC")  # Its minute may end between the two.
+    monkeypatch.setattr(
+        "tpu_components.core.pages.page.now", lambda: "2026-11-22 09:30 UTC"
+    )  # Its minute may end between the two.
     for name in ("once", "again"):
         evaluate_model(_CPU, digits_records, trained_digits, tmp_path / name)
     assert _scored(tmp_path / "once") == _scored(tmp_path / "again")

@@ -3,10 +3,10 @@ import re
 
 import pytest
 
-from components.errors import InputError
-from components.evaluate_model import EvaluateParams
-from components.evaluate_model.gate import decide
-from components.evaluation_info import Decision, Difference
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.results.evaluation_info import Decision, Difference
+from tpu_components.evaluate_model import EvaluateParams
+from tpu_components.evaluate_model.gate import decide
 
 _GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
 

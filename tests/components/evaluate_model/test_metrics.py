@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from sklearn import metrics as judge
 
-from components.errors import InputError
-from components.evaluate_model.metrics import compute_metrics, macro_notes
-from components.metric_table import scalars
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.results.metric_table import scalars
+from tpu_components.evaluate_model.metrics import compute_metrics, macro_notes
 
 
 def _names(num_classes):

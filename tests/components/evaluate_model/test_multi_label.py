@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from sklearn import metrics as judge
 
-from components.errors import InputError
-from components.evaluate_model.multi_label import compute_multi_label_metrics
-from components.metric_table import scalars, task_metrics
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.results.metric_table import scalars, task_metrics
+from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
 
 
 def _random(num_examples, num_classes, digits=6, seed=0):

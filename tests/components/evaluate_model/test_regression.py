@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from sklearn import metrics as judge
 
-from components.errors import InputError
-from components.evaluate_model.regression import compute_regression_metrics
-from components.interface import Regression
-from components.metric_table import scalars, task_metrics
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import Regression
+from tpu_components.core.results.metric_table import scalars, task_metrics
+from tpu_components.evaluate_model.regression import compute_regression_metrics
 
 
 def _random(num_examples, num_targets, seed=0):

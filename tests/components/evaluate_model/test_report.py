@@ -5,21 +5,21 @@ import re
 import numpy as np
 import pytest
 
-from components.evaluate_model.baseline import find_baseline
-from components.evaluate_model.metrics import compute_metrics
-from components.evaluate_model.multi_label import compute_multi_label_metrics
-from components.evaluate_model.regression import compute_regression_metrics
-from components.evaluate_model.report import (
+from tests.browser import assert_opens, find, needs_browser, photograph
+from tests.html_page import Page
+from tpu_components.core.examples.interface import Regression
+from tpu_components.core.results.evaluation_info import Difference
+from tpu_components.evaluate_model.baseline import find_baseline
+from tpu_components.evaluate_model.metrics import compute_metrics
+from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
+from tpu_components.evaluate_model.regression import compute_regression_metrics
+from tpu_components.evaluate_model.report import (
     LabelPrediction,
     NumberPrediction,
     Prediction,
     ReportContent,
     render_report,
 )
-from components.evaluation_info import Difference
-from components.interface import Regression
-from tests.browser import assert_opens, find, needs_browser, photograph
-from tests.html_page import Page
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;"
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.artifacts import Manifest
-from components.create_tfrecords import WriteParams, write_records
-from components.errors import InputError
-from components.evaluate_model import EvaluateParams
-from components.evaluate_model.gate import decide
-from components.evaluate_model.slices import check_slices, find_slices
-from components.interface import Classification, MultiLabel, Regression
-from components.records import read_batches
-from components.slice_values import load_slices
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
+from tpu_components.core.examples.records import read_batches
+from tpu_components.core.examples.slice_values import load_slices
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.evaluate_model import EvaluateParams
+from tpu_components.evaluate_model.gate import decide
+from tpu_components.evaluate_model.slices import check_slices, find_slices
 
 _FIGURES = {"accuracy": 0.9}
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components import records
-from components.artifacts import Manifest, ModelInfo
-from components.create_tfrecords import WriteParams, write_records
-from components.errors import InputError
-from components.export_model import ExportParams, comparing, export_model, exporting, verification
-from components.export_model.params import Compared
-from components.interface import ImageInput, Interface
-from components.model_loading.trained import load_trained_model, predict
-from components.registry.versions import version_digest
-from components.serving.exported import load_model
-from components.serving.inputs import predict_inputs
-from components.train_model import train_model
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.models.trained import load_trained_model, predict
+from tpu_components.core.registry.versions import version_digest
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.export_model import ExportParams, comparing, export_model, exporting, verification
+from tpu_components.export_model.params import Compared
+from tpu_components.serving.exported import load_model
+from tpu_components.serving.inputs import predict_inputs
+from tpu_components.train_model import train_model
 
 # What a server does: it knows the export and nothing of this project.
 _SERVE = """
@@ -57,7 +57,7 @@ def test_images(digits_records):
 
 @pytest.fixture(scope="module")
 def expected(trained_digits, test_images):
-    from components import device
+    from tpu_components.core.machines import device
 
     device.prepare("tensorflow", "cpu", 1, "float32")
     return predict(load_trained_model(trained_digits), test_images, 32)

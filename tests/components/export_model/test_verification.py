@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.export_info import with_spread
-from components.export_model import verification
-from components.export_model.formats.table import FORMATS
-from components.interface import MultiLabel, Regression
+from tpu_components.core.examples.interface import MultiLabel, Regression
+from tpu_components.core.results.export_info import with_spread
+from tpu_components.export_model import verification
+from tpu_components.export_model.formats.table import FORMATS
 
 _SOURCE = Path(verification.__file__)
 
@@ -37,7 +37,7 @@ def test_verification_cannot_import_this_project_even_if_it_wanted_to(tmp_path):
         f"space = runpy.run_path({str(_SOURCE)!r})\n"
         f"folder = space['Path']({str(tmp_path)!r})\n"
         "space['main'](folder, folder, ['float=model.tflite'])\n"  # There is nothing to verify.
-        "for name in ('components', 'pipelines', 'components.models'):\n"
+        "for name in ('tpu_components', 'tpu_pipelines', 'tpu_components.core.models.ready'):\n"
         "    try:\n"
         "        __import__(name)\n"
         "    except ImportError:\n"

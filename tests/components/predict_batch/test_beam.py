@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components import command_line, storage
-from components.errors import InputError
-from components.predict_batch import PredictParams, predict_batch
 from tests import beam
 from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import same_files
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.step import command_line
+from tpu_components.predict_batch import PredictParams, predict_batch
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_where_beam_is_not_installed_it_is_said_what_to_do(export_dir, params, t
     ("fields", "message"),
     [
         ({"engine": "bean"}, "engine must be one of local, beam. Received: engine='bean'. Did you mean 'beam'?"),
-        ({"engine": "fan_out"}, "Several commands are those of components.predict_batch.fan_out."),
+        ({"engine": "fan_out"}, "Several commands are those of tpu_components.predict_batch.fan_out."),
         ({"beam_options": {"--region": "us"}}, "must have names of Beam's options, as .* Received: '--region'"),
     ],
 )
@@ -181,7 +182,7 @@ def test_the_wrapper_writes_what_the_step_alone_writes(export_dir, params, tmp_p
     beam.require_beam()
     script = (
         "import json, sys, types\n"
-        "from components.predict_batch.component import predict_with_beam\n"
+        "from tpu_components.predict_batch.component import predict_with_beam\n"
         "exported, predictions = (types.SimpleNamespace(path=path, metadata={}) for path in sys.argv[1:3])\n"
         "asked = {'part_examples': 4.0, 'beam_options': {'direct_num_workers': '1'}}\n"
         "number = predict_with_beam.python_func(exported, predictions, sys.argv[3], asked)\n"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from components import storage
-from components.errors import InputError
-from components.predict_batch import PredictParams, fan_out, predict_batch, predicting
-from components.predict_batch.component import answer_range, merge_answers
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.predict_batch import PredictParams, fan_out, predict_batch, predicting
+from tpu_components.predict_batch.component import answer_range, merge_answers
 
 
 @pytest.fixture(scope="module")

@@ -10,23 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components import storage
-from components.artifacts import KEY_FEATURE, Manifest, file_crc32c
-from components.create_tfrecords import WriteParams, write_records
-from components.errors import InputError
-from components.images import encode_png
-from components.interface import ImageInput
-from components.predict_batch import PredictParams, predict_batch, predicting
-from components.predict_batch.begun import Begun
-from components.predict_batch.inputs import Reader, UnusableError
-from components.predict_batch.joining import predict_to_file
-from components.predict_batch.planning import plan_answers
-from components.records import encode_example, frame_record, load_split
-from components.serving.exported import load_model
-from components.serving.inputs import predict_inputs
-from components.text import Tokenizer, load_vocabulary
-from pipelines.summary import Summary
 from tests.cli import assert_user_error, tpu_pipelines_here
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import KEY_FEATURE, Manifest, file_crc32c
+from tpu_components.core.examples.images import encode_png
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.examples.records import encode_example, frame_record, load_split
+from tpu_components.core.examples.text import Tokenizer, load_vocabulary
+from tpu_components.core.files import storage
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.predict_batch import PredictParams, predict_batch, predicting
+from tpu_components.predict_batch.inputs import Reader, UnusableError
+from tpu_components.predict_batch.joining import predict_to_file
+from tpu_components.predict_batch.planning import plan_answers
+from tpu_components.predict_batch.resume_state import Begun
+from tpu_components.serving.exported import load_model
+from tpu_components.serving.inputs import predict_inputs
+from tpu_pipelines.runs.summary import Summary
 
 
 def read_lines(folder, pattern="predictions-*.jsonl"):

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from components.interface import ImageInput, Interface
-from components.machine_spec import load_catalogue
-from components.preflight_training import sandbox
-from components.preflight_training.compiler import Compilation, Outcome, Task
-from components.preflight_training.estimate import bytes_per_cycle
-from components.train_model import TrainParams
 from tests.components.preflight_training.warm import WarmCompiler
 from tests.sharing import made_once
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.machines.machine_spec import load_catalogue
+from tpu_components.preflight_training import sandbox
+from tpu_components.preflight_training.compiler import Compilation, Outcome, Task
+from tpu_components.preflight_training.estimate import bytes_per_cycle
+from tpu_components.train_model import TrainParams
 
 DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)
 SMALL: Mapping[str, Any] = {"filters": 4, "units": 8}  # Of digits_cnn; compiles in half a second.

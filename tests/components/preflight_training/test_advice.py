@@ -2,14 +2,14 @@ import dataclasses
 
 import pytest
 
-from components.interface import ImageInput, Interface
-from components.preflight_training.accuracy import Accuracy
-from components.preflight_training.advice import advise, compare
-from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
-from components.preflight_training.data import DataFacts, HostRate
-from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
-from components.preflight_training.findings import Cost, MachineReport
-from components.preflight_training.largest_batch import LargestBatch
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.preflight_training.accuracy import Accuracy
+from tpu_components.preflight_training.advice import advise, compare
+from tpu_components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
+from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_components.preflight_training.estimate import EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.findings import Cost, MachineReport
+from tpu_components.preflight_training.largest_batch import LargestBatch
 
 _DATA = DataFacts(
     Interface(ImageInput((32, 32, 3), "raw"), 10), 50_000, 50_000 * 3072, HostRate(9_000.0, 20_000.0, True, 256)

@@ -6,14 +6,6 @@ import re
 
 import pytest
 
-from components.device import choose_precision
-from components.errors import InputError
-from components.interface import LANGUAGE_MODEL, CorpusInput, Interface
-from components.machine_spec import load_catalogue
-from components.preflight_training import sandbox
-from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
-from components.train_model.params import Stage
-from pipelines.config import load_config, ready_examples
 from tests.components.conftest import EVERYTHING
 from tests.components.preflight_training.conftest import (
     DENSE,
@@ -24,6 +16,14 @@ from tests.components.preflight_training.conftest import (
     make_task,
 )
 from tests.components.ready_data import READY_DATA, everything_for
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, Interface
+from tpu_components.core.machines.device import choose_precision
+from tpu_components.core.machines.machine_spec import load_catalogue
+from tpu_components.preflight_training import sandbox
+from tpu_components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
+from tpu_components.train_model.params import Stage
+from tpu_pipelines.config.configuration import load_config, ready_examples
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")
 
@@ -222,16 +222,16 @@ _TRAIN = """
 import sys
 import jax
 jax.config.update("jax_dump_ir_to", sys.argv.pop(1))
-from components.train_model.__main__ import main
+from tpu_components.train_model.__main__ import main
 assert main() == 0
 """
 _LOWER = """
 import dataclasses, json, os, pathlib, sys
-from components import device
+from tpu_components.core.machines import device
 device.prepare("jax", "cpu", 2, "mixed_bfloat16")
 import jax, keras
 keras.distribution.set_distribution(None)  # The compiler's process knows of no devices.
-from components.preflight_training import compiler
+from tpu_components.preflight_training import compiler
 from tests.components.preflight_training.conftest import DIGITS, TRAINING
 from tests.components.preflight_training.test_compiler import without_places
 changes = json.loads(sys.argv[2])
@@ -356,7 +356,7 @@ def test_a_model_is_built_and_checked_without_tensorflow(warm):
     code = """
 import sys
 from keras.src.utils import module_utils
-from components.preflight_training import compiler
+from tpu_components.preflight_training import compiler
 from tests.components.preflight_training.conftest import make_task
 
 class Refuses:

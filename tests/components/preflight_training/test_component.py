@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from components.errors import InputError
-from components.preflight_training.component import preflight_training
+from tpu_components.core.base.errors import InputError
+from tpu_components.preflight_training.component import preflight_training
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")
 

@@ -9,12 +9,12 @@ import types
 import numpy as np
 import pytest
 
-from components import schema
-from components.artifacts import TRAIN, Manifest
-from components.create_tfrecords import WriteParams, write_records
-from components.errors import InputError
-from components.preflight_training import data
-from components.preflight_training.data import DataFacts, load_facts
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import TRAIN, Manifest
+from tpu_components.core.files import typed_json
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.preflight_training import data
+from tpu_components.preflight_training.data import DataFacts, load_facts
 
 
 def _load(records, cache_dir, in_memory_mib=4096):
@@ -36,7 +36,7 @@ def test_the_import_of_tensorflow_is_no_part_of_a_rate(digits_records, tmp_path)
     """In a process of its own, as on the command line: importing takes longer than what is measured."""
     code = (
         "import pathlib, sys\n"
-        "from components.preflight_training import data\n"
+        "from tpu_components.preflight_training import data\n"
         "data._rate = lambda open_pass: (float('tensorflow' in sys.modules),) * 3\n"
         "facts = data.load_facts(pathlib.Path(sys.argv[1]), 256, 4096, 1000, pathlib.Path(sys.argv[2]))\n"
         "print(facts.host.read_per_second)\n"
@@ -69,7 +69,7 @@ def test_rates_are_measured_once_per_data_set_and_reader(digits_records, tmp_pat
     first = _load(digits_records, tmp_path)
     assert _load(digits_records, tmp_path) == first  # To the last digit: read from the file.
     (kept,) = tmp_path.glob("data-*.json")
-    assert schema.read(json.loads(kept.read_text())["content"], DataFacts) == first
+    assert typed_json.read(json.loads(kept.read_text())["content"], DataFacts) == first
     _load(digits_records, tmp_path, in_memory_mib=0)
     assert len(list(tmp_path.glob("data-*.json"))) == 2
 

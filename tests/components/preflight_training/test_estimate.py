@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from components.machine_spec import load_catalogue
-from components.preflight_training import estimate
-from components.preflight_training.accuracy import Accuracy
-from components.preflight_training.estimate import (
+from tpu_components.core.machines.machine_spec import load_catalogue
+from tpu_components.preflight_training import estimate
+from tpu_components.preflight_training.accuracy import Accuracy
+from tpu_components.preflight_training.estimate import (
     StepTime,
     bytes_per_cycle,
     gradient_bytes,
@@ -15,7 +15,7 @@ from components.preflight_training.estimate import (
     time_layers,
     time_step,
 )
-from components.preflight_training.hlo import Collective, LayerCost, MatrixProduct, ProgramCost
+from tpu_components.preflight_training.hlo import Collective, LayerCost, MatrixProduct, ProgramCost
 
 
 @pytest.fixture(autouse=True)

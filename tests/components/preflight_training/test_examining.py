@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from components.errors import InputError
-from components.interface import ImageInput, Interface
-from components.machine_spec import PaidMachine, parse_machine
-from components.preflight_training import PreflightParams, examining, preflight_training
-from components.preflight_training.data import DataFacts, HostRate
-from components.preflight_training.examining import examine
-from components.preflight_training.params import timeout_seconds
-from components.train_model import TrainParams
 from tests.components.preflight_training.conftest import DENSE
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.machines.machine_spec import PaidMachine, parse_machine
+from tpu_components.preflight_training import PreflightParams, examining, preflight_training
+from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_components.preflight_training.examining import examine
+from tpu_components.preflight_training.params import timeout_seconds
+from tpu_components.train_model import TrainParams
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from components import schema
-from components.preflight_training.hlo import (
+from tpu_components.core.files import typed_json
+from tpu_components.preflight_training.hlo import (
     OPTIMIZER,
     OTHER,
     Collective,
@@ -361,16 +361,16 @@ def test_cost_survives_json():
         "  %s = f32[8,128] all-reduce(%p), to_apply=%fused",
     )
     cost = _cost(line, _work("w", 5), computations=[condition, body])
-    assert schema.read(json.loads(json.dumps(dataclasses.asdict(cost))), ProgramCost) == cost
+    assert typed_json.read(json.loads(json.dumps(dataclasses.asdict(cost))), ProgramCost) == cost
 
 
 _COUNT = """
 import dataclasses, json, os, sys
 import keras
-from components.interface import ImageInput, Interface
-from components.preflight_training import compiler
-from components import schema
-from components.preflight_training.hlo import read_cost
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.preflight_training import compiler
+from tpu_components.core.files import typed_json as schema
+from tpu_components.preflight_training.hlo import read_cost
 from tests.components.preflight_training.conftest import TRAINING, make_compilation
 model, shape, machine = sys.argv[1], tuple(json.loads(sys.argv[2])), sys.argv[3]
 keras.config.set_dtype_policy("mixed_bfloat16")

@@ -1,6 +1,6 @@
 import pytest
 
-from components.preflight_training.largest_batch import (
+from tpu_components.preflight_training.largest_batch import (
     LargestBatch,
     Trial,
     estimate_largest_batch,

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from components.errors import InputError
-from components.machine_spec import PaidMachine
-from components.preflight_training import PreflightParams
-from components.train_model import TrainParams
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import PaidMachine
+from tpu_components.preflight_training import PreflightParams
+from tpu_components.train_model import TrainParams
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from components.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
-from components.interface import ImageInput, Interface
-from components.preflight_training.accuracy import Accuracy
-from components.preflight_training.data import DataFacts, HostRate
-from components.preflight_training.estimate import EpochTime, LayerTime, StepTime
-from components.preflight_training.findings import Cost, MachineReport, PreflightReport
-from components.preflight_training.largest_batch import LargestBatch
-from components.preflight_training.report import as_text, write_report
 from tests.html_page import Page
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.preflight_training.accuracy import Accuracy
+from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_components.preflight_training.estimate import EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.findings import Cost, MachineReport, PreflightReport
+from tpu_components.preflight_training.largest_batch import LargestBatch
+from tpu_components.preflight_training.report import as_text, write_report
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }}"
 _KIND = "Vertex AI's price, on demand: 1.15 × Compute Engine's"

@@ -16,16 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import InputError
-from components.preflight_training import sandbox
-from components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Outcome
-from tests.components.preflight_training.conftest import (
-    LIMITS,
-    SMALL,
-    compile_one,
-    make_compilation,
-    make_task,
-)
+from tests.components.preflight_training.conftest import LIMITS, SMALL, compile_one, make_compilation, make_task
+from tpu_components.core.base.errors import InputError
+from tpu_components.preflight_training import sandbox
+from tpu_components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Outcome
 
 _MODEL = """
 def build_model(image_shape, num_classes):
@@ -188,8 +182,8 @@ def test_missing_compiler_says_what_to_install(tmp_path):
             (site / entry.name).symlink_to(entry)
     script = (
         f"import sys; sys.path = [p for p in sys.path if p != {str(packages)!r}] + [{str(site)!r}, {os.getcwd()!r}]\n"
-        "from components.preflight_training.sandbox import require_compiler\n"
-        "from components.errors import InputError\n"
+        "from tpu_components.preflight_training.sandbox import require_compiler\n"
+        "from tpu_components.core.base.errors import InputError\n"
         "try:\n    require_compiler()\nexcept InputError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -20,10 +20,10 @@ from typing import Any, TextIO
 
 import pytest
 
-from components import schema
-from components.errors import InputError
-from components.preflight_training import compiler, sandbox
-from components.preflight_training.compiler import Compilation, Outcome, Task
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import typed_json
+from tpu_components.preflight_training import compiler, sandbox
+from tpu_components.preflight_training.compiler import Compilation, Outcome, Task
 
 SOCKET_VARIABLE = "TPU_PIPELINES_TESTS_SOCKET"  # Path of the socket on which tests/conftest.py has it listen.
 
@@ -120,7 +120,7 @@ def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if "code" in request:
         yield _run(request["code"], request["arguments"])
         return
-    task, cache_dir = schema.read(request["task"], Task), Path(request["cache_dir"])
+    task, cache_dir = typed_json.read(request["task"], Task), Path(request["cache_dir"])
     yield from compiler._serve(task, [Compilation(**one) for one in request["compilations"]], cache_dir)
 
 

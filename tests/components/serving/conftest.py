@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from components import records
-from components.artifacts import Manifest
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import Manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def start_server(export_dir, tmp_path_factory) -> Start:
 
     def with_flags(*flags: str) -> contextlib.AbstractContextManager[Server]:
         log = tmp_path_factory.mktemp("server") / "stderr"
-        return _start(log, "pipelines.cli", "serve", str(export_dir), "--port", "0", *flags)
+        return _start(log, "tpu_pipelines.cli", "serve", str(export_dir), "--port", "0", *flags)
 
     return with_flags
 
@@ -101,7 +101,7 @@ def start_container(tmp_path) -> Start:
     """What the image runs, told everything by environment variables."""
 
     def with_variables(**variables: str) -> contextlib.AbstractContextManager[Server]:
-        return _start(tmp_path / "stderr", "components.serving", environment=variables)
+        return _start(tmp_path / "stderr", "tpu_components.serving", environment=variables)
 
     return with_variables
 

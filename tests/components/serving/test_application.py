@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pytest
 
-from components.interface import ImageInput
-from components.serving import application
-from components.serving.application import Application
-from components.serving.exported import ExportedModel
-from components.serving.params import ServeParams
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.serving import application
+from tpu_components.serving.application import Application
+from tpu_components.serving.exported import ExportedModel
+from tpu_components.serving.params import ServeParams
 
 BODY = b'{"instances": [[[7]]]}'
 _ONE_PIXEL = ImageInput((1, 1, 1), "raw")

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from components.serving.batching import Batcher
+from tpu_components.serving.batching import Batcher
 
 
 class Model:

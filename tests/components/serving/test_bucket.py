@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from components import storage
-from components.errors import InputError
-from components.registry.signing import sign_version
-from components.serving import server
-from components.serving.params import ServeParams
 from tests.signing_keys import write_keys
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.registry.signing import sign_version
+from tpu_components.serving import server
+from tpu_components.serving.params import ServeParams
 
 
 @pytest.fixture

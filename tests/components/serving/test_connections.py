@@ -9,9 +9,9 @@ import socket
 import pytest
 import uvicorn
 
-from components.serving import connections
-from components.serving.connections import Connection, Places, connection_limit, head_fault
-from components.serving.server import _AcceptErrors, _Server
+from tpu_components.serving import connections
+from tpu_components.serving.connections import Connection, Places, connection_limit, head_fault
+from tpu_components.serving.server import _AcceptErrors, _Server
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.errors import InputError
-from components.export_model import verification
-from components.serving.exported import load_model
-from components.serving.inputs import predict_inputs
+from tpu_components.core.base.errors import InputError
+from tpu_components.export_model import verification
+from tpu_components.serving.exported import load_model
+from tpu_components.serving.inputs import predict_inputs
 
 
 @pytest.mark.parametrize(("use_int8", "file"), [(False, "model.tflite"), (True, "model_int8.tflite")])

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from components.serving.fairness import FairQueue, FairThreads, HeldBytes, NoRoomError
+from tpu_components.serving.fairness import FairQueue, FairThreads, HeldBytes, NoRoomError
 
 
 def run(coroutine):

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.errors import InputError
-from components.generation import Alphabet
-from components.images import ImageRule, decode_pixels
-from components.interface import CorpusInput, ImageInput
-from components.serving.exported import ExportedModel, PromptReader
-from components.serving.instances import TooLargeError, parse_image, parse_request, render_predictions
-from components.serving.kserve import parse_infer
-from components.serving.params import ServeParams
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.generation import Alphabet
+from tpu_components.core.examples.images import ImageRule, decode_pixels
+from tpu_components.core.examples.interface import CorpusInput, ImageInput
+from tpu_components.serving.exported import ExportedModel, PromptReader
+from tpu_components.serving.instances import TooLargeError, parse_image, parse_request, render_predictions
+from tpu_components.serving.kserve import parse_infer
+from tpu_components.serving.params import ServeParams
 
 LIMITS = ServeParams(max_instances=4, max_image_pixels=10_000)
 GREY, COLOUR = (2, 3, 1), (2, 3, 3)

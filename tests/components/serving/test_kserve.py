@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.interface import ImageInput
-from components.serving.application import Application
-from components.serving.exported import ExportedModel
-from components.serving.metrics import Metrics
-from components.serving.params import ServeParams
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.serving.application import Application
+from tpu_components.serving.exported import ExportedModel
+from tpu_components.serving.metrics import Metrics
+from tpu_components.serving.params import ServeParams
 
 _SHAPE = ImageInput((2, 2, 1), "raw")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import InputError
-from components.serving import __main__ as serving_main
-from components.serving import params, server
-from components.serving.params import ServeParams, key_to_verify, vertex_defaults
-from pipelines import cli
+from tpu_components.core.base.errors import InputError
+from tpu_components.serving import __main__ as serving_main
+from tpu_components.serving import params, server
+from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
+from tpu_pipelines import cli
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_key_that_did_not_arrive_is_refused():
     assert key_to_verify("other.pub", {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"}) == "other.pub"
 
 
-@pytest.mark.parametrize("command", ["tpu-pipelines serve", "python -m components.serving"])
+@pytest.mark.parametrize("command", ["tpu-pipelines serve", "python -m tpu_components.serving"])
 def test_every_command_that_serves_heeds_the_flag_and_the_variable(command, tmp_path, monkeypatch, capsys):
     keys = []
     monkeypatch.setattr(server, "serve", lambda uri, params, version="": keys.append(params.verify))

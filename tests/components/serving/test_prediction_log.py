@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import tests
-from components.errors import InputError
-from components.interface import ImageInput
-from components.serving.application import Application
-from components.serving.exported import ExportedModel
-from components.serving.params import ServeParams
-from components.serving.prediction_log import PredictionLog
-from components.serving.server import _open_log
 from tests.components.serving.test_application import BODY, Model, call
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.serving.application import Application
+from tpu_components.serving.exported import ExportedModel
+from tpu_components.serving.params import ServeParams
+from tpu_components.serving.prediction_log import PredictionLog
+from tpu_components.serving.server import _open_log
 
 _INPUT = ImageInput((1, 1, 1), "raw")
 _SURE = np.array([[0.25, 0.75]], np.float32)
@@ -107,14 +107,14 @@ def test_no_answer_waits_for_a_file_that_takes_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(log, "_file", Slow())
     with monkeypatch.context() as impatient:
-        impatient.setattr("components.serving.prediction_log._END_SECONDS", 0.1)
+        impatient.setattr("tpu_components.serving.prediction_log._END_SECONDS", 0.1)
         for _ in range(5000):
             log.add(model_of(), _SURE, 0.001)
         log.close()
     assert not taken
     assert log._waiting.qsize() <= 1000
     go_on.set()
-    monkeypatch.setattr("components.serving.prediction_log._END_SECONDS", 60)
+    monkeypatch.setattr("tpu_components.serving.prediction_log._END_SECONDS", 60)
     log.close()
 
 

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components import serving
-from components.serving.exported import load_model
-from components.serving.server import _SHUTDOWN_SECONDS, _listen
 from tests.cli import REPOSITORY, assert_user_error, tpu_pipelines_here
+from tpu_components import serving
+from tpu_components.serving.exported import load_model
+from tpu_components.serving.server import _SHUTDOWN_SECONDS, _listen
 
 
 def png(image, size=None):
@@ -177,7 +177,7 @@ def test_server_imports_no_training_code(server):
 
 def test_server_modules_are_those_of_its_image():
     """It runs where only the packages of its own lock are installed, and no step's code is."""
-    code = "import sys, components.serving.server, components.serving.__main__; print(*sys.modules)"
+    code = "import sys, tpu_components.serving.server, tpu_components.serving.__main__; print(*sys.modules)"
     before, after = (
         set(subprocess.run([sys.executable, "-c", c], capture_output=True, text=True, check=True).stdout.split())
         for c in ("import sys; print(*sys.modules)", code)
@@ -185,11 +185,10 @@ def test_server_modules_are_those_of_its_image():
     loaded = after - before
     assert not {name for name in loaded if name.split(".")[0] in ("tensorflow", "keras", "kfp", "jax", "google.cloud")}
     assert "model_signing" not in loaded, "whoever verifies nothing does not wait for it"
-    ours = {name.split(".")[1] for name in loaded if name.startswith("components.")}
-    assert {name for name in ours if not (REPOSITORY / "components" / f"{name}.py").is_file()} == {
-        "serving",
-        "registry",
-    }
+    copied = re.findall(r"^COPY components/(\S+)", (REPOSITORY / "docker" / "serving.Dockerfile").read_text(), re.M)
+    names = {f"tpu_components.{place.replace('/', '.')}" for place in copied}
+    ours = {name for name in loaded if name.startswith("tpu_components.") and name != "tpu_components.core"}
+    assert {name for name in ours if not any(f"{name}.".startswith(f"{room}.") for room in names)} == set()
 
 
 def test_int8_model_is_served_when_asked_for(start_server, export_dir, digits):
@@ -266,7 +265,7 @@ def test_server_ends_while_it_still_loads(tmp_path):
         port = free.getsockname()[1]
         free.close()
         environment = {**os.environ, "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{bucket.getsockname()[1]}"}
-        words = [sys.executable, "-m", "pipelines.cli", "serve", "gs://bucket/export", "--port", str(port)]
+        words = [sys.executable, "-m", "tpu_pipelines.cli", "serve", "gs://bucket/export", "--port", str(port)]
         with subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) as process:
             with contextlib.closing(_connect(port)) as connection:
                 connection.request("GET", "/health")
@@ -308,7 +307,7 @@ def test_what_cannot_be_served_is_a_user_error(export_dir, tmp_path):
 def test_container_without_a_model_says_so():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AIP_")}
     done = subprocess.run(
-        [sys.executable, "-m", "components.serving"], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-m", "tpu_components.serving"], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 2
     assert "give EXPORT_DIR, or set AIP_STORAGE_URI" in done.stderr
@@ -319,7 +318,7 @@ def test_serving_code_uses_no_step():
     for path in Path(serving.__path__[0]).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
-                assert not {f"components.{step}" for step in steps} & {
+                assert not {f"tpu_components.{step}" for step in steps} & {
                     node.module,
                     ".".join(node.module.split(".")[:2]),
                 }

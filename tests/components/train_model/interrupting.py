@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from components import termination
-from components.train_model import TrainParams, train_model
-from components.train_model.checkpoint import load_arrays
-from components.train_model.training import _Session
+from tpu_components.core.base import termination
+from tpu_components.train_model import TrainParams, train_model
+from tpu_components.train_model.checkpoint import load_arrays
+from tpu_components.train_model.training import _Session
 
 
 def train_until_sigterm(params: TrainParams, records: Path, output: Path, looks: int) -> tuple[int, int]:

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from components.errors import InputError
-from components.train_model import goodput
-from components.train_model.goodput import SESSIONS_FILE, PaidSeconds, Sessions
+from tpu_components.core.base.errors import InputError
+from tpu_components.train_model import goodput
+from tpu_components.train_model.goodput import SESSIONS_FILE, PaidSeconds, Sessions
 
 
 class Clock:

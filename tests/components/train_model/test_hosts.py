@@ -74,9 +74,9 @@ def test_hosts_learn_what_one_process_with_as_many_devices_learns(plain, digits_
 _AS_HOSTS = """
     import sys
     import numpy as np
-    from components import feeding
-    from components.share import Share
-    from components.train_model import __main__, training
+    from tpu_components.core.examples import feeding
+    from tpu_components.core.base.partition import Share
+    from tpu_components.train_model import __main__, training
 
     count = int(sys.argv.pop(1))
 

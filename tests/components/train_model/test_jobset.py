@@ -13,15 +13,16 @@ import time
 
 import pytest
 
-from components import command_line, termination
-from components.artifacts import Manifest
-from components.errors import InputError
-from components.outages import PlatformError
-from components.step_inputs import params_from
-from components.train_model import TrainParams, TrainResult, following, jobset
-from components.train_model.jobset import JOBSET_VARIABLE, State, train_on_hosts
-from components.training_step.hyperparameters import Stage
 from tests.fakes.kubernetes import FakeKubernetes
+from tpu_components.core.base import termination
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.models.step.hyperparameters import Stage
+from tpu_components.core.step import command_line
+from tpu_components.core.step.step_inputs import params_from
+from tpu_components.train_model import TrainParams, TrainResult, following, jobset
+from tpu_components.train_model.jobset import JOBSET_VARIABLE, State, train_on_hosts
 
 _GOOD = "echo trained"
 
@@ -141,9 +142,9 @@ def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(c
     monkeypatch.setattr(following, "_SAY_EVERY_SECONDS", 0.1)  # The hosts take their time to start on a busy machine.
     hosts = (
         f"import os, sys, time; os.environ['TPU_PIPELINES_FOLLOWED'] = '{tmp_path}/followed'\n"
-        "from components import termination\n"
-        "from components.errors import InputError\n"
-        "from components.train_model import following\n"
+        "from tpu_components.core.base import termination\n"
+        "from tpu_components.core.base.errors import InputError\n"
+        "from tpu_components.train_model import following\n"
         "following._LONGEST_SECONDS, following._SAY_EVERY_SECONDS = 1.5, 0.1\n"
         "try:\n"
         "    with termination.heard(), following.while_followed(): print('begun', flush=True); time.sleep(60)\n"
@@ -170,7 +171,7 @@ def test_a_host_that_finds_nobody_who_follows_does_not_begin(digits_records, tmp
     (tmp_path / "followed").write_text(str(time.time() - 3600))
     environment = {**os.environ, following.FILE_VARIABLE: str(tmp_path / "followed")}
     flags = ["--records", str(digits_records), "--output", str(tmp_path / "model"), "--model", "digits_cnn"]
-    command = [sys.executable, "-m", "components.train_model", *flags]
+    command = [sys.executable, "-m", "tpu_components.train_model", *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == command_line.BAD_INPUT, "which a JobSet does not start again"
     assert "error: Cannot train: the step that started these hosts has not followed them for 36" in done.stderr

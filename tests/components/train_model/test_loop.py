@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from components.errors import InputError
-from components.feeding import is_resident
-from components.train_model.checkpoint import load_arrays
 from tests.components.conftest import EVERYTHING
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.feeding import is_resident
+from tpu_components.train_model.checkpoint import load_arrays
 
 # Dropout, and products of matrices: on a CPU XLA sums a convolution in another order within a loop than outside.
 _DENSE = """
@@ -26,8 +26,8 @@ def build_model(image_shape, num_classes):
 _TRAIN_ALL = """
 import hashlib, json, pathlib, sys
 import keras
-from components.train_model import TrainParams, train_model
-from components.train_model.checkpoint import load_arrays
+from tpu_components.train_model import TrainParams, train_model
+from tpu_components.train_model.checkpoint import load_arrays
 
 base, several, records, output = json.loads(sys.argv[1]), json.loads(sys.argv[2]), *map(pathlib.Path, sys.argv[3:])
 for number, changes in enumerate(several):
@@ -87,8 +87,8 @@ def test_a_split_that_can_not_lie_on_the_device_is_refused_where_it_must():
 _DIVERGE = """
 import json, pathlib, sys
 import keras
-from components.errors import InputError
-from components.train_model import TrainParams, train_model
+from tpu_components.core.base.errors import InputError
+from tpu_components.train_model import TrainParams, train_model
 
 params, records, output = json.loads(sys.argv[1]), *map(pathlib.Path, sys.argv[2:])
 for steps in (0, 7):
@@ -118,7 +118,7 @@ def test_divergence_names_its_step_and_keeps_the_last_good_checkpoint(dense, dig
 
 _TERMINATE = """
 import json, pathlib, sys
-from components.train_model import TrainParams
+from tpu_components.train_model import TrainParams
 from tests.components.train_model.interrupting import train_until_sigterm
 
 params, records, output = TrainParams(**json.loads(sys.argv[1])), *map(pathlib.Path, sys.argv[2:])
@@ -136,8 +136,8 @@ def test_sigterm_ends_a_training_at_the_end_of_its_block_of_steps_with_a_checkpo
 
 _KILL = """
 import json, os, pathlib, random, signal, sys, time
-from components.train_model import TrainParams, train_model
-from components.train_model.checkpoint import load_arrays
+from tpu_components.train_model import TrainParams, train_model
+from tpu_components.train_model.checkpoint import load_arrays
 
 params, records, output = TrainParams(**json.loads(sys.argv[1])), *map(pathlib.Path, sys.argv[2:4])
 checkpoint, draw, stood = output.with_name(f"{output.name}-checkpoints") / "checkpoint.npz", random.Random(0), []

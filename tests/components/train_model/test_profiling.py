@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from components.train_model.profiling import StepProfile, profiler
+from tpu_components.train_model.profiling import StepProfile, profiler
 
 
 class Silent:

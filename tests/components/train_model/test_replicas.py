@@ -7,9 +7,9 @@ import h5py
 import numpy as np
 import pytest
 
-from components.create_tfrecords import write_records
-from components.train_model import train_model
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
+from tpu_components.create_tfrecords import write_records
+from tpu_components.train_model import train_model
 
 
 def _weights(path):
@@ -112,11 +112,11 @@ def test_eight_replicas_learn_what_one_learns(plain, digits_records, tmp_path, r
 _MASKED = """
 import numpy as np
 import tensorflow as tf
-from components import device
+from tpu_components.core.machines import device
 
 two = device.prepare("tensorflow", "cpu", 2, "float32")
 import keras
-from components.training_step.wrapping import synchronize_normalization
+from tpu_components.core.models.step.wrapping import synchronize_normalization
 
 def trained(scope, num_replicas):
     with scope:

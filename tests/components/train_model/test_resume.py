@@ -11,15 +11,15 @@ import keras
 import numpy as np
 import pytest
 
-from components.artifacts import Manifest
-from components.create_tfrecords import write_records
-from components.train_model import train_model
-from components.train_model.checkpoint import load_arrays
-from components.train_model.params import Stage
 from tests.components.conftest import EVERYTHING, QUICK
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
 from tests.components.train_model.interrupting import train_until_sigterm
 from tests.sharing import made_once
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.create_tfrecords import write_records
+from tpu_components.train_model import train_model
+from tpu_components.train_model.checkpoint import load_arrays
+from tpu_components.train_model.params import Stage
 
 _WATCHED_SECONDS = 120
 

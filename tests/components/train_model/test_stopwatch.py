@@ -2,8 +2,8 @@ import time
 
 import pytest
 
-from components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, Stopwatch
-from components.train_model.training import _time_line
+from tpu_components.train_model.stopwatch import CHECKPOINT, COMPUTE, HOST, Stopwatch
+from tpu_components.train_model.training import _time_line
 
 
 def test_every_second_counts_once_and_what_nobody_measures_is_the_hosts():

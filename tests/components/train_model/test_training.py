@@ -8,13 +8,13 @@ import h5py
 import numpy as np
 import pytest
 
-from components import artifacts
-from components.artifacts import Manifest, ModelInfo
-from components.create_tfrecords import WriteParams, write_records
-from components.errors import InputError
-from components.identities import TRAINED_ON_FILE, load_identities
-from components.train_model import TrainParams, train_model
-from components.train_model.checkpoint import load_arrays
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import artifacts
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.examples.example_ids import TRAINED_ON_FILE, load_identities
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.train_model import TrainParams, train_model
+from tpu_components.train_model.checkpoint import load_arrays
 
 
 def _history(model_dir):
@@ -136,8 +136,8 @@ def test_reported_loss_is_the_mean_over_examples(quick, digits_records, tmp_path
         model_parameters={"dropout": 0.0, "filters": 4},
     )
     result = train_model(params, digits_records, tmp_path / "model")
-    from components import records
-    from components.model_loading.trained import load_trained_model, predict
+    from tpu_components.core.examples import records
+    from tpu_components.core.models.trained import load_trained_model, predict
 
     examples = records.load_split(digits_records, Manifest.load(digits_records), artifacts.TRAIN)
     probabilities = predict(load_trained_model(tmp_path / "model", artifacts.LAST_WEIGHTS_FILE), examples.inputs, 256)
@@ -158,8 +158,8 @@ def build_model(image_shape, num_classes):
 
 def test_the_penalty_of_regularisers_stands_apart_from_the_loss(quick, digits_records, tmp_path):
     """So that the loss of training and of validation are of one kind; weights stay as they are, at such a rate."""
-    from components import records
-    from components.model_loading.trained import load_trained_model, predict
+    from tpu_components.core.examples import records
+    from tpu_components.core.models.trained import load_trained_model, predict
 
     (tmp_path / "regularised.py").write_text(_REGULARISED)
     params = replace(
@@ -230,7 +230,7 @@ def test_mixed_bfloat16_trains_and_loads_as_float32(quick, digits_records, tmp_p
     result = train_model(params, digits_records, tmp_path / "model")
     assert result.precision == "mixed_bfloat16"
     assert result.metrics["accuracy"] > 0.5
-    from components.model_loading.trained import load_trained_model
+    from tpu_components.core.models.trained import load_trained_model
 
     model = load_trained_model(tmp_path / "model")
     assert {layer.compute_dtype for layer in model.layers} == {"float32"}
@@ -370,7 +370,7 @@ def test_platform_says_where_checkpoints_and_logs_go(quick, digits_records, tmp_
     monkeypatch.setenv("AIP_CHECKPOINT_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", "gs://bucket/job/logs")
     with monkeypatch.context() as patch:
-        patch.setattr("components.storage.BUCKETS_MOUNT", tmp_path / "gcs")
+        patch.setattr("tpu_components.core.files.storage.BUCKETS_MOUNT", tmp_path / "gcs")
         train_model(replace(quick, epochs=1, profile_steps=2), digits_records, tmp_path / "model")
     assert (tmp_path / "kept" / "checkpoint.npz").is_file()
     published = tmp_path / "gcs" / "bucket" / "job" / "logs"
@@ -379,7 +379,7 @@ def test_platform_says_where_checkpoints_and_logs_go(quick, digits_records, tmp_
     assert profile.stat().st_size > 1000
     (kept,) = (tmp_path / "model" / "tensorboard").glob("events.out.tfevents.*")
     assert curves.read_bytes() == kept.read_bytes(), "the whole curve is where the platform's TensorBoard looks"
-    from components.train_model.training import default_checkpoint_dir
+    from tpu_components.train_model.training import default_checkpoint_dir
 
     monkeypatch.setenv("AIP_CHECKPOINT_DIR", "gs://bucket/job/checkpoints")
     assert str(default_checkpoint_dir(tmp_path)) == "/gcs/bucket/job/checkpoints"

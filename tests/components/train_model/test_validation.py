@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from components.artifacts import VALIDATION, Manifest
-from components.share import WHOLE, Share
-from components.train_model import validation
-from components.train_model.validation import Validation
+from tpu_components.core.base.partition import WHOLE, Share
+from tpu_components.core.examples.artifacts import VALIDATION, Manifest
+from tpu_components.train_model import validation
+from tpu_components.train_model.validation import Validation
 
 
 @pytest.fixture

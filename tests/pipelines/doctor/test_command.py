@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from pipelines.cli.main import main
 from tests.fakes.google_cloud import COMPUTE, Account, bind
+from tpu_pipelines.cli.main import main
 
 MACHINE = ("--set", "machine=v5e-4")
 SUBMIT = ("submit", "digits", *MACHINE)
@@ -16,7 +16,9 @@ SUBMIT = ("submit", "digits", *MACHINE)
 @pytest.fixture
 def cloud(fake, federated, monkeypatch):
     """A project in which nothing is missing, and whoever submits signed in as a CI system does."""
-    monkeypatch.setattr("components.container.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.
+    monkeypatch.setattr(
+        "tpu_components.core.base.container_images.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
+    )  # It was read by now.
     member = f"serviceAccount:{COMPUTE}"
     cloud = fake.cloud
     cloud.policy = bind("roles/aiplatform.user", member)

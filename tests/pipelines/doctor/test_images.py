@@ -5,11 +5,11 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from components.outages import MissingError
-from pipelines.doctor.findings import CannotAskError
-from pipelines.doctor.google_apis import GoogleApis
-from pipelines.doctor.images import _anonymous_token, find_image
 from tests.fakes.local_server import LocalServer
+from tpu_components.core.base.retries import MissingError
+from tpu_pipelines.doctor.findings import CannotAskError
+from tpu_pipelines.doctor.google_apis import GoogleApis
+from tpu_pipelines.doctor.images import _anonymous_token, find_image
 
 _INDEX = {
     "manifests": [

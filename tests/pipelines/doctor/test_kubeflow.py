@@ -7,15 +7,15 @@ import pytest
 import yaml
 from google.auth.credentials import AnonymousCredentials
 
-from pipelines.config import load_config
-from pipelines.doctor.findings import Verdict, as_table, ask_all
-from pipelines.doctor.google_apis import GoogleApis
-from pipelines.doctor.kubeflow import KubeflowChecks
-from pipelines.settings import Settings
 from tests.fakes import execution
 from tests.fakes.kubeflow import FakeKubeflow, Simulate
 from tests.fakes.kubernetes import FakeKubernetes
 from tests.fakes.vertex import FakeVertex
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import Verdict, as_table, ask_all
+from tpu_pipelines.doctor.google_apis import GoogleApis
+from tpu_pipelines.doctor.kubeflow import KubeflowChecks
 
 IMAGE = f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}"
 CONFIG = load_config("digits", ["machine={name: v5e-4, fallbacks: [v6e-4]}"])

@@ -7,15 +7,15 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 
-from components.errors import InputError
-from pipelines.config import load_config
-from pipelines.doctor.findings import Verdict, as_table, ask_all
-from pipelines.doctor.google_apis import GoogleApis
-from pipelines.doctor.vertex import VertexChecks
-from pipelines.settings import Settings
 from tests.fakes.execution import Simulate
 from tests.fakes.google_cloud import AGENT, ATTACHMENT, KEY, ME, NETWORK, TRAINER, Bucket, bind
 from tests.fakes.vertex import FakeVertex, canonical
+from tpu_components.core.base.errors import InputError
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import Verdict, as_table, ask_all
+from tpu_pipelines.doctor.google_apis import GoogleApis
+from tpu_pipelines.doctor.vertex import VertexChecks
 
 IMAGE = f"europe-docker.pkg.dev/my-project/images/steps@sha256:{'0' * 64}"
 SERVING = f"europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from components.errors import InputError
-from pipelines.config import load_config
-from pipelines.platforms import beam_job
-from pipelines.settings import Settings
+from tpu_components.core.base.errors import InputError
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms import beam_job
 
 SETTINGS = Settings(
     project="my-project",

@@ -13,25 +13,25 @@ from pathlib import Path
 import pytest
 import yaml
 
-from components.create_tfrecords import WriteParams, write_records
-from components.outages import Backoff
-from components.train_model import following
-from pipelines.config import load_config
-from pipelines.platforms.jobs import Retrying, State
-from pipelines.platforms.kubeflow import Kubeflow
-from pipelines.settings import Settings
-from pipelines.submission import plan_submission, submit
 from tests.fakes import argo
 from tests.fakes.clock import Clock
 from tests.fakes.jobsets import JobSet
 from tests.fakes.kubeflow import FakeKubeflow, Simulate, split_spec
 from tests.fakes.kubernetes import FakeKubernetes
+from tpu_components.core.base.retries import Backoff
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.train_model import following
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms.jobs import Retrying, State
+from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.submission.submit import plan_submission, submit
 
 # A step as it is compiled, but for the command of its hosts, which only wait.
 STEP = textwrap.dedent("""
     import pathlib, sys
-    from components import termination
-    from components.train_model import TrainParams, jobset
+    from tpu_components.core.base import termination
+    from tpu_components.train_model import TrainParams, jobset
     with_command = jobset._with_command
     def waiting(*arguments):
         manifest = with_command(*arguments)

@@ -20,23 +20,23 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from components import storage
-from components.errors import InputError
-from components.evaluation_info import Evaluation
-from components.outages import Backoff, OutageError, PlatformError
-from pipelines.cli.main import main
-from pipelines.config import load_config
-from pipelines.platforms.jobs import Retrying, State
-from pipelines.platforms.kubeflow import Kubeflow
-from pipelines.run_findings import RunFindings
-from pipelines.schedule import change_state, upsert
-from pipelines.settings import Settings
-from pipelines.submission import plan_submission, submit, wait
 from tests.fakes.clock import Clock
 from tests.fakes.google_api import every_one, first_of_each_kind
 from tests.fakes.kubeflow import FakeKubeflow, RunOnCpu, Simulate, node_selectors, outputs
 from tests.fakes.kubernetes import FakeKubernetes
 from tests.losing_hosts import HostLoss, arrays
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
+from tpu_components.core.files import storage
+from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_pipelines.cli.main import main
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms.jobs import Retrying, State
+from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.runs.run_findings import RunFindings
+from tpu_pipelines.submission.schedule import change_state, upsert
+from tpu_pipelines.submission.submit import plan_submission, submit, wait
 
 SETTINGS = Settings(kfp_host="http://kfp", bucket="gs://my-bucket/runs", labels={"team": "vision"})
 MACHINE = "machine={name: v5e-4, max_wait_seconds: 3600, fallbacks: [v6e-4, v5e-8]}"
@@ -662,7 +662,9 @@ def environment(fake, monkeypatch):
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # Nobody is signed in to Google Cloud: the image is not asked for.
     monkeypatch.setenv("TPU_PIPELINES_KFP_HOST", fake.url)
     monkeypatch.setenv("TPU_PIPELINES_IMAGE", f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}")
-    monkeypatch.setattr("pipelines.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # It was read by now.
+    monkeypatch.setattr(
+        "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
+    )  # It was read by now.
 
 
 SUBMIT = ("submit", "digits", "--target", "kubeflow", "--set", "machine=v5e-4")
@@ -738,9 +740,9 @@ def test_a_server_that_stays_away_is_no_stack_trace(environment, capfd, monkeypa
 
 def test_missing_settings_are_named_before_anything_slow_is_imported():
     code = (
-        "import sys; from pipelines.cli import main\n"
+        "import sys; from tpu_pipelines.cli import main\n"
         "code = main(['submit', 'digits', '--target', 'kubeflow'])\n"
-        "import pipelines.platforms.kubeflow\n"
+        "import tpu_pipelines.platforms.kubeflow\n"
         "print(code, [m for m in ('kfp', 'kfp_server_api', 'kubernetes', 'urllib3') if m in sys.modules])"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TPU_PIPELINES_KFP")}
@@ -752,7 +754,7 @@ def test_missing_settings_are_named_before_anything_slow_is_imported():
 @pytest.mark.slow  # Three processes, each of which compiles: 10 s.
 def test_processes_that_submit_at_once_and_die_while_they_wait_leave_one_run(fake, environment):
     fake.execution = Simulate(hold=True)
-    command = [sys.executable, "-m", "pipelines.cli", *SUBMIT, "--wait", "--poll-seconds", "0.1", "--json"]
+    command = [sys.executable, "-m", "tpu_pipelines.cli", *SUBMIT, "--wait", "--poll-seconds", "0.1", "--json"]
     start = functools.partial(subprocess.Popen, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def looks():

@@ -19,26 +19,26 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1 as v1
 
-from components.container import LOCAL_IMAGE
-from components.errors import InputError
-from components.evaluation_info import Evaluation
-from components.machine_spec import load_catalogue
-from components.models import digits_cnn
-from components.outages import Backoff, PlatformError
-from components.vertex_service import VertexService
-from pipelines.cli.main import main
-from pipelines.config import load_config
-from pipelines.platforms.jobs import Retrying, State
-from pipelines.platforms.vertex import Vertex, is_out_of_capacity
-from pipelines.run_findings import RunFindings
-from pipelines.schedule import upsert
-from pipelines.settings import Settings
-from pipelines.submission import plan_submission, submit, wait
 from tests.cli import QUICK
 from tests.fakes.clock import Clock
 from tests.fakes.execution import RunOnCpu, Simulate
 from tests.fakes.google_api import every_one, first_of_each_kind
 from tests.fakes.vertex import FakeVertex
+from tpu_components.core.base.container_images import LOCAL_IMAGE
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import Backoff, PlatformError
+from tpu_components.core.files.vertex_clients import VertexService
+from tpu_components.core.machines.machine_spec import load_catalogue
+from tpu_components.core.models.ready import digits_cnn
+from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_pipelines.cli.main import main
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms.jobs import Retrying, State
+from tpu_pipelines.platforms.vertex import Vertex, is_out_of_capacity
+from tpu_pipelines.runs.run_findings import RunFindings
+from tpu_pipelines.submission.schedule import upsert
+from tpu_pipelines.submission.submit import plan_submission, submit, wait
 
 SETTINGS = Settings(
     project="my-project",
@@ -644,7 +644,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
         "  missing  nothing that is known here\n\n"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipelines.compile.IMAGE", LOCAL_IMAGE)
+        patch.setattr("tpu_pipelines.pipeline.compile.IMAGE", LOCAL_IMAGE)
         assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
         assert "  missing  the image. Vertex AI cannot fetch the step image 'tpu-p" in capfd.readouterr().out
     path = tmp_path / "requests.json"
@@ -664,7 +664,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
 def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
     fake, environment, capfd, monkeypatch, command
 ):
-    monkeypatch.setattr("pipelines.compile.IMAGE", LOCAL_IMAGE)
+    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", LOCAL_IMAGE)
     assert main([command[0], "digits", "--set", "machine=v5e-4", *command[1:]]) == 2
     assert "error: Vertex AI cannot fetch the step image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
     assert fake.calls == []
@@ -689,7 +689,7 @@ def test_data_that_do_not_fit_are_refused_before_anything_is_sent(fake, environm
 @pytest.mark.parametrize("command", [("submit", "digits"), ("status", "digits"), ("schedule", "digits", "--pause")])
 def test_missing_settings_are_named_together_before_anything_slow_is_imported(command, tmp_path):
     code = (
-        "import sys; from pipelines.cli import main\n"
+        "import sys; from tpu_pipelines.cli import main\n"
         f"code = main({[*command]!r})\n"
         "print(code, [m for m in ('numpy', 'kfp', 'google.cloud.aiplatform_v1') if m in sys.modules])"
     )
@@ -702,7 +702,7 @@ def test_missing_settings_are_named_together_before_anything_slow_is_imported(co
 
 def start(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "pipelines.cli", *arguments],
+        [sys.executable, "-m", "tpu_pipelines.cli", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.create_tfrecords import WriteParams
 from tests.cli import DATA
+from tpu_components.create_tfrecords import WriteParams
 
 
 def images(folder: Path) -> WriteParams:

@@ -12,12 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from components import command_line
-from components.create_tfrecords import WriteParams, write_records
-from components.create_tfrecords.engines import fan_out
-from components.create_tfrecords.engines.beam import write_with_beam
-from components.errors import InputError
-from components.outages import PlatformError
 from tests import beam
 from tests.cli import REPOSITORY
 from tests.components.create_tfrecords.engines.cases import (
@@ -31,6 +25,12 @@ from tests.components.create_tfrecords.engines.cases import (
     same_files,
     texts,
 )
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.step import command_line
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.create_tfrecords.engines import fan_out
+from tpu_components.create_tfrecords.engines.beam import write_with_beam
 
 
 @pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is installed here")
@@ -44,7 +44,7 @@ def test_where_beam_is_not_installed_it_is_said_what_to_do(tmp_path, monkeypatch
 
 def _python(path: Path, ending: str) -> Path:
     """A Python of another environment, of which the command with Beam writes as this one's step alone does."""
-    words = '[ "$*" != "${*#-P -m components.create_tfrecords.engines beam }" ] || exit 9; shift 4'
+    words = '[ "$*" != "${*#-P -m tpu_components.create_tfrecords.engines beam }" ] || exit 9; shift 4'
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{words}\n{ending}\n")
     path.chmod(0o755)
@@ -55,7 +55,7 @@ def _python(path: Path, ending: str) -> Path:
 @pytest.mark.parametrize("is_named", [True, False])
 def test_the_environment_that_make_has_made_is_found_and_writes_the_records(tmp_path, monkeypatch, is_named):
     params = dataclasses.replace(images(tmp_path / "data"), engine="beam", num_workers=1)
-    python = _python(tmp_path / ".beam/bin/python", f'exec {sys.executable} -m components.create_tfrecords "$@"')
+    python = _python(tmp_path / ".beam/bin/python", f'exec {sys.executable} -m tpu_components.create_tfrecords "$@"')
     monkeypatch.delenv("TPU_PIPELINES_BEAM_PYTHON", raising=False)
     if is_named:
         monkeypatch.setenv("TPU_PIPELINES_BEAM_PYTHON", str(python))
@@ -126,7 +126,7 @@ def test_the_wrapper_writes_what_the_step_alone_writes(tmp_path):
     params = images(tmp_path / "data")
     script = (
         "import json, sys, types\n"
-        "from components.create_tfrecords.component import write_with_beam\n"
+        "from tpu_components.create_tfrecords.component import write_with_beam\n"
         "records = types.SimpleNamespace(path=sys.argv[1], metadata={})\n"
         "data = {'engine': 'beam', 'engine_tasks': 2.0, 'max_bad_fraction': 0.1, 'num_workers': 1.0}\n"
         "data['image_size'] = [8.0, 8.0]\n"

@@ -9,13 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.create_tfrecords import WriteParams, write_records
-from components.create_tfrecords.component import create_tfrecords, merge_parts, plan_parts, write_parts
-from components.create_tfrecords.engines import fan_out, local
-from components.errors import InputError
-from components.records import encode_example, frame_record, read_fields
-from pipelines.config import without_tuples
-from pipelines.run_local import print_as_before
 from tests.components.create_tfrecords.engines.cases import (
     CIFAR,
     IMDB,
@@ -27,6 +20,13 @@ from tests.components.create_tfrecords.engines.cases import (
     same_files,
     texts,
 )
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.records import encode_example, frame_record, read_fields
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.create_tfrecords.component import create_tfrecords, merge_parts, plan_parts, write_parts
+from tpu_components.create_tfrecords.engines import fan_out, local
+from tpu_pipelines.config.configuration import without_tuples
+from tpu_pipelines.runs.run_local import print_as_before
 
 
 def _fan_out(params: WriteParams, folder: str) -> tuple[str, list[str]]:

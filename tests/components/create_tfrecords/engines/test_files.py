@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.artifacts import Quarantined
-from components.create_tfrecords.engines.files import is_saved, load_part, save_part
-from components.create_tfrecords.parts import Part
-from components.errors import InputError
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Quarantined
+from tpu_components.create_tfrecords.engines.files import is_saved, load_part, save_part
+from tpu_components.create_tfrecords.parts import Part
 
 PART = Part(
     "",

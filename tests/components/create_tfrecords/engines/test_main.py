@@ -1,4 +1,4 @@
-"""Claims about `python -m components.create_tfrecords.engines`."""
+"""Claims about `python -m tpu_components.create_tfrecords.engines`."""
 
 import json
 import os
@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from components.create_tfrecords import WriteParams, write_records
-from components.create_tfrecords.engines.__main__ import main
 from tests.fakes import gcsfuse
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.create_tfrecords.engines.__main__ import main
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_mounted_bucket_gets_the_same(image_folder, tmp_path):
     ]
     printed = []
     for words in commands:
-        command = [sys.executable, "-m", "components.create_tfrecords.engines", *map(str, words), *asked]
+        command = [sys.executable, "-m", "tpu_components.create_tfrecords.engines", *map(str, words), *asked]
         environment = {**os.environ, **gcsfuse.environment(tmp_path / "gcs")}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
         assert done.returncode == 0, done.stderr

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.create_tfrecords import WriteParams, plan_dataset
-from components.create_tfrecords.engines.tasks import arguments_of, load_tasks, save_tasks
-from components.create_tfrecords.sources.spans import Span
-from components.errors import InputError
 from tests.components.create_tfrecords.engines.cases import groups, images, numbers, texts
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.sources.spans import Span
+from tpu_components.create_tfrecords import WriteParams, plan_dataset
+from tpu_components.create_tfrecords.engines.tasks import arguments_of, load_tasks, save_tasks
 
 
 def packed(folder: Path) -> WriteParams:

@@ -1,1 +1,0 @@
-"""Work that the workers of an Apache Beam runner do, Dataflow's among them, whichever step asks for it."""

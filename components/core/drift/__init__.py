@@ -1,0 +1,1 @@
+"""Sketches of data and of predictions, and whether two of them differ."""

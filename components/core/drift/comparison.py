@@ -1,0 +1,312 @@
+"""Whether a data set looks like another one: by the figures that create_tfrecords has counted of both.
+
+Every figure is tested by itself. A difference counts that chance explains in fewer cases than are allowed, divided
+among all tests (Bonferroni), and that is large enough to matter: of very many examples the slightest one is sure.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.distributions import find_distance
+from tpu_components.core.examples.artifacts import Distribution
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+
+CLASSES, SINGLE_CLASS, COMMON_WORDS, SET_ASIDE = "classes", "single class", "common words", "set aside"
+_WORDS, _LABELS = "words", "labels"  # Figures: how many an example has.
+_OF_ITS_OWN = ("unknown_share",)  # To the vocabulary of the data themselves: of few texts it knows every word.
+# What is the least that counts, by the measure of a difference.
+EFFECTS = {
+    "largest distance of the shares up to a value": 0.1,
+    "share of the examples that would have to be of another class": 0.1,
+    "difference of the shares of the examples that have a class": 0.1,
+    "share of the words that would have to be others": 0.05,
+    "difference of the means in standard deviations": 0.2,
+    "difference of the shares": 0.05,
+}
+_DISTANCE, _MOVED, _HAVE, _OTHERS, _SHIFT, _SHARE = EFFECTS
+_TESTS = {
+    _DISTANCE: "Kolmogorov and Smirnov's test",
+    _MOVED: "the chi-squared test",
+    _HAVE: "Fisher's exact test, for all classes",
+    _OTHERS: "the chi-squared test",
+    _SHIFT: "Welch's test",
+    _SHARE: "Fisher's exact test",
+}
+_LEAST_EXPECTED = 5  # Examples of a class, for the chi-squared distribution to hold.
+_POWER = 0.8  # Share of the cases in which a shift of the size that is said is found.
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """The difference of one figure between two data sets.
+
+    Attributes:
+        figure: Name of the figure: one of `Split.distributions`, `classes`, a target, `common words` or `set aside`.
+        effect: Size of the difference.
+        measure: Measure of that size, in words.
+        luck: Probability of one as large where both were drawn from the same.
+        now: The figure of the new data, in words.
+        before: The figure of those that they are held against.
+        test: Name of the test.
+        threshold: Least size that counts.
+        allowed: Probability below which it counts: its part of what the confidence leaves to all that are tested.
+        drifted: Whether it counts.
+    """
+
+    figure: str
+    effect: float
+    measure: str
+    luck: float
+    now: str
+    before: str
+    _: dataclasses.KW_ONLY
+    test: str = ""
+    threshold: float = 0.0
+    allowed: float = 0.0
+    drifted: bool = False
+
+    @property
+    def percent_by_luck(self) -> str:
+        """That probability in per cent, in words."""
+        return "fewer than 0.01" if self.luck < 1e-4 else f"{float(f'{100 * self.luck:.2g}'):g}"
+
+
+def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_others: int = 0) -> tuple[Shift, ...]:
+    """Compare data with others, all splits together; returns every figure, the largest difference first.
+
+    Args:
+        new: The data.
+        old: Those that they are held against.
+        confidence: Share of the pairs of data alike of which nothing is said to have drifted.
+        num_others: Tests beside these, which the rest is divided among too.
+
+    Raises:
+        InputError: If they are of another kind or task.
+    """
+    for what in ("kind", "task"):
+        ours, theirs = getattr(new, what), getattr(old, what)
+        if ours != theirs:
+            raise InputError(
+                f"Cannot compare {new.source!r} with {old.source!r}: expected the same {what}, received {ours} and "
+                f"{theirs}. Name records of the same kind."
+            )
+    compared = [*_figures(new, old), *_answers(new, old), *_words(new, old), *_set_aside(new, old)]
+    allowed = (1 - confidence) / max(len(compared) + num_others, 1)
+    judged = [judge(shift, _TESTS[shift.measure], EFFECTS[shift.measure], allowed) for shift in compared]
+    return tuple(sorted(judged, key=lambda shift: -shift.effect / shift.threshold))
+
+
+def judge(shift: Shift, test: str, threshold: float, allowed: float) -> Shift:
+    """Return a shift with what it was judged by, and whether it counts; see `Shift`."""
+    drifted = shift.luck < allowed and shift.effect >= threshold
+    return dataclasses.replace(shift, test=test, threshold=threshold, allowed=allowed, drifted=drifted)
+
+
+def say_verdict(shifts: Sequence[Shift]) -> str:
+    """Return the outcome in words: `2 of 6 figures have drifted: brightness, contrast`."""
+    drifted = [shift.figure.replace("_", " ") for shift in shifts if shift.drifted]
+    if not drifted:
+        return f"none of {len(shifts)} figures has drifted" if shifts else "there is no figure that both have"
+    verb = "has" if len(drifted) == 1 else "have"
+    return f"{len(drifted)} of {len(shifts)} figures {verb} drifted: {', '.join(drifted)}"
+
+
+def say_rule(shifts: Sequence[Shift]) -> str:
+    """Return the rule by which all of them were judged; empty where there are none."""
+    if not shifts:
+        return ""
+    allowed, figures_by_test = shifts[0].allowed, dict[str, list[str]]()
+    for shift in shifts:
+        figures_by_test.setdefault(shift.test, []).append(shift.figure.replace("_", " "))
+    tests = "; ".join(f"{test} ({', '.join(figures)})" for test, figures in figures_by_test.items())
+    return (
+        "A figure has drifted where its effect is at least the threshold and data that are alike differ as much in "
+        f"fewer than {100 * allowed:.3g} % of cases: the {100 * allowed * len(shifts):.3g} % that a confidence of "
+        f"{1 - allowed * len(shifts):.6g} leaves, divided among {len(shifts)} tests (Bonferroni). By {tests}."
+    )
+
+
+def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: str) -> str:
+    """Return which shift of a distribution so many examples show in 80 % of cases, in words; empty without any.
+
+    Args:
+        new: The data.
+        old: Those that they are held against.
+        shifts: Their differences.
+        noun: Noun for the examples of the data.
+    """
+    from scipy import stats
+
+    if not (pairs := figures_of(new, old)):
+        return ""
+    ours, theirs = (min(pair[side].num_examples for pair in pairs.values()) for side in (0, 1))
+    spread = math.sqrt(1 / ours + 1 / theirs)
+    least = float(stats.kstwobign.isf(shifts[0].allowed)) * spread
+    said = f"So many {noun} ({ours:,}, held against {theirs:,})"
+    if least >= 1:
+        return f"{said} are too few to show a shift of any distribution, however large."
+    # At the point where the shares are furthest apart, the seen distance is normal, with at most this deviation.
+    sure = max(least, EFFECTS[_DISTANCE]) + float(stats.norm.ppf(_POWER)) * spread / 2
+    return (
+        f"{said} show a shift of a distribution by {min(1.0, math.ceil(1000 * sure) / 1000):g} or more in at least "
+        f"{_POWER:.0%} of cases."
+    )
+
+
+def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:
+    """Return the distributions that both have, by the name of the figure."""
+    names = [name for name in new.distributions if name not in _OF_ITS_OWN and name in old.distributions]
+    return {name: (new.distributions[name], old.distributions[name]) for name in names}
+
+
+def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
+    """Test distributions by Kolmogorov and Smirnov; in bins the test finds rather less than it says."""
+    from scipy import stats
+
+    for name, (ours, theirs) in figures_of(new, old).items():
+        distance = find_distance(ours, theirs)
+        size = ours.num_examples * theirs.num_examples / (ours.num_examples + theirs.num_examples)
+        luck = float(stats.kstwobign.sf(distance * math.sqrt(size)))
+        yield Shift(name, distance, _DISTANCE, luck, *(f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs)))
+
+
+def _answers(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
+    if new.task == REGRESSION:
+        yield from _targets(new, old)
+        return
+    names = sorted({*new.class_counts, *old.class_counts})
+    table = np.array([[data.class_counts.get(name, 0) for name in names] for data in (new, old)], float)
+    if not table.sum(axis=1).all():
+        return
+    if new.task == MULTI_LABEL:
+        yield _single_class(names, table, (new.num_examples, old.num_examples))
+    if (draws := _num_draws(new, old)) is not None:
+        yield _classes(names, table, draws)
+
+
+def _classes(names: Sequence[str], table: np.ndarray, draws: np.ndarray) -> Shift:
+    """Compare the class counts of two data sets, float[2, classes], by the chi-squared test."""
+    shares = table / table.sum(axis=1, keepdims=True)
+    moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
+    most = int(np.abs(shares[0] - shares[1]).argmax())
+    luck = _luck_of_mix(_join_rare(shares * draws))
+    return Shift(CLASSES, moved, _MOVED, luck, *(f"{names[most]!r} {row[most]:.1%}" for row in shares))
+
+
+def _single_class(names: Sequence[str], table: np.ndarray, num_examples: tuple[int, int]) -> Shift:
+    """Test the class whose share of the examples differs most: an example has any number of classes."""
+    from scipy import stats
+
+    shares = table / np.array(num_examples)[:, None]
+    most = int(np.abs(shares[0] - shares[1]).argmax())
+    have = table[:, most].astype(int)
+    luck = float(stats.fisher_exact(np.stack([have, np.array(num_examples) - have], axis=1)).pvalue)
+    words = (f"{names[most]!r} {row[most]:.1%}" for row in shares)
+    return Shift(SINGLE_CLASS, float(abs(shares[0] - shares[1])[most]), _HAVE, min(1.0, len(names) * luck), *words)
+
+
+def _num_draws(new: DataSketch, old: DataSketch) -> np.ndarray | None:
+    """Return float[2, 1]: how many independent draws the classes of the examples are; None where that is not known.
+
+    The labels of an example are not independent, so that all of them count as one draw. Where some examples have many
+    labels and others few, the draws are fewer: Kish's effective sample size (Kish, Survey Sampling, 1965, 11.7).
+    """
+    sizes = np.array([[new.num_examples], [old.num_examples]], float)
+    return sizes if new.task == CLASSIFICATION else _effective(sizes, new, old, _LABELS)
+
+
+def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str) -> np.ndarray | None:
+    """Return Kish's effective sizes, by how many labels or words an example has; None where neither data set says it.
+
+    Of older data that do not say it, it is taken to be as in the others.
+    """
+    counted = [data.distributions.get(figure) for data in (new, old)]
+    design = [1 + (own.std / own.mean) ** 2 if own and own.mean else None for own in counted]
+    known = [effect for effect in design if effect]
+    return sizes / np.array([[effect or known[0]] for effect in design]) if known else None
+
+
+def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
+    """Test the mix of the old data's frequent words by the chi-squared test, rare ones as one, and all others as one.
+
+    The words of a text come together, so that one more of them says little: a text counts as one draw or less, see
+    `_num_draws`. That finds less than could be found, and never more. A word that is not listed counts as often as the
+    last one that is.
+    """
+    if not (new.common_words and old.common_words and new.num_training and old.num_training):
+        return
+    names = [word for word in old.common_words if word]
+    shares = np.array([_shares_of_words(data.common_words, names) for data in (new, old)])
+    sizes = np.array([[new.num_training], [old.num_training]], float)
+    draws = _effective(sizes, new, old, _WORDS)
+    table = shares * (sizes if draws is None else draws)
+    table = _join_rare(np.hstack([_join_rare(table[:, :-1]), table[:, -1:]]))
+    joined = table / table.sum(axis=1, keepdims=True)
+    moved = float(np.abs(joined[0] - joined[1]).sum() / 2)
+    most = int(np.abs(shares[0] - shares[1])[:-1].argmax())
+    words = (f"{names[most]!r} {row[most]:.1%}" for row in shares)
+    yield Shift(COMMON_WORDS, moved, _OTHERS, _luck_of_mix(table), *words)
+
+
+def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndarray:
+    """Return the shares of words, and of all others as the last."""
+    listed = [count for word, count in counts.items() if word]
+    least = min(listed) if counts.get("") else 0
+    known = np.array([counts.get(name, least) for name in names], float)
+    total = sum(counts.values())
+    return np.array([*known, max(total - known.sum(), 0.0)]) / total
+
+
+def _join_rare(table: np.ndarray) -> np.ndarray:
+    """Return float[2, kinds] of numbers with the kinds as one that are rare in either; none is in neither."""
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / max(table.sum(), 1)
+    is_rare = (expected < _LEAST_EXPECTED).any(axis=0)
+    joined = np.concatenate([table[:, ~is_rare], table[:, is_rare].sum(axis=1, keepdims=True)], axis=1)
+    return joined[:, joined.sum(axis=0) > 0]
+
+
+def _luck_of_mix(table: np.ndarray) -> float:
+    """Return the probability of two mixes as different where both were drawn from the same: the chi-squared test."""
+    from scipy import stats
+
+    return float(stats.chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
+
+
+def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
+    """Test the means of targets that both have, by Welch's test."""
+    from scipy import stats
+
+    for name in new.targets.keys() & old.targets.keys():
+        moments = (dataclasses.astuple(data.targets[name]) for data in (new, old))
+        (count, mean, std), (other_count, other_mean, other_std) = moments
+        if min(count, other_count) < 2 or not std + other_std > 0:
+            continue
+        luck = stats.ttest_ind_from_stats(mean, std, count, other_mean, other_std, other_count, equal_var=False).pvalue
+        effect = abs(mean - other_mean) / max(other_std, 1e-12 + std * (other_std == 0))
+        words = (f"{m:.4g} ± {s:.3g}" for m, s in ((mean, std), (other_mean, other_std)))
+        yield Shift(f"target {name}", float(effect), _SHIFT, float(luck), *words)
+
+
+def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
+    """Test the share of unreadable inputs by Fisher's exact test."""
+    from scipy import stats
+
+    if not (new.num_set_aside or old.num_set_aside):
+        return
+    tables = [(data.num_set_aside, data.num_examples) for data in (new, old)]
+    shares = [bad / (bad + good) for bad, good in tables]
+    luck = float(stats.fisher_exact(np.array(tables)).pvalue)
+    yield Shift(SET_ASIDE, abs(shares[0] - shares[1]), _SHARE, luck, *(f"{share:.2%}" for share in shares))
+
+
+def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:
+    """Return plain values: whether anything has drifted, and every figure."""
+    return {
+        "drifted": any(shift.drifted for shift in shifts),
+        "figures": [dataclasses.asdict(shift) for shift in shifts],
+    }

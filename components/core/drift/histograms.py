@@ -1,0 +1,79 @@
+"""Drawings of distributions, for pages."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import markupsafe
+import numpy as np
+
+from tpu_components.core.examples.artifacts import Distribution
+
+_CHART_WIDTH, _CHART_HEIGHT, _MOST_BARS, _LEAST_BARS = 320, 120, 32, 8
+_TAIL = 0.005  # Share of the values at each end that count in the first or the last bar.
+
+
+def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: Mapping[str, str]) -> markupsafe.Markup:
+    """Return histograms beside each other as SVG, in bars of one width.
+
+    Args:
+        name: Name of the figure.
+        by_series: Distributions by name; a bar is a share of its own.
+        colours: Colour of each, by the names of `page.css`.
+    """
+    edges = _choose_edges(list(by_series.values()))
+    counts = np.array([_rebin(distribution, edges) for distribution in by_series.values()])
+    shares, bins = counts / counts.sum(1, keepdims=True), range(len(edges) - 1)
+    width, bar = _CHART_WIDTH / len(bins), 0.86 * _CHART_WIDTH / len(bins) / len(by_series)
+    parts = []
+    for row, (series, distribution) in enumerate(by_series.items()):
+        for number in bins:
+            height = shares[row, number] / shares.max() * _CHART_HEIGHT
+            low = edges[number] if number else min(edges[0], distribution.minimum)
+            high = edges[number + 1] if number < bins[-1] else max(edges[-1], distribution.maximum)
+            said = f"{series}: {counts[row, number]:,.0f} from {low:g} to {high:g}"
+            x, y = number * width + row * bar, _CHART_HEIGHT - height
+            parts.append(
+                f'<g><title>{said}</title><rect x="{x:.1f}" y="{y:.1f}" width="{bar:.1f}" height="{height:.1f}" '
+                f'fill="var(--{colours[series]})"/></g>'
+            )
+    every = max(1, -(-len(bins) // 6))
+    for place, edge in enumerate(edges):
+        if place % every == 0:
+            x, anchor = place * width, "start" if not place else "end" if place == len(bins) else "middle"
+            parts.append(f'<text x="{x:.1f}" y="{_CHART_HEIGHT + 14}" text-anchor="{anchor}">{edge:g}</text>')
+    return markupsafe.Markup(
+        f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT + 18}" role="img" aria-label="Histogram of {name}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _choose_edges(distributions: Sequence[Distribution]) -> list[float]:
+    """Return round edges of bars that hold nearly all values, none narrower than the bins that are known."""
+    ends = np.array([_quantiles(distribution) for distribution in distributions])
+    low, high = float(ends[:, 0].min()), float(ends[:, 1].max())
+    narrowest = min(
+        float(np.diff(distribution.edges)[np.array(distribution.counts) > 0].min()) for distribution in distributions
+    )
+    step = _round_up(max((high - low) / (_MOST_BARS - 1), narrowest))
+    start = math.floor(low / step)
+    stop = max(math.ceil(high / step), start + _LEAST_BARS)
+    return [float(f"{i * step:.12g}") for i in range(start, stop + 1)]
+
+
+def _quantiles(distribution: Distribution) -> np.ndarray:
+    """Return float[2]: where the tails begin that count in the first and the last bar."""
+    below = np.insert(np.cumsum(distribution.counts), 0, 0) / sum(distribution.counts)
+    return np.interp([_TAIL, 1 - _TAIL], below, distribution.edges)
+
+
+def _round_up(step: float) -> float:
+    """Return the next of 1, 2, 5, 10 and so on."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
+
+
+def _rebin(distribution: Distribution, edges: Sequence[float]) -> np.ndarray:
+    """Return float[len(edges) - 1]: the values by bar, those of a bin that two bars share in proportion."""
+    below = np.interp(edges, distribution.edges, np.insert(np.cumsum(distribution.counts), 0, 0))
+    below[0], below[-1] = 0, sum(distribution.counts)
+    return np.diff(below)

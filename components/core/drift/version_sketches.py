@@ -1,0 +1,89 @@
+"""Reads the sketches of a registered version, by which drift is found: of its data, and of its formats' answers."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.drift.answers import ANSWERS, ANSWERS_FILE, INT8
+from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.registry.opening import Origin, origin_of
+from tpu_components.core.registry.reference import EXPORT_DIR
+
+
+def sketch_at(place: str) -> DataSketch:
+    """Return the sketch of a folder of records, here or in a bucket, or the one that a registered version keeps.
+
+    Args:
+        place: The folder, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+
+    Raises:
+        InputError: If there is no such thing, or the version keeps no sketch.
+    """
+    origin = origin_of(place)
+    return DataSketch.make(Manifest.read_from(place)) if origin is None else sketch_of(origin)
+
+
+def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
+    """Return a sketch that a registered version keeps: by default of the data that it was made of.
+
+    Args:
+        origin: Origin of the version.
+        name: Name of the sketch in its lineage.
+
+    Raises:
+        InputError: If the registered version has no sketch, or one in an incompatible format.
+    """
+    kept: Any = origin.lineage.get(name)
+    what = "data" if name == SKETCH else name
+    advice = "The next promoted run keeps one" + ("; compare with records until then." if name == SKETCH else ".")
+    if not kept:
+        raise InputError(
+            f"Cannot compare {what} with those of {origin.name}: expected a version that keeps a sketch of its {what}, "
+            f"received one that has none: of another task or tool, or from before versions kept it. {advice}"
+        )
+    try:
+        sketch: DataSketch = typed_json.read(kept, DataSketch, name, any_version=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"Cannot compare {what} with those of {origin.name}: its sketch is not of this version ({error!r}). "
+            f"{advice}"
+        ) from error
+    return sketch
+
+
+def answers_of(origin: Origin, form: str) -> DataSketch:
+    """Return the sketch of the answers that a format of a registered version gives.
+
+    Args:
+        origin: Origin of the version.
+        form: Name of the format, as `int8`.
+
+    Raises:
+        InputError: If the version keeps none of that format.
+    """
+    uri = f"{origin.uri}/{EXPORT_DIR}/{ANSWERS_FILE}"
+    if not storage.exists(uri):
+        if form == INT8:
+            raise InputError(
+                f"Cannot compare answers of int8 with those of {origin.name}: expected a version that keeps a sketch "
+                "of its int8 answers, received one from before versions kept it, or of another task. The next promoted "
+                "run keeps one."
+            )
+        return sketch_of(origin, ANSWERS)
+    with tempfile.TemporaryDirectory(prefix="version-") as scratch:
+        sketches: Mapping[str, DataSketch] = typed_json.load(
+            storage.localize(uri, Path(scratch)),
+            "a sketch of answers",
+            "export_model",
+            lambda raw: typed_json.read(raw, Mapping[str, DataSketch], any_version=True),
+        )
+    if form not in sketches:
+        raise InputError(
+            f"Cannot compare answers of {form} with those of {origin.name}: expected one of its formats, "
+            f"{', '.join(sketches)}. Name the version that answered."
+        )
+    return sketches[form]

@@ -1,0 +1,1 @@
+"""Examples and batches: interface, pixels, text, records, input pipelines, example IDs."""

@@ -1,0 +1,366 @@
+"""Names and schemas of the files that cross a step boundary."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import google_crc32c
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.partition import WHOLE, Share
+from tpu_components.core.examples.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.typed_json import JsonFile
+
+MANIFEST_FILE = "dataset.json"
+COPIES_FILE = "copies.json"
+DATA_PAGE_FILE = "data.html"
+PREFLIGHT_FILE = "preflight.json"
+PREFLIGHT_REPORT_FILE = "preflight.html"
+MODEL_FILE = "model.json"
+ARCHITECTURE_FILE = "architecture.json"
+CODE_FILE = "code.zip"
+BEST_WEIGHTS_FILE = "best.weights.h5"
+LAST_WEIGHTS_FILE = "last.weights.h5"
+HISTORY_FILE = "history.jsonl"
+EVALUATION_FILE = "evaluation.json"
+REPORT_FILE = "report.html"
+PREDICTIONS_FILE = "predictions.npz"
+EXPORT_FILE = "export.json"
+SAVED_MODEL_DIR = "saved_model"
+FLOAT_TFLITE_FILE = "model.tflite"
+INT8_TFLITE_FILE = "model_int8.tflite"
+DEPLOYMENT_FILE = "deployment.json"
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+SPLITS = (TRAIN, VALIDATION, TEST)
+
+# The input's own field has the name that its `Input` gives it.
+LABEL_FEATURE, KEY_FEATURE, TEXT_FEATURE = "label", "key", "text"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One TFRecord file: its name, its number of examples, its size, and its checksum as eight hex digits."""
+
+    name: str
+    num_examples: int
+    num_bytes: int
+    crc32c: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetStatistics:
+    """One target of a regression over a split, in its own unit; `std` is the population's."""
+
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """A figure's distribution over the examples of a split that were measured.
+
+    Attributes:
+        num_examples: Number of these: all, or of a large data set those whose hash is in a fixed share.
+        mean: Their mean.
+        std: Their standard deviation, the population's.
+        minimum: The least.
+        maximum: The greatest.
+        edges: Edges of the bins; in files of older versions, the same bins for every data set.
+        counts: Examples in each bin, from its lower edge on. In older files the first and the last bin also hold the
+            values beyond them.
+    """
+
+    num_examples: int
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The shards of one split, in order.
+
+    Attributes:
+        num_examples: Examples in all shards.
+        class_counts: Examples per class, in the order of the class names; of several labels each counts. Of a
+            regression empty; of a corpus how often each character is predicted.
+        shards: The files.
+        statistics: Counts by name: of photos `num_turned`, as EXIF says, where there are some; of texts
+            `num_truncated`, `num_padded`, `num_tokens` (of those kept) and `num_unknown` (of these); outside the
+            training split `num_also_in_train`, exact copies; of a corpus `num_characters`, all that are predicted, and
+            `num_unknown` of these.
+        targets: Statistics of each target of a regression; otherwise empty.
+        distributions: Distributions of figures by name: of images `brightness`, `contrast` and `sharpness` (in grey
+            levels, of the pictures as they are stored, thinned out to 127 on a side), `red` and `blue` (shares of the
+            light), `height` and `width` (of the files); of texts `words`, `unknown_share` (to their own
+            vocabulary) and `word_length` (bytes); of multi-label data `labels` of an example. Empty in older files.
+    """
+
+    num_examples: int
+    class_counts: tuple[int, ...]
+    shards: tuple[Shard, ...]
+    statistics: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    targets: tuple[TargetStatistics, ...] = ()
+    distributions: Mapping[str, Distribution] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quarantined:
+    """One input that was set aside, and why."""
+
+    key: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="create_tfrecords"):
+    """`dataset.json`: what a folder of TFRecords holds.
+
+    Attributes:
+        fingerprint: SHA-256 of the content: the same examples in the same order give the same one.
+        source: Source of the examples.
+        split_rule: Rule by which they were divided, in words.
+        split_rule_version: Version of that rule; equal examples are divided alike by equal versions.
+        input: Kind of example. Its fields stand among the others in the file, and `input` there is its kind.
+        task: Task of a model of these data; a key of `interface.TASKS`.
+        features: The type of each field of a tf.train.Example.
+        class_names: Class names; a label is an index into them. Of a regression, the names of the targets.
+        splits: Splits by name; one that has no examples is left out.
+        quarantined: Inputs that were set aside.
+        common_words: Number of times that each of the most frequent words stands in the texts that train, and under the
+            empty name that of all others; empty of images, and in older files.
+        num_left_out: Number of examples in no split, since a copy of them tests or validates.
+    """
+
+    fingerprint: str
+    source: str
+    split_rule: str
+    input: AnyInput
+    task: Annotated[str, tuple(TASKS)]
+    features: Mapping[str, str]
+    class_names: tuple[str, ...]
+    splits: Mapping[str, Split]
+    quarantined: tuple[Quarantined, ...] = ()
+    split_rule_version: int = 1
+    common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    num_left_out: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """See `JsonFile`; the fields of the input stand among the others."""
+        return _with_flat_input(self)
+
+    @classmethod
+    def parse(cls, raw: Any) -> Self:
+        """See `JsonFile`."""
+        raw = {"split_rule_version": 1, "common_words": {}, "num_left_out": 0, **raw}
+        if isinstance(splits := raw.get("splits"), dict):
+            raw["splits"] = {
+                name: {"distributions": {}, **split} if isinstance(split, dict) else split
+                for name, split in splits.items()
+            }
+        manifest: Self = typed_json.read(_with_nested_input(raw), cls)
+        splits = manifest.splits.values()
+        if len({len(split.class_counts) for split in splits}) > 1:
+            raise TypeError("class_counts is expected to have a number for each class, in every split")
+        figures = (figure for split in splits for figure in split.distributions.values())
+        if any(len(figure.edges) != len(figure.counts) + 1 for figure in figures):
+            raise TypeError("distributions is expected to have a count between any two neighbouring edges")
+        return manifest
+
+    @property
+    def interface(self) -> Interface:
+        """The interface of a model of this data set."""
+        targets = self.splits[TRAIN].targets if self.task == REGRESSION else ()
+        mean, std = tuple(target.mean for target in targets), tuple(target.std for target in targets)
+        return Interface(self.input, len(self.class_names), self.task, mean, std)
+
+    @classmethod
+    def load(cls, directory: Path, verify: bool = True) -> Self:
+        """Read `dataset.json`, and check that every shard is there, whole and unchanged.
+
+        Args:
+            directory: The folder that create_tfrecords wrote.
+            verify: Whether to read every shard and compare its checksum (about 1 GB/s).
+
+        Raises:
+            InputError: If the manifest is missing or malformed, or a shard does not match it.
+        """
+        manifest = super().load(directory)
+        manifest.check_shards(directory, verify)
+        return manifest
+
+    @classmethod
+    def read_from(cls, place: str) -> Self:
+        """Read `dataset.json` from a folder, here or in a bucket, and look at no shard.
+
+        Raises:
+            InputError: If it is missing or malformed.
+        """
+        if not storage.is_remote(place):
+            return super().load(Path(place))
+        return typed_json.load(f"{place.rstrip('/')}/{MANIFEST_FILE}", cls._what, cls._step, cls.parse)
+
+    def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
+        """Check that every shard is there and whole, and with `verify` those of a share of the examples unchanged.
+
+        Raises:
+            InputError: If one does not match the manifest.
+        """
+        for split in self.splits.values():
+            own, start = share.within(split.num_examples), 0
+            for shard in split.shards:
+                is_own = start < own.stop and own.start < start + shard.num_examples
+                _check_shard(directory / shard.name, shard, verify and is_own)
+                start += shard.num_examples
+
+    def split(self, name: str) -> Split:
+        """Return a split by name.
+
+        Raises:
+            InputError: If it holds no examples.
+        """
+        if name not in self.splits:
+            raise InputError(
+                f"The data set has no {name!r} split: expected at least one example, received splits "
+                f"{sorted(self.splits)} from {self.source!r}. Set data.{name}_fraction, or add a {name}/ folder."
+            )
+        return self.splits[name]
+
+
+def _with_flat_input(artifact: Any) -> dict[str, Any]:
+    """Return a dataclass as JSON, the fields of its input among its own."""
+    raw = dataclasses.asdict(artifact)
+    fields = as_fields(artifact.input)
+    return {**raw, "input": fields.pop("kind"), **fields}
+
+
+def _with_nested_input(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the fields of the input, as `_with_flat_input` left them, in a mapping of their own."""
+    fields = typed_json.read({**raw, "kind": raw["input"]}, AnyInput, "input", any_version=True)
+    of_input = json.loads(json.dumps(dataclasses.asdict(fields)))  # With those that older files lack.
+    return {**{name: value for name, value in raw.items() if name not in of_input}, "input": of_input}
+
+
+def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
+    advice = "The records changed after they were written: write them again with create_tfrecords."
+    if not path.is_file():
+        raise InputError(f"Shard {path} is missing: the manifest lists it. {advice}")
+    if path.stat().st_size != shard.num_bytes:
+        raise InputError(
+            f"Shard {path} does not match its manifest: expected {shard.num_bytes} bytes, "
+            f"received {path.stat().st_size}. {advice}"
+        )
+    if verify and (received := file_crc32c(path)) != shard.crc32c:
+        raise InputError(
+            f"Shard {path} does not match its manifest: expected checksum {shard.crc32c}, received {received}. {advice}"
+        )
+
+
+def file_crc32c(path: Path) -> str:
+    """Return the CRC32C of a file, as eight hex digits."""
+    crc = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            crc = google_crc32c.extend(crc, chunk)
+    return f"{crc:08x}"
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, as 64 hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", step="train_model"):
+    """`model.json`: what a trained model is and how it came to be.
+
+    Attributes:
+        name: The model's name in the registry, or where it was imported from.
+        parameters: Its hyper-parameters.
+        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
+        input: Input that the model takes; see `Manifest`.
+        task: Task of the model; see `Manifest`.
+        dataset_fingerprint: The data set it was trained on.
+        training: Parameters and facts of the training, among them examples seen, epochs and the best epoch.
+        digests: SHA-256 of the architecture and of the best weights, by file; empty in older files.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    class_names: tuple[str, ...]
+    input: AnyInput
+    task: Annotated[str, tuple(TASKS)]
+    dataset_fingerprint: str
+    training: Mapping[str, Any]
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def check_files(self, directory: Path) -> None:
+        """Check that architecture and weights are those that were trained, where an older file does not leave it open.
+
+        Raises:
+            InputError: If one is missing, or another.
+        """
+        for name, expected in self.digests.items():
+            received = file_sha256(directory / name) if (directory / name).is_file() else "no such file"
+            if received != expected:
+                raise InputError(
+                    f"The model in {directory} is damaged: {name} should have the SHA-256 {expected[:16]}… by its "
+                    f"{MODEL_FILE}, and has {received[:16]}. Restore it from a backup, or train it again."
+                )
+
+    @property
+    def interface(self) -> Interface:
+        """The model's interface, without the scale of a regression, which is in the model itself."""
+        return Interface(self.input, len(self.class_names), self.task)
+
+    def fits(self, manifest: Manifest) -> bool:
+        """Return whether it can answer the examples of a data set, and its answers mean the same there."""
+        return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
+
+    def understands(self, manifest: Manifest) -> bool:
+        """Return whether it could answer them if each text were cut into tokens anew, by its own vocabulary."""
+        both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
+        same_answers = (self.class_names, self.task) == (manifest.class_names, manifest.task)
+        return self.fits(manifest) or (both_texts and same_answers)
+
+    def as_dict(self) -> dict[str, Any]:
+        """See `JsonFile`; the fields of the input stand among the others."""
+        return _with_flat_input(self)
+
+    @classmethod
+    def parse(cls, raw: Any) -> Self:
+        """See `JsonFile`."""
+        info: Self = typed_json.read(_with_nested_input({"digests": {}, **raw}), cls)
+        return info
+
+
+def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
+    """Read `history.jsonl`: one mapping per epoch, None where a figure is not finite; empty where there is no file.
+
+    Raises:
+        InputError: If it is malformed.
+    """
+    path = model_dir / HISTORY_FILE
+    if not path.is_file():
+        return ()
+    try:
+        lines = [typed_json.decode(line, lambda _: None) for line in path.read_text().splitlines()]
+        history = typed_json.read(lines, tuple[Mapping[str, int | float | None], ...], "line")
+        for epoch in history:
+            typed_json.read(epoch.get("epoch"), int, "epoch")
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"Cannot use {path}: it is not the history of a training ({error!r}). Run train_model again."
+        ) from error
+    return history

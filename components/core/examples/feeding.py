@@ -1,0 +1,229 @@
+"""Training batches, as a device is fed with them.
+
+An epoch is a pure function of seed, epoch and step, so that a killed job can take it up again. It holds every example
+exactly once. The last batch is filled up with examples of weight zero, real ones, so that shapes are static and batch
+normalisation sees no blank images. Of several hosts each reads its share of the examples, and gives its part of every
+batch.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.partition import WHOLE, Share
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, Manifest
+from tpu_components.core.examples.records import static_options, tensorflow
+
+AUTO, HOST, DEVICE = "auto", "host", "device"
+RESIDENCIES = (AUTO, HOST, DEVICE)  # Where a split may lie while it is trained on.
+_READ_AT_ONCE = 4  # Shards read side by side while streaming.
+
+
+def steps_per_epoch(num_examples: int, batch_size: int) -> int:
+    """Return how many batches hold every example once.
+
+    Example:
+        >>> steps_per_epoch(10, 4)
+        3
+    """
+    return -(-num_examples // batch_size)
+
+
+def draw_order(num_examples: int, batch_size: int, seed: int, epoch: int, share: Share = WHOLE) -> np.ndarray:
+    """Return which examples an epoch's batches hold, int32[steps, batch]: every one once, then the first ones again.
+
+    Args:
+        num_examples: Examples of the split.
+        batch_size: Examples of a batch.
+        seed: Seed of the training.
+        epoch: Epoch, from 0.
+        share: Share of the examples, numbered from its first, and of each batch. Hosts have as many steps each.
+    """
+    own = len(share.within(num_examples))
+    order = np.random.default_rng((seed, epoch, *_of_host(share))).permutation(own)
+    steps = steps_per_epoch(num_examples, batch_size)
+    return np.resize(order, (steps, batch_size // share.count)).astype(np.int32)
+
+
+def _of_host(share: Share) -> tuple[int, ...]:
+    """Return what draws of this host are told apart by."""
+    return () if share == WHOLE else (share.index,)
+
+
+class EpochReader(Protocol):
+    """Gives a host's part of the batches of an epoch."""
+
+    def batches(self, epoch: int, start_step: int) -> Any:
+        """Return a tf.data.Dataset of (inputs, targets, float32[batch] weights); see `Interface.batch_shapes`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """The cut of a split into batches.
+
+    Attributes:
+        num_examples: Examples of the split.
+        batch_size: Examples of a batch, of all hosts together.
+        share: This host's share of both.
+    """
+
+    num_examples: int
+    batch_size: int
+    share: Share = WHOLE
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch."""
+        return steps_per_epoch(self.num_examples, self.batch_size)
+
+    @property
+    def own_examples(self) -> int:
+        """Examples of the share."""
+        return len(self.share.within(self.num_examples))
+
+    @property
+    def own_batch(self) -> int:
+        """Examples of a batch that this host gives."""
+        return self.batch_size // self.share.count
+
+    @property
+    def filling(self) -> int:
+        """Examples of weight zero that fill this host's part of the last batch up."""
+        return self.steps * self.own_batch - self.own_examples
+
+
+class InMemoryReader:
+    """Batches gathered from a split held in RAM, in an order drawn anew for every epoch."""
+
+    def __init__(self, examples: records.Examples, cut: Cut, seed: int) -> None:
+        tf = tensorflow()
+        with tf.device("CPU"):
+            # Tensors, not arrays: an array would be copied into the graph of every epoch.
+            self._inputs, self._labels = tf.constant(examples.inputs), tf.constant(examples.labels)
+        self._cut, self._seed = cut, seed
+
+    def batches(self, epoch: int, start_step: int) -> Any:
+        """See `EpochReader`."""
+        tf, cut = tensorflow(), self._cut
+        order = draw_order(cut.num_examples, cut.batch_size, self._seed, epoch, cut.share)
+        weights = (np.arange(order.size) < cut.own_examples).astype(np.float32).reshape(order.shape)
+        dataset = tf.data.Dataset.from_tensor_slices((order[start_step:], weights[start_step:]))
+        return (
+            dataset.map(
+                lambda indices, weight: (tf.gather(self._inputs, indices), tf.gather(self._labels, indices), weight),
+                num_parallel_calls=1,
+                deterministic=True,
+            )
+            .prefetch(2)
+            .with_options(static_options())
+        )
+
+
+class StreamingReader:
+    """Batches read from shards in an order drawn anew for every epoch, shuffled within a buffer.
+
+    Hosts share the shards of an epoch out as it has drawn them, so that none has the same ones in every epoch.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, cut: Cut, seed: int, shuffle_buffer: int) -> None:
+        self._directory, self._manifest, self._cut = directory, manifest, cut
+        self._seed, self._shuffle_buffer = seed, max(shuffle_buffer // cut.share.count, 1)
+
+    def batches(self, epoch: int, start_step: int) -> Any:
+        """See `EpochReader`."""
+        tf, cut = tensorflow(), self._cut
+        files = np.array(records.shard_paths(self._directory, self._manifest, TRAIN))
+        counts = np.array([shard.num_examples for shard in self._manifest.split(TRAIN).shards])
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(files))
+        parts = records.parts_of_shards(counts[order].tolist(), cut.share)
+        parts[:, 0] = order[parts[:, 0]]
+        named = "/".join(map(str, (self._seed, epoch, *_of_host(cut.share))))
+        draw = int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "little")
+        with tf.device("CPU"):
+            read, parse = self._stages
+            serialized = read(tf.constant(files[parts[:, 0]]), tf.constant(parts[:, 1:]))
+            serialized = serialized.shuffle(self._shuffle_buffer, seed=draw, reshuffle_each_iteration=False)
+            stored = tf.data.TFRecordDataset(files[np.sort(parts[:, 0])])
+            serialized = serialized.concatenate(stored.take(cut.filling))
+            batches = serialized.batch(cut.own_batch, drop_remainder=True).skip(start_step)
+            return parse(batches, tf.constant(start_step, tf.int64)).with_options(static_options())
+
+    @functools.cached_property
+    def _stages(self) -> tuple[Any, Any]:
+        """The stages of an epoch that take 60 ms to build, built once."""
+        tf = tensorflow()
+
+        def read(files: Any, ranges: Any) -> Any:
+            if self._cut.share == WHOLE:
+                shards = tf.data.Dataset.from_tensor_slices(files)
+                return shards.interleave(tf.data.TFRecordDataset, **at_once)
+            shards = tf.data.Dataset.from_tensor_slices((files, ranges))
+            return shards.interleave(
+                lambda file, part: tf.data.TFRecordDataset(file).skip(part[0]).take(part[1]), **at_once
+            )
+
+        at_once = {"cycle_length": _READ_AT_ONCE, "num_parallel_calls": 2, "deterministic": True}
+        return tf.function(read, autograph=False), tf.function(self._parse, autograph=False)
+
+    def _parse(self, batches: Any, start_step: Any) -> Any:
+        """Turn batches of serialized examples, from a step on, into batches as `EpochReader` says."""
+        tf, cut = tensorflow(), self._cut
+
+        def weigh(step: Any, fields: Any) -> Any:
+            position = step * cut.own_batch + tf.range(cut.own_batch, dtype=tf.int64)
+            weight = tf.cast(position < cut.own_examples, tf.float32)
+            return fields[self._manifest.input.feature], fields[LABEL_FEATURE], weight
+
+        parsed = records.parse_batches(batches, self._manifest, with_margin=True)
+        numbered = parsed.enumerate(start=start_step).map(weigh)
+        return numbered.apply(tf.data.experimental.assert_cardinality(cut.steps - start_step)).prefetch(2)
+
+
+def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
+    """Return whether a split of this size is read once, and not again every epoch."""
+    return decoded_bytes <= in_memory_mib << 20
+
+
+def is_resident(residency: str, backend: str, decoded_bytes: int, in_memory_mib: int) -> bool:
+    """Return whether a split is to lie in the device's memory, if that is large enough.
+
+    Raises:
+        InputError: If it must and cannot: only JAX's program takes indices for batches, and the host has to hold a
+            split to hand it over.
+    """
+    is_held = is_held_in_memory(decoded_bytes, in_memory_mib)
+    if residency == DEVICE and backend != "jax":
+        raise InputError(f"residency=device needs backend=jax. Received: backend={backend}. Set residency to auto.")
+    if residency == DEVICE and not is_held:
+        raise InputError(
+            f"residency=device needs the decoded training split in RAM first: expected in_memory_mib of at least "
+            f"{-(-decoded_bytes // 2**20)}, received in_memory_mib={in_memory_mib}. Raise it, or set residency to auto."
+        )
+    return residency != HOST and backend == "jax" and is_held
+
+
+def open_training_split(
+    directory: Path,
+    manifest: Manifest,
+    batch_size: int,
+    seed: int,
+    in_memory_mib: int,
+    shuffle_buffer: int,
+    share: Share = WHOLE,
+) -> EpochReader:
+    """Return the reader that fits: in memory where the host's decoded share is small enough, else streaming.
+
+    Raises:
+        InputError: If there is no training split.
+    """
+    cut = Cut(manifest.split(TRAIN).num_examples, batch_size, share)
+    if is_held_in_memory(records.decoded_bytes(manifest, TRAIN) // share.count, in_memory_mib):
+        examples = records.load_split(directory, manifest, TRAIN, with_margin=True, share=share)
+        return InMemoryReader(examples, cut, seed)
+    return StreamingReader(directory, manifest, cut, seed, shuffle_buffer)

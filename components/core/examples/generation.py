@@ -1,0 +1,80 @@
+"""Text written by a language model, a character at a time, whatever takes the steps: Keras or an exported model."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tpu_components.core.examples.interface import PADDING, UNKNOWN
+
+Step = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""int32[N] ids and float32[N, state_size] → float32[N, classes] probabilities of what comes next, and the new state."""
+
+
+class Alphabet:
+    """Characters to ids and back.
+
+    Args:
+        class_names: Characters that the ids stand for; the first two are none.
+    """
+
+    def __init__(self, class_names: Sequence[str]) -> None:
+        self._names = class_names
+        self._ids = {name: id_ for id_, name in enumerate(class_names) if id_ not in (PADDING, UNKNOWN)}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the id of every character, int32[characters]; 1 for an unknown one."""
+        return np.array([self._ids.get(character, UNKNOWN) for character in text], np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text; nothing for 0, the replacement character for 1."""
+        return "".join(
+            "" if id_ == PADDING else "\N{REPLACEMENT CHARACTER}" if id_ == UNKNOWN else self._names[id_] for id_ in ids
+        )
+
+
+def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return int32[N]: a character for each row, never padding or an unknown one.
+
+    Args:
+        probabilities: float[N, classes].
+        temperatures: float[N]: 1 draws by the probabilities, less prefers the likely ones, 0 takes the likeliest.
+        random: Gives one number per row.
+
+    Example:
+        >>> draw(np.array([[0.5, 0.3, 0.15, 0.05]]), np.array([0.0]), np.random.default_rng(0)).tolist()
+        [2]
+    """
+    uniform = random.random(len(probabilities))
+    logits = np.log(np.maximum(probabilities.astype(np.float64), 1e-30))
+    logits[:, [PADDING, UNKNOWN]] = -np.inf
+    scaled = (logits - logits.max(1, keepdims=True)) / np.maximum(temperatures, 1e-6)[:, None]
+    shares = np.cumsum(np.exp(scaled), axis=1)
+    return (shares < (uniform * shares[:, -1])[:, None]).sum(1).astype(np.int32)
+
+
+def generate(
+    step: Step, state_size: int, prompts: np.ndarray, length: int, temperatures: Sequence[float], seed: int
+) -> np.ndarray:
+    """Continue texts; equal arguments give equal ones, as far as `step` does.
+
+    Args:
+        step: The model.
+        state_size: Size of its state.
+        prompts: int32[N, characters], at least one character.
+        length: Characters to add.
+        temperatures: One per text; see `draw`.
+        seed: Seed of the draws.
+
+    Returns:
+        int32[N, length]: what was added.
+    """
+    state = np.zeros((len(prompts), state_size), np.float32)
+    for position in range(prompts.shape[1]):
+        probabilities, state = step(prompts[:, position], state)
+    random, heat = np.random.default_rng(seed), np.array(temperatures, np.float64)
+    added = np.empty((len(prompts), length), np.int32)
+    for position in range(length):
+        added[:, position] = draw(probabilities, heat, random)
+        if position + 1 < length:
+            probabilities, state = step(added[:, position], state)
+    return added

@@ -1,0 +1,484 @@
+"""What goes into a model and what comes out: one place for all that depends on the kind of data and on the task.
+
+An input says what an example is: its shape and type, what a model is built from, how it is stored. A task says what is
+asked about it: the target, the loss and the figure that is judged. Every step asks these two instead of deciding by
+kind. What else differs has a table of its own, by kind or by task, where the work is done: reading in `records`,
+metrics in `evaluate_model`, answers in `serving`. Importing this module imports no framework.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+IMAGE, TEXT, CORPUS = "image", "text", "corpus"
+CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
+LANGUAGE_MODEL = "language_model"
+PADDING, UNKNOWN = 0, 1  # Ids that are no characters.
+THRESHOLD = 0.5  # Of a multi-label probability: a label is predicted above it.
+
+
+class Input(Protocol):
+    """The kind of example that a model takes.
+
+    Attributes:
+        kind: Its name in the manifest.
+        noun: One of them, in messages.
+        feature: The field of a tf.train.Example that holds it.
+    """
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def noun(self) -> str: ...  # noqa: D102
+    @property
+    def plural(self) -> str:
+        """Several of them, in messages."""
+
+    @property
+    def feature(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one example, as the model gets it."""
+
+    @property
+    def fed_shape(self) -> tuple[int, ...]:
+        """Shape of one example, as a training step gets it."""
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of an example's values."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The arguments of `build_model`, by name."""
+
+    def __str__(self) -> str:
+        """Describe such inputs in a message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageInput:
+    """Images of one shape: uint8 pixels in [0, 255].
+
+    Attributes:
+        image_shape: (height, width, channels).
+        encoding: Form in which records hold them: `raw` (pixels, row by row), `resized` (JPEG files of this very shape)
+            or `encoded` (the image file's own bytes, decoded and resized when read). It makes no difference to a model.
+        upright: Whether photos were turned as their EXIF says; then those that a model is to answer are too.
+        reduced: Whether larger JPEG files are decoded at a reduced scale, see `images.reduction`; then those that a
+            model is to answer are too.
+        margin: Rows and columns, even numbers, that pictures have more in records, for training to choose from; all
+            others take the middle, also of a picture that a model is to answer, brought to the larger size.
+    """
+
+    image_shape: tuple[int, int, int]
+    encoding: str = dataclasses.field(compare=False)
+    upright: bool = dataclasses.field(default=False, compare=False)
+    # Not shown, so that a data set of small images keeps the fingerprint that it had before there was this.
+    reduced: bool = dataclasses.field(default=False, compare=False, repr=False)
+    margin: tuple[int, int] = dataclasses.field(default=(0, 0), repr=False)
+    kind: str = dataclasses.field(default=IMAGE, init=False)
+
+    noun, plural = "image", "images"
+    feature = "image"
+    dtype = "uint8"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(height, width, channels)."""
+        return self.image_shape
+
+    @property
+    def fed_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of a picture in a record, with its margin."""
+        (height, width, channels), (rows, columns) = self.image_shape, self.margin
+        return height + rows, width + columns, channels
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """See `Input`."""
+        return {"image_shape": self.image_shape}
+
+    def __str__(self) -> str:
+        return f"images {self.image_shape}"
+
+
+def as_fields(inputs: Any) -> dict[str, Any]:
+    """Return an input as its fields by name, as files have it; a margin only where there is one, as ever."""
+    fields = dataclasses.asdict(inputs)
+    return fields if any(fields.get("margin", ())) else {k: v for k, v in fields.items() if k != "margin"}
+
+
+class _Tokens:
+    """The common part of inputs that are ids: int32[num_tokens], ids below `vocabulary_size`."""
+
+    num_tokens: int
+    vocabulary_size: int
+
+    feature = "tokens"
+    dtype = "int32"
+    _stored_dtypes: tuple[str, ...] = ("uint16", "int32")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(num_tokens,)."""
+        return (self.num_tokens,)
+
+    @property
+    def fed_shape(self) -> tuple[int, ...]:
+        """(num_tokens,)."""
+        return self.shape
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """See `Input`."""
+        return {"vocabulary_size": self.vocabulary_size, "num_tokens": self.num_tokens}
+
+    @property
+    def stored_tokens(self) -> int:
+        """Ids in a record."""
+        return self.num_tokens
+
+    @property
+    def stored_dtype(self) -> str:
+        """Dtype of an id in a record, little-endian: the smallest that holds all of them."""
+        return next(dtype for dtype in self._stored_dtypes if self.vocabulary_size <= int(np.iinfo(dtype).max) + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextInput(_Tokens):
+    """Texts as tokens of a vocabulary, cut or padded to one length: int32 ids; 0 is padding, 1 an unknown token.
+
+    Attributes:
+        num_tokens: Tokens of an example.
+        vocabulary_size: Ids are below it. The vocabulary itself lies beside the manifest, and may be smaller.
+        vocabulary_sha256: SHA-256 of the vocabulary's file: ids mean the same where it is equal.
+        tokenization: The name of the rule that cuts a text into tokens; see `tpu_components.core.examples.text`.
+        truncate: Part of a longer text that is left out: its `start` or its `end`.
+    """
+
+    num_tokens: int
+    vocabulary_size: int
+    vocabulary_sha256: str
+    tokenization: str
+    truncate: str
+    kind: str = dataclasses.field(default=TEXT, init=False)
+
+    noun, plural = "text", "texts"
+
+    def __str__(self) -> str:
+        return (
+            f"texts of {self.num_tokens} tokens, {self.vocabulary_size:,} of them known "
+            f"({self.vocabulary_sha256[:8]}…), cut at the {self.truncate}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusInput(_Tokens):
+    """Passages of one long text as ids of its characters, int32; 0 is what stands before its start, 1 is unknown.
+
+    A record holds one id more than a model gets: the last is only predicted.
+
+    Attributes:
+        num_tokens: Characters of a passage.
+        vocabulary_size: Ids are below it; the class names of the data set say what each stands for.
+    """
+
+    num_tokens: int
+    vocabulary_size: int
+    kind: str = dataclasses.field(default=CORPUS, init=False)
+
+    noun, plural = "passage", "passages"
+    _stored_dtypes = ("uint8", "uint16", "int32")
+
+    @property
+    def stored_tokens(self) -> int:
+        """Ids in a record: one more than a model gets."""
+        return self.num_tokens + 1
+
+    def __str__(self) -> str:
+        return f"passages of {self.num_tokens} characters, {self.vocabulary_size:,} of them known"
+
+
+AnyInput = ImageInput | TextInput | CorpusInput
+# Every fact that a model may be built from, and the kind of input that has it; the task has the others.
+FACTS: Mapping[str, str] = {
+    "image_shape": IMAGE,
+    "vocabulary_size": TEXT,
+    "num_tokens": TEXT,
+    "num_classes": "",
+    "num_targets": "",
+}
+
+
+class Task(Protocol):
+    """The question that a model answers about an example.
+
+    Attributes:
+        name: In the manifest.
+        stored_dtype: Dtype of a target in a tf.train.Example.
+        target_dtype: Dtype of a target as the loss takes it.
+        loss: Loss of training: Keras's name, one of `models.compiling`, or a function of targets and outputs.
+        metric: Shown beside the loss in training: Keras's name, or one of `models.compiling`, and ours.
+        judged: The figure that the gate looks at by default.
+        answer: Name of a model's output.
+        size_fact: The name by which `build_model` is given the size of the output.
+        activation: Activation that a model ends in, by Keras's name.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def stored_dtype(self) -> str: ...  # noqa: D102
+    @property
+    def target_dtype(self) -> str: ...  # noqa: D102
+    @property
+    def loss(self) -> Any: ...  # noqa: D102
+    @property
+    def metric(self) -> str: ...  # noqa: D102
+    @property
+    def judged(self) -> str: ...  # noqa: D102
+    @property
+    def answer(self) -> str: ...  # noqa: D102
+    @property
+    def size_fact(self) -> str: ...  # noqa: D102
+    @property
+    def activation(self) -> str: ...  # noqa: D102
+    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return the shape of an example's target."""
+
+    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return the shape of a model's answer to one example, float32."""
+
+    def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return float64[targets]: the loss of every one that counts; of most tasks an example has one."""
+
+    def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return float64[targets]: the metric of every one that counts; their mean is the data set's."""
+
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """Return the judged figure of a data set."""
+
+
+class Classification:
+    """One class of several: int32[batch] labels, float32[batch, num_classes] probabilities."""
+
+    name = CLASSIFICATION
+    stored_dtype = "int64"
+    target_dtype = "int32"
+    loss = "sparse_categorical_crossentropy"
+    metric = judged = "accuracy"
+    answer = "probabilities"
+    size_fact = "num_classes"
+    activation = "softmax"
+
+    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return a scalar."""
+        return ()
+
+    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return (num_classes,)."""
+        return (interface.num_classes,)
+
+    def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return the cross-entropy in nats; probabilities are clipped at 1e-7, as Keras does."""
+        chosen = outputs[np.arange(len(targets)), targets].astype(np.float64)
+        return -np.log(np.maximum(chosen, 1e-7))
+
+    def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return 1 where the likeliest class is the true one, else 0."""
+        return (outputs.argmax(1) == targets).astype(np.float64)
+
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """Return the accuracy."""
+        return float(self.scores(targets, outputs).mean())
+
+
+class MultiLabel:
+    """Any number of several labels: float32[batch, num_classes] of 0 and 1, probabilities of the same shape."""
+
+    name = MULTI_LABEL
+    stored_dtype = "int64"
+    target_dtype = "float32"
+    loss = "binary_crossentropy"
+    metric = "binary_accuracy"
+    judged = "micro_f1"
+    answer = "probabilities"
+    size_fact = "num_classes"
+    activation = "sigmoid"
+
+    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return (num_classes,)."""
+        return (interface.num_classes,)
+
+    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return (num_classes,)."""
+        return (interface.num_classes,)
+
+    def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return the binary cross-entropy in nats, the mean of an example's labels; clipped at 1e-7, as Keras does."""
+        chosen = np.where(targets > 0, outputs.astype(np.float64), 1 - outputs.astype(np.float64))
+        return -np.log(chosen.clip(1e-7, 1 - 1e-7)).mean(axis=1)
+
+    def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return the share of an example's labels that are right."""
+        return ((outputs > THRESHOLD) == (targets > 0)).mean(axis=1)
+
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """Return the F1 of all labels of all examples together; 0 where none is true or predicted."""
+        true, predicted = targets > 0, outputs > THRESHOLD
+        return float(2 * (true & predicted).sum() / max(true.sum() + predicted.sum(), 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    """Numbers: float32[batch, num_targets] in the targets' own units, as are the answers.
+
+    The loss is the mean of squared errors in standard deviations of the training split, so that every target weighs
+    the same, whatever its unit. A model gives such standardised numbers too; what puts them back into the targets'
+    units is made its last layer, see `models.build_model`.
+
+    Attributes:
+        mean: Mean of every target in the training split.
+        std: Its standard deviation, above 0.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    name = REGRESSION
+    stored_dtype = target_dtype = "float32"
+    metric = "mean_absolute_error"
+    judged = "r2"
+    answer = "values"
+    size_fact = "num_targets"
+    activation = "linear"
+
+    @property
+    def loss(self) -> Callable[[Any, Any], Any]:
+        """See the class."""
+
+        def standardised_squared_error(targets: Any, outputs: Any) -> Any:
+            from keras import ops
+
+            return ops.mean(ops.square((targets - outputs) / ops.array(self.std, "float32")), axis=-1)
+
+        return standardised_squared_error
+
+    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return (num_targets,)."""
+        return (interface.num_classes,)
+
+    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return (num_targets,)."""
+        return (interface.num_classes,)
+
+    def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return the squared error in standard deviations, the mean of an example's targets."""
+        return np.square((targets.astype(np.float64) - outputs) / self.std).mean(axis=1)
+
+    def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return the absolute error in the targets' units, the mean of an example's targets."""
+        return np.abs(targets.astype(np.float64) - outputs).mean(axis=1)
+
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """Return R², the mean over targets of the share of their variance that is explained; NaN where one has none."""
+        targets = targets.astype(np.float64)
+        left, whole = np.square(targets - outputs).mean(axis=0), targets.var(axis=0)
+        return float(np.mean(1 - np.divide(left, whole, out=np.full(len(whole), np.nan), where=whole > 0)))
+
+
+class LanguageModel:
+    """The character after every one: int32[batch, num_tokens] ids, float32[batch, num_tokens, classes] probabilities.
+
+    A target of 0 does not count. In a record stands how many do, the last ones; the ids themselves are the input's.
+    """
+
+    name = LANGUAGE_MODEL
+    stored_dtype = "int64"
+    target_dtype = "int32"
+    loss = "next_character"
+    metric = judged = "bits_per_character"
+    answer = "probabilities"
+    size_fact = "num_classes"
+    activation = "softmax"
+
+    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return (num_tokens,)."""
+        return interface.input.shape
+
+    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
+        """Return (num_tokens, num_classes)."""
+        return (*interface.input.shape, interface.num_classes)
+
+    def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return the cross-entropy in nats, passage by passage; probabilities are clipped at 1e-7, as Keras does."""
+        chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0]
+        return -np.log(np.maximum(chosen[targets != PADDING].astype(np.float64), 1e-7))
+
+    def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """Return the losses in bits."""
+        return self.losses(targets, outputs) / np.log(2)
+
+    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
+        """Return the bits per character; less is better."""
+        return float(self.scores(targets, outputs).mean())
+
+
+_TASKS: tuple[Task, ...] = (Classification(), MultiLabel(), Regression(), LanguageModel())
+TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
+
+
+def judged_figure(metrics: Mapping[str, Any]) -> str:
+    """Return the figure that tells most of a run, of those that are known; empty if none is."""
+    # The other tasks' first: a language model has an accuracy too.
+    return next((task.judged for task in reversed(_TASKS) if metrics.get(task.judged) is not None), "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """The input and output of a model, as far as its code has to know.
+
+    Attributes:
+        input: Kind of example.
+        num_classes: Number of classes in the data set; of a regression, of targets.
+        task_name: Task, a key of `TASKS`.
+        mean: See `Regression`; empty otherwise.
+        std: See `Regression`; empty otherwise.
+    """
+
+    input: AnyInput
+    num_classes: int
+    task_name: str = CLASSIFICATION
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+        return Regression(self.mean, self.std) if self.task_name == REGRESSION else TASKS[self.task_name]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The arguments of `build_model`, by name."""
+        return {**self.input.facts, self.task.size_fact: self.num_classes}
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of a model's answer to one example."""
+        return self.task.output_shape(self)
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of one example's target."""
+        return self.task.target_shape(self)
+
+    def batch_shapes(self, batch_size: int, with_margin: bool = True) -> list[tuple[tuple[int, ...], str]]:
+        """Return the shape and dtype of a batch's inputs, targets and weights, for training or without the margin."""
+        return [
+            ((batch_size, *(self.input.fed_shape if with_margin else self.input.shape)), self.input.dtype),
+            ((batch_size, *self.target_shape), self.task.target_dtype),
+            ((batch_size,), "float32"),
+        ]

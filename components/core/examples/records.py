@@ -1,0 +1,511 @@
+"""The format of a record, and readers that parse whole batches at once.
+
+Writing needs no TensorFlow: a TFRecord is a framed tf.train.Example, and workers start in a fraction of a second.
+Reading runs in tf.data. Importing this module imports neither TensorFlow nor protobuf.
+Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/core/example/example.proto.
+"""
+
+import dataclasses
+import functools
+import io
+import itertools
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+
+from tpu_components.core.base.partition import WHOLE, Share
+from tpu_components.core.examples import images
+from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, TRAIN, Manifest
+from tpu_components.core.examples.images import REDUCTIONS
+from tpu_components.core.examples.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
+
+RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
+_READ_BUFFER_BYTES = 8 << 20
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Of a record's frame.
+_MOST_RECORD_BYTES = 512 << 20  # An image of the most pixels that are decoded, 2**27, has 384 MiB as it is.
+_PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the op, little enough to stay in cache.
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # Numbers of the fields of a tf.train.Feature.
+_EMBEDDED = {number: bytes([number << 3 | 2]) for number in (1, 2, 3)}  # What such a field with a size begins with.
+_GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, in 1/65536.
+
+
+class DamagedRecordError(Exception):
+    """A TFRecord, or a file of them, that cannot be read; the message says why, without its name."""
+
+
+def _decode_error() -> type[Exception]:
+    """Return protobuf's error for bytes that are no message; it is no ValueError."""
+    from google.protobuf.message import DecodeError
+
+    return DecodeError
+
+
+@functools.cache
+def _example_class() -> Any:
+    """Return the message class of tf.train.Example, built from its descriptor so that no TensorFlow is needed."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
+    label, kind = descriptor_pb2.FieldDescriptorProto.Label, descriptor_pb2.FieldDescriptorProto.Type
+
+    def message(name: str) -> Any:
+        return file.message_type.add(name=name)
+
+    message("BytesList").field.add(name="value", number=1, label=label.LABEL_REPEATED, type=kind.TYPE_BYTES)
+    message("FloatList").field.add(name="value", number=1, label=label.LABEL_REPEATED, type=kind.TYPE_FLOAT)
+    message("Int64List").field.add(name="value", number=1, label=label.LABEL_REPEATED, type=kind.TYPE_INT64)
+    feature = message("Feature")
+    feature.oneof_decl.add(name="kind")
+    kinds = (("bytes_list", 1, "BytesList"), ("float_list", 2, "FloatList"), ("int64_list", 3, "Int64List"))
+    for name, number, type_name in kinds:
+        feature.field.add(
+            name=name,
+            number=number,
+            label=label.LABEL_OPTIONAL,
+            type=kind.TYPE_MESSAGE,
+            type_name=f".tensorflow.{type_name}",
+            oneof_index=0,
+        )
+    features = message("Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, label=label.LABEL_OPTIONAL, type=kind.TYPE_STRING)
+    entry.field.add(
+        name="value",
+        number=2,
+        label=label.LABEL_OPTIONAL,
+        type=kind.TYPE_MESSAGE,
+        type_name=".tensorflow.Feature",
+    )
+    features.field.add(
+        name="feature",
+        number=1,
+        label=label.LABEL_REPEATED,
+        type=kind.TYPE_MESSAGE,
+        type_name=".tensorflow.Features.FeatureEntry",
+    )
+    message("Example").field.add(
+        name="features",
+        number=1,
+        label=label.LABEL_OPTIONAL,
+        type=kind.TYPE_MESSAGE,
+        type_name=".tensorflow.Features",
+    )
+    # A pool of our own: TensorFlow registers the same names in the default one.
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
+
+
+def encode_example(fields: Mapping[str, bytes | int | Sequence[int] | Sequence[float]]) -> bytes:
+    """Return a serialized tf.train.Example; equal fields give equal bytes. Numbers are stored as int64 or float32.
+
+    They are protobuf's bytes, in a third of its time: its messages would be made anew for every example.
+    """
+    pieces: list[bytes] = []
+    for name, value in sorted(fields.items()):
+        content, kind = _serialized(value)
+        pieces += _before_values(name, kind, len(content)), content
+    return b"".join((_EMBEDDED[1], _varint(sum(map(len, pieces))), *pieces))
+
+
+def _serialized(value: bytes | int | Sequence[int] | Sequence[float]) -> tuple[bytes, int]:
+    """Return a field's values as protobuf has them, and which of the lists of a tf.train.Feature they are of."""
+    if isinstance(value, bytes):
+        return value, _BYTES_LIST
+    if isinstance(value, int):
+        return _varint(value), _INT64_LIST
+    if any(isinstance(item, float) for item in value):
+        return struct.pack(f"<{len(value)}f", *value), _FLOAT_LIST
+    return b"".join(map(_varint, value)), _INT64_LIST
+
+
+@functools.lru_cache(1 << 12)
+def _before_values(name: str, kind: int, num_bytes: int) -> bytes:
+    """Return what stands before values of `num_bytes` in a serialized field: the sizes of all that they are nested in.
+
+    From the inside out: field 1 of a list, one of three of a Feature, 2 of the entry of a map, 1 of the map.
+    """
+    head, key = b"", name.encode()
+    for number in (1, kind, 2):
+        head = _EMBEDDED[number] + _varint(len(head) + num_bytes) + head
+    head = _EMBEDDED[1] + _varint(len(key)) + key + head
+    return _EMBEDDED[1] + _varint(len(head) + num_bytes) + head
+
+
+@functools.lru_cache(1 << 12)
+def _varint(number: int) -> bytes:
+    """Return a number as protobuf has it, 7 bits to a byte (https://protobuf.dev/programming-guides/encoding)."""
+    encoded, left = bytearray(), number & 0xFFFF_FFFF_FFFF_FFFF
+    while left > 0x7F:
+        encoded.append(left & 0x7F | 0x80)
+        left >>= 7
+    encoded.append(left)
+    return bytes(encoded)
+
+
+def _masked_crc(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def frame_record(payload: bytes) -> bytes:
+    """Frame a payload as one TFRecord: its length, the length's checksum, the payload, the payload's checksum."""
+    return b"".join((_frame_header(len(payload)), payload, _masked_crc(payload)))
+
+
+@functools.lru_cache(1 << 12)
+def _frame_header(num_bytes: int) -> bytes:
+    length = struct.pack("<Q", num_bytes)
+    return length + _masked_crc(length)
+
+
+def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yield where every record of a TFRecord file begins, and its bytes with its frame; only the lengths are read.
+
+    Raises:
+        DamagedRecordError: If a length is not what its checksum says, or above 512 MiB, or the file ends within a
+            record.
+    """
+    end = file.seek(0, io.SEEK_END)
+    offset = 0
+    while offset < end:
+        file.seek(offset)
+        header = file.read(_HEADER_BYTES)
+        if len(header) < _HEADER_BYTES or _masked_crc(header[:8]) != header[8:]:
+            raise DamagedRecordError(f"no record at byte {offset:,}")
+        num_bytes = _HEADER_BYTES + struct.unpack("<Q", header[:8])[0] + _FOOTER_BYTES
+        if num_bytes > _MOST_RECORD_BYTES:
+            raise DamagedRecordError(
+                f"a record of {num_bytes >> 20:,} MiB at byte {offset:,}, expected at most {_MOST_RECORD_BYTES >> 20}"
+            )
+        if offset + num_bytes > end:
+            raise DamagedRecordError(f"cut off within the record at byte {offset:,}")
+        yield offset, num_bytes
+        offset += num_bytes
+
+
+def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yield every record of a TFRecord file with its frame, and where it begins.
+
+    Raises:
+        DamagedRecordError: See `find_records`; what a record holds is not looked at.
+    """
+    for offset, num_bytes in find_records(file):
+        file.seek(offset)
+        yield file.read(num_bytes), offset
+
+
+def read_fields(frame: bytes) -> dict[str, list[Any]]:
+    """Return the values of every field of a record, from its frame.
+
+    Raises:
+        DamagedRecordError: If its checksum does not match, or it is no tf.train.Example.
+    """
+    payload = frame[_HEADER_BYTES:-_FOOTER_BYTES]
+    if _masked_crc(payload) != frame[-_FOOTER_BYTES:]:
+        raise DamagedRecordError("damaged record: its checksum does not match")
+    try:
+        features = _example_class().FromString(payload).features.feature
+    except _decode_error() as error:
+        raise DamagedRecordError(f"no tf.train.Example: {error}") from error
+    return {name: _values_of(features[name]) for name in features}
+
+
+def _values_of(feature: Any) -> list[Any]:
+    kind = feature.WhichOneof("kind")
+    return list(getattr(feature, kind).value) if kind else []
+
+
+def tensorflow() -> Any:
+    """Import TensorFlow when it is first needed (5 s), and tell it to stay off the GPU's memory and be quiet."""
+    import os
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    return tf
+
+
+def static_options() -> Any:
+    """Return tf.data options for pipelines that are rebuilt every epoch.
+
+    Autotuning is off: its thread sleeps for up to a minute between rounds, and an iterator that ends waits for it.
+    """
+    tf = tensorflow()
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.deterministic = True
+    return options
+
+
+def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool = False) -> Any:
+    """Return uint8[height, width, channels] from an encoded image, in TensorFlow's operations, as a SavedModel needs.
+
+    The same pixels, to the bit, as create_tfrecords stores for a JPEG, PNG or GIF file of the right size. Where it
+    resizes, Pillow and TensorFlow round differently: up to one level (of 255) apart.
+
+    Args:
+        encoded: A scalar string tensor with the bytes of a JPEG, PNG, GIF or BMP (24 bits) file.
+        image_shape: The shape wanted; an image of another size is resized (bilinear, antialiased).
+        reduced: Whether a larger JPEG file is decoded at a reduced scale; see `images.reduction`.
+    """
+    tf = tensorflow()
+    height, width, channels = image_shape
+
+    def decode_at(ratio: int) -> Any:
+        # TensorFlow's default is a faster transform, up to 4 levels off what libjpeg and all other readers give.
+        return tf.io.decode_jpeg(encoded, channels=channels, ratio=ratio, dct_method="INTEGER_ACCURATE")
+
+    def decode_jpeg() -> Any:
+        if not reduced:
+            return decode_at(1)
+        size = tf.image.extract_jpeg_shape(encoded)[:2]
+        fitting = [
+            (tf.reduce_all((size + ratio - 1) // ratio >= (height, width)), functools.partial(decode_at, ratio))
+            for ratio in REDUCTIONS
+        ]
+        return tf.case(fitting, functools.partial(decode_at, 1))
+
+    def decode_other() -> Any:
+        colour = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        colour.set_shape((None, None, 3))
+        if channels == 3:
+            return colour
+        # Pillow's weights and rounding; TensorFlow's own are one level off, and unknown for BMP and GIF.
+        weighted = tf.reduce_sum(tf.cast(colour, tf.int32) * _GREY_WEIGHTS, axis=-1, keepdims=True)
+        return tf.cast(tf.bitwise.right_shift(weighted + (1 << 15), 16), tf.uint8)
+
+    image = tf.cond(tf.io.is_jpeg(encoded), decode_jpeg, decode_other)
+    image.set_shape((None, None, channels))
+
+    def resized() -> Any:
+        scaled = tf.image.resize(image, (height, width), antialias=True)
+        return tf.cast(tf.clip_by_value(tf.round(scaled), 0.0, 255.0), tf.uint8)
+
+    same = tf.reduce_all(tf.equal(tf.shape(image)[:2], (height, width)))
+    return tf.ensure_shape(tf.cond(same, lambda: image, resized), image_shape)
+
+
+def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
+    """Return the files of one split, in order."""
+    return [str(directory / shard.name) for shard in manifest.split(split).shards]
+
+
+def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
+    """Return int64[parts, 3], what a share reads of shards in a row: the shard, records to skip, and to take.
+
+    Args:
+        counts: Examples of each shard.
+        share: Share of all of them.
+
+    Example:
+        >>> parts_of_shards([4, 4, 4], Share(1, 2)).tolist()
+        [[1, 2, 2], [2, 0, 4]]
+    """
+    ends = np.cumsum([0, *counts])
+    wanted = share.within(int(ends[-1]))
+    parts = [
+        (shard, max(wanted.start - start, 0), min(end, wanted.stop) - max(start, wanted.start))
+        for shard, (start, end) in enumerate(itertools.pairwise(ends.tolist()))
+        if start < wanted.stop and wanted.start < end
+    ]
+    return np.array(parts, np.int64).reshape(-1, 3)
+
+
+def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, with_margin: bool = False) -> Any:
+    """Turn a tf.data.Dataset of batches of serialized examples into one of batches of tensors.
+
+    Args:
+        serialized: The batches.
+        manifest: Manifest of the records.
+        with_keys: Whether to tell where examples came from.
+        with_margin: Whether pictures keep their margin, as training takes them; else it is their middle.
+
+    Returns:
+        A dataset of dictionaries: the input under the name of its feature, as `image` uint8[batch, height, width,
+        channels] or `tokens` int32[batch, num_tokens]; the target as `label`, of classes int32[batch], else
+        float32[batch, num_classes or num_targets], of a language model int32[batch, num_tokens]; and with `with_keys`
+        also `key` string[batch], and of texts `text` string[batch].
+    """
+    tf = tensorflow()
+    inputs, interface = manifest.input, manifest.interface
+    task, parse_input = interface.task, _parser(inputs)
+    finish = _next_characters(inputs) if isinstance(inputs, CorpusInput) else None
+    is_cut = inputs.fed_shape != inputs.shape and not with_margin
+    spec = {
+        inputs.feature: tf.io.FixedLenFeature([], tf.string),
+        LABEL_FEATURE: tf.io.FixedLenFeature(
+            () if isinstance(inputs, CorpusInput) else interface.target_shape, task.stored_dtype
+        ),
+    }
+    if with_keys:
+        for name in (KEY_FEATURE, TEXT_FEATURE) if isinstance(inputs, TextInput) else (KEY_FEATURE,):
+            spec[name] = tf.io.FixedLenFeature([], tf.string)
+
+    def parse(batch: Any) -> Any:
+        fields = tf.io.parse_example(batch, spec)
+        whole = parse_input(fields[inputs.feature])
+        fields[inputs.feature] = images.middle(whole, inputs.shape) if is_cut else whole
+        fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
+        return fields | finish(fields) if finish else fields
+
+    return serialized.map(parse, num_parallel_calls=2, deterministic=True)
+
+
+@functools.singledispatch
+def _parser(inputs: Any) -> Callable[[Any], Any]:
+    """Return a function from string[batch], inputs as records hold them, to dtype[batch, *shape]."""
+    raise TypeError(f"No reader for inputs of {type(inputs)}.")
+
+
+@_parser.register
+def _(inputs: ImageInput) -> Callable[[Any], Any]:
+    tf = tensorflow()
+    shape = inputs.fed_shape
+
+    def parse_raw(stored: Any) -> Any:
+        return tf.reshape(tf.io.decode_raw(stored, tf.uint8, fixed_length=math.prod(shape)), (-1, *shape))
+
+    def parse_encoded(stored: Any) -> Any:
+        from tpu_components.core.examples.decoding import decode_batch
+
+        decoded = tf.numpy_function(lambda files: decode_batch(files, inputs), [stored], tf.uint8)
+        return tf.ensure_shape(decoded, (None, *shape))
+
+    return parse_raw if inputs.encoding == RAW else parse_encoded
+
+
+@_parser.register
+def _(inputs: TextInput | CorpusInput) -> Callable[[Any], Any]:
+    tf = tensorflow()
+    num_bytes = inputs.stored_tokens * np.dtype(inputs.stored_dtype).itemsize
+
+    def parse(stored: Any) -> Any:
+        ids = tf.io.decode_raw(stored, inputs.stored_dtype, little_endian=True, fixed_length=num_bytes)
+        return tf.cast(tf.reshape(ids, (-1, inputs.stored_tokens)), inputs.dtype)
+
+    return parse
+
+
+def _next_characters(inputs: CorpusInput) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return a function from stored ids to inputs and targets: the next ids, or 0 where these do not count."""
+    tf = tensorflow()
+
+    def predict_next(fields: Mapping[str, Any]) -> dict[str, Any]:
+        ids, num_counted = fields[inputs.feature], fields[LABEL_FEATURE]
+        counts = tf.range(inputs.num_tokens) >= inputs.num_tokens - num_counted[:, None]
+        return {inputs.feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
+
+    return predict_next
+
+
+def read_batches(
+    directory: Path,
+    manifest: Manifest,
+    split: str,
+    batch_size: int = _PARSE_BATCH,
+    with_keys: bool = False,
+    with_margin: bool = False,
+    share: Share = WHOLE,
+) -> Any:
+    """Read a share of a split once in its stored order, as a tf.data.Dataset of batches; see `parse_batches`.
+
+    The batch comes first and the parsing second: one op parses hundreds of examples.
+    """
+    tf = tensorflow()
+    files = shard_paths(directory, manifest, split)
+    parts = parts_of_shards([shard.num_examples for shard in manifest.split(split).shards], share)
+    serialized = tf.data.TFRecordDataset([files[shard] for shard in parts[:, 0]], buffer_size=_READ_BUFFER_BYTES)
+    if share != WHOLE:
+        skipped = int(parts[0, 1]) if len(parts) else 0
+        serialized = serialized.skip(skipped).take(int(parts[:, 2].sum()))
+    serialized = serialized.batch(batch_size)
+    return parse_batches(serialized, manifest, with_keys, with_margin).prefetch(2).with_options(static_options())
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """A split in memory, or a host's share of it, in its stored order.
+
+    Attributes:
+        inputs: dtype[num_examples, *shape] as the manifest's input says, of images uint8[N, height, width, channels].
+        labels: Their targets, of classes int32[num_examples], else float32[num_examples, …].
+        keys: Origins of the examples; empty unless asked for.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    keys: tuple[str, ...] = ()
+
+
+def load_split(
+    directory: Path,
+    manifest: Manifest,
+    split: str,
+    with_keys: bool = False,
+    with_margin: bool = False,
+    share: Share = WHOLE,
+) -> Examples:
+    """Read a split, or a share of it, into memory; see `parse_batches`.
+
+    Raises:
+        InputError: If the split has no examples.
+    """
+    num_examples = len(share.within(manifest.split(split).num_examples))
+    (inputs, labels, _) = (np.empty(*shape) for shape in manifest.interface.batch_shapes(num_examples, with_margin))
+    keys: list[str] = []
+    start = 0
+    batches = read_batches(directory, manifest, split, with_keys=with_keys, with_margin=with_margin, share=share)
+    for batch in batches.as_numpy_iterator():
+        end = start + len(batch[LABEL_FEATURE])
+        inputs[start:end] = batch[manifest.input.feature]
+        labels[start:end] = batch[LABEL_FEATURE]
+        keys.extend(key.decode() for key in batch.get(KEY_FEATURE, ()))
+        start = end
+    return Examples(inputs, labels, tuple(keys))
+
+
+def input_bytes(inputs: AnyInput, with_margin: bool = False) -> int:
+    """Return the size of one example's input in memory, in bytes."""
+    return math.prod(inputs.fed_shape if with_margin else inputs.shape) * np.dtype(inputs.dtype).itemsize
+
+
+def decoded_bytes(manifest: Manifest, split: str) -> int:
+    """Return the size of a split's inputs in memory, in bytes; those that train have their margin."""
+    return manifest.split(split).num_examples * input_bytes(manifest.input, with_margin=split == TRAIN)
+
+
+def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
+    """Pick inputs of a split, dtype[*shape] each, by their place in its stored order."""
+    return _pick(directory, manifest, split, indices, manifest.input.feature)
+
+
+def pick_texts(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, str]:
+    """Pick texts of a split as they were read, by their place in its stored order."""
+    texts = _pick(directory, manifest, split, indices, TEXT_FEATURE)
+    return {index: text.decode() for index, text in texts.items()}
+
+
+def _pick(directory: Path, manifest: Manifest, split: str, indices: Sequence[int], field: str) -> dict[int, Any]:
+    wanted = sorted(set(indices))
+    picked: dict[int, Any] = {}
+    start = 0
+    for batch in read_batches(directory, manifest, split, with_keys=field == TEXT_FEATURE).as_numpy_iterator():
+        end = start + len(batch[LABEL_FEATURE])
+        picked |= {index: batch[field][index - start] for index in wanted if start <= index < end}
+        start = end
+    return picked
+
+
+def spread_inputs(directory: Path, manifest: Manifest, split: str, count: int) -> tuple[list[int], np.ndarray]:
+    """Pick at most `count` inputs, spread evenly over a split: their places in its order, and dtype[N, *shape]."""
+    available = manifest.split(split).num_examples
+    indices = np.linspace(0, available - 1, min(count, available)).astype(int).tolist()
+    picked = pick_inputs(directory, manifest, split, indices)
+    return indices, np.stack([picked[index] for index in indices])

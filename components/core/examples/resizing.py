@@ -1,0 +1,59 @@
+"""Pictures at another size as Pillow makes them, in a fifth of its time, for who has the library; a server has not."""
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.examples.images import UNUSUAL, ImageRule, encode_jpeg, is_turned, jpeg_header, open_image
+
+_of_thread = threading.local()
+
+
+def resize_into(pixels: np.ndarray, out: np.ndarray) -> None:
+    """Resize a picture as `images.resize_pixels` does, up to two levels (of 255) apart; others run meanwhile.
+
+    Most sizes differ by one level at most. From 64×64 to 224×224, 6 values in 100,000 differ by two.
+
+    Args:
+        pixels: uint8[height, width, 1 or 3].
+        out: uint8[…, …, 1 or 3], filled with the resized picture.
+    """
+    from cykooz_resizer import ImageData, PixelType
+
+    kind = PixelType.U8 if pixels.shape[2] == 1 else PixelType.U8x3
+    whole = ImageData(pixels.shape[1], pixels.shape[0], kind, pixels.tobytes())
+    resized = ImageData(out.shape[1], out.shape[0], kind)
+    resizer, bilinear = _resizer()
+    resizer.resize(whole, resized, bilinear)
+    out[...] = np.frombuffer(resized.get_buffer(), np.uint8).reshape(out.shape)
+
+
+def _resizer() -> tuple[Any, Any]:
+    """Return a resizer of this thread's own, since one does one picture at a time, and how it is to resize."""
+    from cykooz_resizer import FilterType, ResizeAlg, ResizeOptions, Resizer
+
+    if not hasattr(_of_thread, "resizer"):
+        bilinear = ResizeOptions(ResizeAlg.convolution(FilterType.bilinear), use_alpha=False)
+        _of_thread.resizer = Resizer(), bilinear
+    own: tuple[Any, Any] = _of_thread.resizer
+    return own
+
+
+def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes, tuple[int, ...], np.ndarray]:
+    """Bring an image to the rule's size; returns a JPEG file of it, (height, width, channels) and the pixels before.
+
+    A JPEG file that has that size and those channels already is kept to the byte.
+
+    Raises:
+        UnreadableImageError: If the file is no image, or is truncated.
+    """
+    pixels = open_image(content, rule, keep_size=True).decode()
+    if rule.image_size and rule.image_size != pixels.shape[:2]:
+        whole, pixels = pixels, np.empty((*rule.image_size, pixels.shape[2]), np.uint8)
+        resize_into(whole, pixels)
+    height, width, kind = jpeg_header(content)
+    is_as_wanted = (height, width, 1 if kind == "Gray" else 3) == pixels.shape and kind != UNUSUAL
+    if is_as_wanted and not (rule.upright and is_turned(content)):
+        return content, pixels.shape, pixels
+    return encode_jpeg(pixels, quality), pixels.shape, pixels

@@ -1,0 +1,70 @@
+"""What examples have beside their target, such as the site of a photo and its size: by it a gate judges them in slices.
+
+records/slices.npz   for each column its name and its values, and for each split int32[num_examples] in stored order:
+                     which of the values; of images for each split int32[num_examples]: pixels of their files
+"""
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+
+SLICES_FILE = "slices.npz"
+SIZE = "size"
+_NAMES = "names"
+
+
+def save_slices(
+    directory: Path,
+    columns: Mapping[str, Sequence[str]],
+    stored: Mapping[str, np.ndarray],
+    sizes: Mapping[str, np.ndarray],
+) -> None:
+    """Write the values of columns and the sizes of images beside records; nothing where there are none.
+
+    Args:
+        directory: The records' folder.
+        columns: A value for every example that is listed, by the column's name.
+        stored: Examples of each split, int[num_examples], in stored order.
+        sizes: Pixels of the files of each split's images, int32[num_examples], in stored order; empty for texts.
+    """
+    arrays: dict[str, Any] = {_of_size(split): rows for split, rows in sizes.items()}
+    for number, column in enumerate(columns.values()):
+        arrays[f"{number}"], codes = np.unique(np.array(column), return_inverse=True)
+        arrays |= {f"{number}.{split}": codes[examples].astype(np.int32) for split, examples in stored.items()}
+    if arrays:
+        arrays[_NAMES] = np.array(list(columns), np.str_)
+        np.savez_compressed(directory / SLICES_FILE, **arrays)
+
+
+def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
+    """Return what records keep of a split's examples, in stored order.
+
+    These are str[num_examples] by the column's name, and `size` of images, int32[num_examples], unless a column is
+    called so.
+
+    Raises:
+        InputError: If their file is damaged.
+    """
+    path = records_dir / SLICES_FILE
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path) as file:
+            columns = {
+                name: file[f"{number}"][file[f"{number}.{split}"]] for number, name in enumerate(file[_NAMES].tolist())
+            }
+            sizes = {SIZE: file[_of_size(split)]} if _of_size(split) in file else {}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"Cannot read {path}: expected what create_tfrecords wrote, received {error}. Run it again."
+        ) from error
+    return {**sizes, **columns}
+
+
+def _of_size(split: str) -> str:
+    return f"{SIZE}.{split}"

@@ -1,0 +1,709 @@
+"""Files, local or in a bucket (gs://, s3://): the only module that knows the difference.
+
+Nothing here leaves half a file under its final name: everything is written beside it and renamed.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, TextIO
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.files.object_stores import ObjectStore, split, store_of
+
+_GOOGLE = "gs://"
+BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+# What a disk that cannot be written answers.
+_UNWRITABLE = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk is full",  # By a quota.
+    errno.EROFS: "the disk is read-only",
+    errno.EFBIG: "a file may not become as large here (see `ulimit -f`)",
+}
+_FORBIDDEN = {errno.EACCES: "permission denied", errno.EPERM: "permission denied"}
+_REMOTE_PART_BYTES = 8 << 20  # Of a file in a bucket that is read from its start to its end.
+_OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
+
+
+class StoredFile(NamedTuple):
+    """One file below a root: its POSIX path relative to it, its size in bytes, and a version that changes with it.
+
+    `version` is the object's CRC32C on gs://, its ETag on s3://, and the modification time in nanoseconds on a disk.
+    """
+
+    name: str
+    num_bytes: int
+    version: str
+
+
+def is_remote(uri: str) -> bool:
+    """Return whether `uri` lies in a bucket."""
+    return store_of(uri) is not None
+
+
+def is_on_google(uri: str) -> bool:
+    """Return whether `uri` lies on Cloud Storage, the only kind of bucket that Google's services read."""
+    return str(uri).startswith(_GOOGLE)
+
+
+def common_folder(uris: Sequence[str]) -> str | None:
+    """Return the folder that holds all of some absolute paths; None where they are of several buckets, or of none.
+
+    Example:
+        >>> common_folder(["gs://bucket/a/1.png", "gs://bucket/a/b/2.png"])
+        'gs://bucket/a'
+        >>> common_folder(["gs://bucket/a/1.png", "/a/1.png"])
+    """
+    stores = [store_of(uri) for uri in uris]
+    if len({(store.scheme, split(uri)[0]) if store else "" for store, uri in zip(stores, uris, strict=True)}) > 1:
+        return None
+    scheme = stores[0].scheme if stores[0] else ""
+    return scheme + os.path.commonpath([os.path.dirname(uri.removeprefix(scheme)) for uri in uris])
+
+
+def mounted(uri: str) -> Path:
+    """Return the place on gs:// as a path, where Vertex has mounted the buckets."""
+    return BUCKETS_MOUNT / uri.removeprefix(_GOOGLE)
+
+
+def list_files(root: str) -> list[StoredFile]:
+    """List the files below `root`, sorted by name; hidden ones (a leading dot, or left by Windows) are left out.
+
+    Raises:
+        InputError: If `root` does not exist or holds no file.
+    """
+    return list(each_file(root))
+
+
+def each_file(root: str) -> Iterator[StoredFile]:
+    """Yield what `list_files` lists, one folder at a time in memory, where it lies on a disk.
+
+    Raises:
+        InputError: See there.
+    """
+    files = _in_bucket(root, store) if (store := store_of(root)) else _on_disk(root)
+    first = next(files, None)
+    if first is None:
+        raise InputError(f"Found no files in {root!r}: expected a folder with data in it. Check the path.")
+    yield first
+    yield from files
+
+
+def _in_bucket(root: str, store: ObjectStore) -> Iterator[StoredFile]:
+    with store.errors(root):
+        bucket, prefix = split(root)
+        prefix = prefix.rstrip("/") + "/" if prefix else ""
+        files = [
+            StoredFile(blob.name[len(prefix) :], blob.num_bytes, blob.version)
+            for blob in store.objects(f"{store.scheme}{bucket}/{prefix}")
+        ]
+    files = [file for file in files if not any(map(is_hidden, file.name.split("/")))]
+    yield from sorted(files, key=lambda file: file.name)
+
+
+def _on_disk(root: str) -> Iterator[StoredFile]:
+    if not Path(root).is_dir():
+        raise InputError(
+            f"Cannot list {root!r}: expected a folder, received a path that is none. Check the path, which means "
+            f"{os.path.abspath(root)!r} here."
+        )
+    try:
+        yield from _walk(str(root))
+    except PermissionError as error:
+        raise InputError(f"Cannot list {error.filename!r}: permission denied. Change its mode or its owner.") from error
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is left out of listings."""
+    return name.startswith(".") or name in _OF_THE_SYSTEM
+
+
+def _walk(root: str) -> Iterator[StoredFile]:
+    """Yield the files below a folder, sorted by name; without a generator for each, through all of which each would go.
+
+    Names are sorted as they are with their folders': "a.txt" comes before "a/b".
+    """
+    above: list[tuple[int, int]] = []
+    open_folders = [(_sorted_entries(root, above), "")]
+    while open_folders:
+        entries, prefix = open_folders[-1]
+        entry = next(entries, None)
+        if entry is None:
+            open_folders.pop()
+            above.pop()
+        elif entry.is_dir():
+            open_folders.append((_sorted_entries(entry.path, above), f"{prefix}{entry.name}/"))
+        else:
+            try:
+                status = entry.stat()
+            except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
+                yield StoredFile(prefix + entry.name, 0, "missing")
+            else:
+                yield _stored(prefix + entry.name, status)
+
+
+def _sorted_entries(directory: str, above: list[tuple[int, int]]) -> "Iterator[os.DirEntry[str]]":
+    """Open a folder below those in `above`, to which it is added."""
+    here = os.stat(directory)
+    identity = here.st_dev, here.st_ino
+    if identity in above:
+        raise InputError(
+            f"Cannot list {directory!r}: it links back to a folder that holds it, so every file would be found again "
+            "and again. Remove that link."
+        )
+    above.append(identity)
+    with os.scandir(directory) as scanned:
+        entries = [entry for entry in scanned if not is_hidden(entry.name)]
+    entries.sort(key=lambda entry: f"{entry.name}/" if entry.is_dir() else entry.name)
+    return iter(entries)
+
+
+def read_bytes(uri: str) -> bytes:
+    """Read the content of one file.
+
+    Raises:
+        InputError: If there is no such file, or it may not be read.
+    """
+    if store := store_of(uri):
+        with store.errors(uri):
+            return store.read(uri)
+    try:
+        # Without a file object: half the time, for the small files that data sets are made of.
+        file = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)  # A pipe would block for ever.
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):  # A device such as /dev/zero has no end.
+                raise InputError(
+                    f"Cannot read {uri!r}: it is no regular file but a folder, a pipe or a device. Check the path."
+                )
+            content = os.read(file, status.st_size + 1)
+            while len(content) < status.st_size and (more := os.read(file, status.st_size - len(content))):
+                content += more
+            return content
+        finally:
+            os.close(file)
+    except PermissionError as error:
+        raise InputError(f"Cannot read {uri!r}: permission denied. Change its mode or its owner.") from error
+    except InputError:
+        raise
+    except ValueError as error:  # A NUL in the path.
+        raise InputError(f"Cannot read {uri!r}: {error}. Check the path.") from error
+    except OSError as error:
+        if error.errno in _MISSING:
+            raise InputError(f"Cannot read {uri!r}: there is no such file. Check the path.") from error
+        raise OSError(error.errno, error.strerror, uri) from error  # Of a read it does not say what was read.
+
+
+def read_range(uri: str, offset: int, length: int) -> bytes:
+    """Read `length` bytes of one file; fewer only where it ends before.
+
+    Raises:
+        InputError: If there is no such file, or it may not be read.
+    """
+    if not length:
+        return b""
+    if store := store_of(uri):
+        with store.errors(uri):
+            return store.read_range(uri, offset, length)
+    with open_file(uri) as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def open_file(uri: str) -> io.BufferedReader:
+    """Open a file for reading from any place of it; one in a bucket is fetched part by part.
+
+    Raises:
+        InputError: If there is no such file, or it may not be read.
+    """
+    if store := store_of(uri):
+        with store.errors(uri):
+            return io.BufferedReader(_RemoteFile(store, uri), _REMOTE_PART_BYTES)
+    if not Path(uri).is_file():
+        raise InputError(f"Cannot read {uri!r}: expected a file, received none or something else. Check the path.")
+    try:
+        return open(uri, "rb")
+    except PermissionError as error:
+        raise InputError(f"Cannot read {uri!r}: permission denied. Change its mode or its owner.") from error
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file in a bucket; every read asks for a range of it."""
+
+    def __init__(self, store: ObjectStore, uri: str) -> None:
+        self._store, self._uri, self._size, self._at = store, uri, store.size(uri), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._size - self._at)
+        if length <= 0:
+            return 0
+        with self._store.errors(self._uri):
+            content = self._store.read_range(self._uri, self._at, length)
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+def exists(uri: str) -> bool:
+    """Return whether there is a file, here or in a bucket."""
+    if not (store := store_of(uri)):
+        return Path(uri).is_file()
+    with store.errors(uri):
+        return store.exists(uri)
+
+
+def names_in(root: str) -> set[str]:
+    """Return the names of the files in a folder, here or in a bucket; none where there is no such folder."""
+    if not (store := store_of(root)):
+        return {path.name for path in Path(root).glob("*")}
+    with store.errors(root):
+        start = len(split(root)[1].rstrip("/")) + 1
+        names = {stored.name[start:] for stored in store.objects(f"{root.rstrip('/')}/")}
+    return {name for name in names if "/" not in name}
+
+
+def join(root: str, name: str) -> str:
+    """Join a name to a root that it must not leave.
+
+    Raises:
+        InputError: If `name` is absolute, climbs out of `root`, or holds a NUL. Symbolic links are followed: whoever
+            may place one in `root` may as well place the file.
+    """
+    if "\0" in name:
+        raise InputError(f"Refused the path {name!r}: expected a file name, received one with a NUL byte. Correct it.")
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        what = "an absolute one" if path.is_absolute() else "one that leaves it"
+        raise InputError(
+            f"Refused the path {name!r}: expected a path below {root!r}, received {what}. Write paths relative to that "
+            "folder, without '..'."
+        )
+    return f"{str(root).rstrip('/')}/{name}"
+
+
+def localize(uri: str, into: Path) -> Path:
+    """Return a local path with the content of `uri`: itself where it is local, else a copy below `into`."""
+    if not (store := store_of(uri)):
+        return Path(uri)
+    target = into / hashlib.sha256(uri.encode()).hexdigest()[:16]
+    with store.errors(uri):
+        bucket, prefix = split(uri)
+        prefix = prefix.rstrip("/")
+        below = [blob.name for blob in store.objects(f"{store.scheme}{bucket}/{prefix}")]
+        objects = [name for name in below if not prefix or name == prefix or name.startswith(prefix + "/")]
+    if not objects:
+        raise InputError(f"Cannot read {uri!r}: there is no such file or folder. Check the path.")
+
+    names = [name[len(prefix) :].lstrip("/") or PurePosixPath(name).name for name in objects]
+    with staged_directory(target) as staged, store.errors(uri):
+        paths = [join(str(staged), name) for name in names]
+        for folder in {os.path.dirname(path) for path in paths}:
+            os.makedirs(folder, exist_ok=True)
+        store.download(bucket, list(zip(objects, paths, strict=True)))
+    single = len(objects) == 1 and objects[0] == prefix
+    return target / PurePosixPath(prefix).name if single else target
+
+
+def upload(path: Path, uri: str) -> None:
+    """Copy a local file or folder to a bucket; an object appears whole or not at all.
+
+    Raises:
+        InputError: If there is nothing at `path`, or `uri` is in no bucket, or in one that may not be written.
+    """
+    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
+    if not files:
+        raise InputError(
+            f"Cannot upload {path}: expected a file or a folder with files, received neither. Check the path."
+        )
+
+    def name(file: Path) -> str:
+        return prefix if file == path else f"{prefix.rstrip('/')}/{file.relative_to(path).as_posix()}".lstrip("/")
+
+    if not (store := store_of(uri)):
+        raise InputError(f"Cannot upload to {uri!r}: expected gs://BUCKET/… or s3://BUCKET/…. Check the path.")
+    with store.errors(uri):
+        bucket, prefix = split(uri)
+        store.upload(bucket, [(str(file), name(file)) for file in files])
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Say of a disk that is full, or cannot be written, which one it is, in an InputError."""
+    try:
+        yield
+    except OSError as error:
+        if not (fault := _UNWRITABLE.get(_number(error), "")):
+            raise
+        place = _staging_dir(path) or _existing_parent(path.absolute())
+        where = f" in {place}" if _staging_dir(path) else ""
+        free = shutil.disk_usage(place).free
+        raise InputError(
+            f"Could not write {path}: {fault} ({free / 2**20:,.0f} MiB free{where}). What stood under that "
+            "name before, if anything, is unchanged. Free some space or choose another folder, then run again."
+        ) from error
+
+
+def _number(error: OSError) -> int:
+    """Return an error's number; of the many that copying a folder collects, the first one's."""
+    if isinstance(error, shutil.Error) and (match := re.search(r"\[Errno (\d+)\]", str(error))):
+        return int(match[1])
+    return error.errno or 0
+
+
+@contextlib.contextmanager
+def naming_disk_faults() -> Iterator[None]:
+    """Say of a disk or a mounted bucket that fails which file it was: for all of a command, or all of a step.
+
+    Whoever reads a file on a mounted bucket that is changed meanwhile gets an error in the place of the rest of its
+    content, and of several who write it the first one wins:
+    https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md#stale-file-handle-errors
+
+    Raises:
+        InputError: If a disk is full or read-only, a file may not be read or written, or the memory is not enough.
+        PlatformError: If a file on a mounted bucket was changed while it was open.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise InputError(
+            "The memory is not enough: expected more than this process may have (see `ulimit -v`). Use a machine with "
+            "more, or allow more."
+        ) from error
+    except OSError as error:
+        number, name = _number(error), error.filename
+        if number == errno.ESTALE:
+            raise PlatformError(
+                f"{name or 'A file'} was changed in the bucket while it was open here: another run of this step, or "
+                "somebody else, writes to the same place. Run again once nothing else writes there."
+            ) from error
+        if not (fault := (_UNWRITABLE | _FORBIDDEN).get(number, "")):
+            raise
+        what = "use" if number in _FORBIDDEN else "write"
+        raise InputError(
+            f"Cannot {what} {name or 'a file or the output'}: {fault}. Free some space, change its mode or choose "
+            "another place, then run again."
+        ) from error
+
+
+def _staging_dir(path: Path) -> Path | None:
+    """Return where files for a mounted bucket are written first: this machine's own disk. None for any other path."""
+    return Path(tempfile.gettempdir()) if path.is_relative_to(BUCKETS_MOUNT) else None
+
+
+def _existing_parent(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def require_output(directory: Path, marker: str) -> None:
+    """Check, before any long work, that a step may write `directory`, and would replace nothing but its own work.
+
+    Args:
+        directory: The folder to write.
+        marker: The file that this step leaves in its folders.
+
+    Raises:
+        InputError: If the folder cannot be written, or holds something without `marker` in it.
+    """
+    require_writable(directory)
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / marker).is_file():
+        raise InputError(
+            f"Refused to write into {directory}: expected an empty folder, or an earlier result with {marker} in it, "
+            f"received other files ({next(directory.iterdir()).name!r}). Choose another folder, or remove it."
+        )
+
+
+def require_writable(directory: Path) -> None:
+    """Check that `directory` is, or can become, a folder to write in.
+
+    Raises:
+        InputError: If it, or what stands in its way, is no folder, or may not be written.
+    """
+    try:
+        existing = _existing_parent(directory.absolute())
+    except PermissionError as error:  # As a bucket that another user of this machine has mounted.
+        raise InputError(
+            f"Cannot write to {directory}: {error.filename} may not be written, nor looked into. Run as the user who "
+            "may, or choose another folder."
+        ) from error
+    if not existing.is_dir():
+        raise InputError(f"Cannot write to {directory}: {existing} is a file, not a folder. Choose another folder.")
+    if not os.access(existing, os.W_OK | os.X_OK) or existing.is_relative_to("/proc"):
+        raise InputError(f"Cannot write to {directory}: {existing} may not be written. Choose another folder.")
+
+
+def require_utf8(path: Path) -> None:
+    """Check that a path is UTF-8: JSON, which names the files of a run, holds no other.
+
+    Raises:
+        InputError: If it is not.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"Cannot write to {str(path)!r}: expected a path in UTF-8. Choose another folder.") from error
+
+
+def require_file(path: Path, is_added_to: bool = False) -> None:
+    """Check, before any work, that a local file can be written, or can once missing folders above it are made.
+
+    Args:
+        path: The file.
+        is_added_to: Whether a file that is there is added to, where any other is replaced: the folder may be read-only.
+
+    Raises:
+        InputError: If it is a folder, or may not be written.
+    """
+    path = path.absolute()
+    if path.is_dir():
+        raise InputError(f"Cannot write {path}: it is a folder. Name a file.")
+    if not is_added_to or not path.exists():
+        require_writable(path.parent)
+    elif not os.access(path, os.W_OK):
+        raise InputError(f"Cannot write {path}: it may not be written. Choose another file.")
+
+
+def stat_file(root: str, name: str) -> StoredFile:
+    """Describe a local file below `root`; a missing one has no bytes and the version `missing`."""
+    try:
+        return _stored(name, os.stat(f"{root}/{name}"))
+    except (OSError, ValueError):
+        return StoredFile(name, 0, "missing")
+
+
+def _stored(name: str, status: os.stat_result) -> StoredFile:
+    # Size and time alone can agree by design, as in an archive made to be reproducible; these two cannot be set.
+    return StoredFile(name, status.st_size, f"{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}")
+
+
+def require_free_bytes(path: Path, num_bytes: int) -> None:
+    """Check, before any long work, that `num_bytes` will fit on the disk of `path`.
+
+    On a mounted bucket they must fit where they are staged, too: twice, where that is the same disk, as in a pod whose
+    mount is a folder of its node.
+
+    Raises:
+        InputError: If they will not.
+    """
+    places = [place for place in (_staging_dir(path), _existing_parent(path.absolute())) if place]
+    devices = [os.stat(place).st_dev for place in places]
+    for place, device in zip(places, devices, strict=True):
+        free, needed = shutil.disk_usage(place).free, num_bytes * devices.count(device)
+        if needed > free:
+            where = f" in {place}, where its files are staged" if place == _staging_dir(path) else ""
+            raise InputError(
+                f"Cannot write to {path}: expected at least {needed / 2**20:,.0f} MiB of free disk{where}, received "
+                f"{free / 2**20:,.0f} MiB. Free some space or choose another folder."
+            )
+
+
+@contextlib.contextmanager
+def _staged_file(path: Path) -> Iterator[Path]:
+    with naming_full_disk(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.fchmod(handle, 0o644)  # mkstemp's files are private; these are for others to read.
+        os.close(handle)
+        staged = Path(name)
+        try:
+            yield staged
+            os.replace(staged, path)
+        finally:
+            staged.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write one local file whole or not at all, durable once this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _staged_file(path) as staged, open(staged, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_file(uri: str, content: bytes) -> None:
+    """Write one file, here or in a bucket, whole or not at all.
+
+    Raises:
+        InputError: If it lies in a bucket that may not be written.
+    """
+    if not (store := store_of(uri)):
+        return write_bytes(Path(uri), content)
+    with store.errors(uri):
+        return store.write(uri, content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON (no NaN), whole or not at all.
+
+    Raises:
+        ValueError: If `value` holds a number that is not finite.
+    """
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file, which is created if missing and never changed; it ends with the process, in any case.
+
+    Raises:
+        BlockingIOError: If another process holds it, and it is not to be waited for.
+        InputError: If the file is a symbolic link: what that points at is no lock.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise InputError(f"Cannot lock {path}: expected a file, received a symbolic link. Remove it.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def new_file(path: Path) -> TextIO:
+    """Open an empty text file to write; a file or link of its name is taken away, and not written to."""
+    path.unlink(missing_ok=True)
+    return open(path, "x")
+
+
+@contextlib.contextmanager
+def staged_directory(final: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes `final` in one rename when the block ends well, and vanishes otherwise.
+
+    On a mounted bucket, which renames no folders, its files are copied, and those that describe it come last.
+
+    Raises:
+        InputError: If the disk fills up inside the block.
+    """
+    with naming_full_disk(final):
+        if final.is_relative_to(BUCKETS_MOUNT):
+            with tempfile.TemporaryDirectory(prefix=f"{final.name}-") as name:
+                yield Path(name)
+                _copy_to_bucket(Path(name), final)
+            return
+        final.parent.mkdir(parents=True, exist_ok=True)
+        staged = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent))
+        staged.chmod(0o755)
+        try:
+            yield staged
+            replace_directory(staged, final)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def staged_folder(uri: str) -> Iterator[Path]:
+    """Give a temporary folder that becomes the one at `uri`, here or in a bucket; see `staged_directory`.
+
+    In a bucket its files are copied, and those that describe it come last.
+    """
+    if not is_remote(uri):
+        with staged_directory(Path(uri)) as staged:
+            yield staged
+        return
+    with tempfile.TemporaryDirectory(prefix="staged-") as name:
+        yield Path(name)
+        for path in _in_order_of_copying(Path(name)):
+            upload(path, join(uri, path.relative_to(name).as_posix()))
+
+
+def drop_half_written(folder: Path) -> None:
+    """Delete what a killed process left of the files and folders that it was writing in a folder.
+
+    Whoever calls this sees to it that nobody else writes there.
+    """
+    for half in folder.glob(".*.tmp"):
+        if half.is_dir():
+            shutil.rmtree(half, ignore_errors=True)
+        else:
+            half.unlink(missing_ok=True)
+
+
+def _copy_to_bucket(staged: Path, final: Path) -> None:
+    """Copy a folder to a mounted bucket, which renames no folders."""
+    for path in _in_order_of_copying(staged):
+        target = final / path.relative_to(staged)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _in_order_of_copying(folder: Path) -> list[Path]:
+    """Return the files of a folder.
+
+    The JSON files at its top come last: they say what the folder holds, and without them no step reads it.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(files, key=lambda path: (path.parent == folder and path.suffix == ".json", path))
+
+
+def replace_directory(source: Path, final: Path) -> None:
+    """Rename the folder `source` to `final`; what stood there is moved away first and then deleted."""
+    if not final.exists():
+        os.rename(source, final)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".old", dir=final.parent))
+    try:
+        os.rename(final, old / "old")
+        try:
+            os.rename(source, final)
+        except OSError:
+            os.rename(old / "old", final)  # Better the old content than none.
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Copy a folder by hard links (a copy where the file system has none), whole or not at all."""
+
+    def link(from_path: str, to_path: str) -> None:
+        try:
+            os.link(from_path, to_path)
+        except OSError:
+            shutil.copy2(from_path, to_path)
+
+    with staged_directory(target) as staged:
+        shutil.copytree(source, staged, copy_function=link, dirs_exist_ok=True)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder to read-only files of its own, whole or not at all; the disk clones them where it can."""
+
+    def copy(from_path: str, to_path: str) -> None:
+        with open(from_path, "rb", buffering=0) as source_file, open(to_path, "xb", buffering=0) as made:
+            with contextlib.suppress(OSError, AttributeError):  # Not on this disk, or not on this system.
+                while os.copy_file_range(source_file.fileno(), made.fileno(), 1 << 30):
+                    pass
+            shutil.copyfileobj(source_file, made)  # What is left of it.
+            os.fchmod(made.fileno(), 0o444)
+
+    with staged_directory(target) as staged:
+        shutil.copytree(source, staged, copy_function=copy, dirs_exist_ok=True)

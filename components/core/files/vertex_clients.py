@@ -1,0 +1,185 @@
+"""Vertex AI's own clients, and their errors as ours; imported and signed in when the first call is made."""
+
+import contextlib
+import functools
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import ExistsError, MissingError, OutageError, PlatformError
+
+# Where a step finds Vertex AI, if it is not at the region's own address.
+ADDRESS_VARIABLE = "TPU_PIPELINES_VERTEX_ENDPOINT"
+_TIMEOUT_SECONDS = 60
+# What the service says of a resource that it is changing; not documented, so that other words make it a refusal.
+_CHANGING = "other operations running on the resource"
+_ACT_AS = "permission to act as service_account"  # googleapis/python-aiplatform/issues/1073: no 403, but a 400.
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+
+class VertexService:
+    """The services of Vertex AI in one project.
+
+    All calls go over HTTP, so that one transport is what is tested and what is used; a token is renewed as it runs out,
+    between two calls or in one.
+
+    Args:
+        project: Google Cloud project.
+        region: Region of calls that name no other.
+        address: Address of the service, where it is not the region's own; by default what TPU_PIPELINES_VERTEX_ENDPOINT
+            says.
+        credentials: Google's; the environment's if not given.
+    """
+
+    def __init__(self, project: str, region: str, address: str = "", credentials: Any = None) -> None:
+        self.project, self.region = project, region
+        self._address = address or os.environ.get(ADDRESS_VARIABLE, "")
+        self._given_credentials = credentials
+        self._clients: dict[tuple[str, str], Any] = {}
+
+    @functools.cached_property
+    def _credentials(self) -> Any:
+        if self._given_credentials is not None:
+            return self._given_credentials
+        return sign_in()
+
+    def _client(self, kind: str, region: str) -> Any:
+        if (kind, region) not in self._clients:
+            endpoint = self._address or f"{region}-aiplatform.googleapis.com"
+            self._clients[kind, region] = getattr(types(), f"{kind}Client")(
+                client_options={"api_endpoint": endpoint}, transport="rest", credentials=self._credentials
+            )
+        return self._clients[kind, region]
+
+    def call(self, kind: str, method: str, request: Any, region: str = "") -> Any:
+        """Call a method of one of the services, as `PipelineService`, once.
+
+        Raises:
+            OutageError: If the same call may succeed later.
+            MissingError: If there is no such thing.
+            ExistsError: If there is one already.
+            InputError: If the service refuses for another reason; repeats its message.
+        """
+        with self._translated(method):
+            client = self._client(kind, region or self.region)
+            return getattr(client, method)(request=request, retry=None, timeout=_TIMEOUT_SECONDS)
+
+    def predict(self, request: Any, address: str = "", is_private: bool = False) -> Any:
+        """Ask an endpoint for predictions, once; at its own address, if it has one. Errors as in `call`.
+
+        Args:
+            request: The request, in the service's types.
+            address: The endpoint's, with or without a scheme.
+            is_private: Whether it is an address inside a network, whose certificate nobody has signed: what is sent is
+                encrypted, and not proven to arrive at the service, as with Google's own client
+                (python-aiplatform google/cloud/aiplatform/models.py: PrivateEndpoint.predict).
+        """
+        if not address:
+            return self.call("PredictionService", "predict", request)
+        import google.auth.transport.requests
+        import urllib3
+        from google.api_core import exceptions
+
+        url = f"{address if '://' in address else f'https://{address}'}/v1/{request.endpoint}:predict"
+        body = json.loads(types().PredictRequest.to_json(request))
+        with self._translated("predict"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+            session = google.auth.transport.requests.AuthorizedSession(self._credentials)
+            session.verify = not is_private
+            answer = session.post(url, json={"instances": body["instances"]}, timeout=_TIMEOUT_SECONDS)
+            if not answer.ok:
+                raise exceptions.from_http_response(answer)
+            return types().PredictResponse.from_json(answer.text, ignore_unknown_fields=True)
+
+    def list(self, kind: str, method: str, request: Any, region: str = "") -> list[Any]:
+        """Return everything that a listing gives, page by page."""
+        pages = self.call(kind, method, request, region)
+        with self._translated(method):
+            return list(pages)
+
+    def is_done(self, operation: Any, method: str) -> bool:
+        """Ask once whether a long-running operation, as `call` gave it for `method`, has ended.
+
+        Raises:
+            PlatformError: If it has failed; repeats the service's message.
+        """
+        with self._translated(method):
+            is_done: bool = operation.done(retry=None)
+        if is_done and operation.operation.error.code:
+            raise PlatformError(f"Vertex AI failed to {method.replace('_', ' ')}: {operation.operation.error.message}")
+        return is_done
+
+    @contextlib.contextmanager
+    def _translated(self, method: str) -> Iterator[None]:
+        """Turn the errors of Google's clients into ours."""
+        import requests
+        from google.api_core import exceptions
+        from google.auth import exceptions as auth
+
+        broken = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)  # Off half-way.
+        doing = method.replace("_", " ")
+        refused = f"Vertex AI refused to {doing} in {self.project}, {self.region}"
+        try:
+            yield
+        except (exceptions.TooManyRequests, exceptions.ServerError) as error:
+            raise OutageError(f"Vertex AI cannot {doing} now: {error.code} {error.message}") from error
+        except (requests.ConnectionError, requests.Timeout, *broken, auth.TransportError) as error:
+            raise OutageError(f"Vertex AI cannot be reached to {doing}: {error}") from error
+        except exceptions.NotFound as error:
+            raise MissingError(f"{refused}: {error.message}. Check the name, the project and the region.") from error
+        except exceptions.Conflict as error:
+            raise ExistsError(f"{refused}: {error.message}") from error
+        except (exceptions.Unauthorized, auth.GoogleAuthError) as error:
+            if getattr(error, "retryable", False):
+                raise OutageError(f"The sign-in to Google Cloud cannot be renewed now: {error}") from error
+            raise InputError(
+                f"{refused}: the sign-in is not, or no longer, valid ({error}). Run `gcloud auth application-default "
+                "login`."
+            ) from error
+        except exceptions.Forbidden as error:
+            raise InputError(
+                f"{refused}: {error.message} Give the account that runs this command the role roles/aiplatform.user, "
+                "and iam.serviceAccountUser on the service account."
+            ) from error
+        except exceptions.GoogleAPICallError as error:
+            if _CHANGING in str(error.message):
+                raise OutageError(f"Vertex AI cannot {doing} now: {error.message}") from error
+            hint = " Give the account that asks the role roles/iam.serviceAccountUser on it." * (_ACT_AS in str(error))
+            raise InputError(f"{refused}: {error.message}{hint}") from error
+
+
+def sign_in() -> Any:
+    """Return Google's credentials, as the environment has them.
+
+    Raises:
+        InputError: If it has none.
+    """
+    import google.auth
+    import google.auth.exceptions
+
+    try:
+        credentials, _ = google.auth.default(scopes=[_SCOPE])
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        raise InputError(
+            f"Cannot sign in to Google Cloud: {error} Run `gcloud auth application-default login`, or set "
+            "GOOGLE_APPLICATION_CREDENTIALS to a file of credentials."
+        ) from error
+    return credentials
+
+
+def types() -> Any:
+    """Return the service's own types.
+
+    Raises:
+        InputError: If its client is not installed.
+    """
+    try:
+        from google.cloud import aiplatform_v1
+    except ImportError as error:
+        raise InputError(
+            "Cannot talk to Vertex AI: its client is not installed. Run: pip install 'tpu-pipelines[vertex]'."
+        ) from error
+    return aiplatform_v1

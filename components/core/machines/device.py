@@ -1,0 +1,286 @@
+"""Where a model runs: backend, replicas, precision and compilation, chosen for the device.
+
+The one place with code for TPUs, GPUs and simulated replicas. `prepare` must run before anything imports Keras, because
+Keras reads its backend once; so modules that import Keras are imported after it.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.hosts import ALONE, Hosts, connect
+
+BACKENDS = ("auto", "tensorflow", "jax")
+ACCELERATORS = ("auto", "cpu", "gpu", "tpu")
+_KEPT_FROM_SECONDS = 0.3  # Of compilation; less is as fast as a bucket.
+PRECISIONS = ("auto", "float32", "mixed_bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The chosen device.
+
+    Attributes:
+        backend: `tensorflow` or `jax`.
+        accelerator: `cpu`, `gpu` or `tpu`.
+        num_replicas: Devices that share a batch.
+        precision: The Keras dtype policy.
+        jit_compile: Argument of `Model.compile`.
+        distribution: The strategy (TensorFlow) or the mesh's DataParallel (JAX), or None with one replica.
+    """
+
+    backend: str
+    accelerator: str
+    num_replicas: int
+    precision: str
+    jit_compile: bool
+    distribution: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Return the context in which models are built and run."""
+        if self.backend == "tensorflow" and self.distribution is not None:
+            return self.distribution.scope()
+        return contextlib.nullcontext()
+
+
+def cpu_flags() -> Sequence[str]:
+    """Return the instruction sets of this machine's processor; empty where the system does not tell."""
+    return _processor("flags", "Features").split()
+
+
+def describe_host() -> str:
+    """Describe this machine in a few words: its cores, and their make where the system tells."""
+    make = _processor("model name") or platform.machine()
+    return f"{os.cpu_count()} × {' '.join(make.split())}"
+
+
+def _processor(*names: str) -> str:
+    """Return what /proc/cpuinfo says under the first of these names that it has; empty where it says nothing."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), "")
+    except OSError:
+        return ""
+
+
+def choose_precision(accelerator: str, backend: str, flags: Sequence[str]) -> str:
+    """Return the precision for a device: bfloat16 where the hardware multiplies in it, float32 elsewhere.
+
+    On a CPU only oneDNN, which TensorFlow uses, gains from bf16 units; XLA, which JAX uses, does not.
+
+    Example:
+        >>> choose_precision("cpu", "tensorflow", ["avx2"]), choose_precision("tpu", "jax", [])
+        ('float32', 'mixed_bfloat16')
+    """
+    if accelerator == "tpu":
+        return "mixed_bfloat16"
+    if accelerator == "cpu" and backend == "tensorflow" and {"amx_bf16", "avx512_bf16"} & set(flags):
+        return "mixed_bfloat16"
+    return "float32"
+
+
+def prepare(
+    backend: str = "auto",
+    accelerator: str = "auto",
+    num_replicas: int = 0,
+    precision: str = "auto",
+    hosts: Hosts = ALONE,
+) -> Device:
+    """Choose a device and set Keras up for it.
+
+    Args:
+        backend: `auto` is jax on TPU and tensorflow elsewhere.
+        accelerator: `auto` is a GPU where there is one, else the CPU. `tpu` must be asked for, and fails without one.
+        num_replicas: 0 is every device there is (one on a CPU); on a CPU any number is simulated. Those of all hosts.
+        precision: `auto` chooses for the device.
+        hosts: Hosts that train together; they are met here.
+
+    Raises:
+        InputError: If a value is unknown, the device is not there, Keras already runs another backend, or the backend
+            cannot use several hosts.
+        Terminated: If the other hosts do not come.
+    """
+    for name, value, known in (
+        ("backend", backend, BACKENDS),
+        ("accelerator", accelerator, ACCELERATORS),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in known:
+            raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={value!r}.")
+    if num_replicas < 0:
+        raise InputError(f"num_replicas must not be negative. Received: num_replicas={num_replicas}.")
+    if backend == "auto":
+        backend = "jax" if accelerator == "tpu" else "tensorflow"
+    if hosts.count > 1 and backend != "jax":
+        raise InputError(
+            f"Cannot train on {hosts.count} hosts with the {backend} backend: expected training.backend=jax, which "
+            "alone trains on several."
+        )
+    _claim_backend(backend)
+    if backend == "tensorflow":
+        accelerator, num_replicas, distribution = _prepare_tensorflow(accelerator, num_replicas)
+    else:
+        accelerator, num_replicas, distribution = _prepare_jax(accelerator, num_replicas, hosts)
+    if precision == "auto":
+        precision = choose_precision(accelerator, backend, cpu_flags())
+    import keras
+
+    keras.config.set_dtype_policy(precision)
+    # On a TPU Keras 3.15's is causal where no mask is asked for, unscaled, and cannot be divided among replicas.
+    keras.config.disable_flash_attention()
+    # XLA makes TensorFlow's convolutions on a CPU three times slower; JAX always compiles.
+    return Device(backend, accelerator, num_replicas, precision, backend == "jax", distribution)
+
+
+def keep_programs(directory: Path) -> None:
+    """Let JAX keep what it compiles in a folder, and find it there the next time; its own setting goes before.
+
+    To be called before anything is compiled, and trusted as code is.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _KEPT_FROM_SECONDS)
+    compilation_cache.reset_cache()  # Of a folder that this process had before.
+
+
+def _claim_backend(backend: str) -> None:
+    loaded = sys.modules.get("keras")
+    current = loaded.backend.backend() if loaded is not None else backend
+    if current != backend:
+        raise InputError(
+            f"Cannot use the {backend} backend: Keras already runs {current} in this process. Start a new "
+            f"process, or set KERAS_BACKEND={backend} before importing keras."
+        )
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if backend == "jax":
+        try:
+            import jax  # noqa: F401
+        except ImportError as error:
+            raise InputError(
+                "Cannot use the jax backend: JAX is not installed. Run: pip install 'tpu-pipelines[jax]'."
+            ) from error
+
+
+def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
+    import tensorflow as tf
+
+    if accelerator == "tpu":
+        return _connect_tensorflow_tpu(tf, num_replicas)
+    gpus = tf.config.list_physical_devices("GPU")
+    if accelerator == "gpu" and not gpus:
+        raise InputError(
+            "Cannot use a GPU: TensorFlow sees none. Install its driver, or set accelerator to auto or cpu."
+        )
+    if gpus and accelerator != "cpu":
+        if num_replicas > len(gpus):
+            raise InputError(
+                f"Cannot use {num_replicas} replicas: expected at most {len(gpus)}, the GPUs TensorFlow sees."
+            )
+        names = [f"GPU:{i}" for i in range(num_replicas or len(gpus))]
+        return "gpu", len(names), tf.distribute.MirroredStrategy(names) if len(names) > 1 else None
+    num_replicas = num_replicas or 1
+    if num_replicas == 1:
+        return "cpu", 1, None
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_replicas)
+    except RuntimeError as error:  # TensorFlow has started; its devices are what they are.
+        if len(tf.config.list_logical_devices("CPU")) < num_replicas:
+            raise InputError(
+                f"Cannot simulate {num_replicas} replicas: TensorFlow already started with fewer. Start a new process."
+            ) from error
+    names = [f"CPU:{i}" for i in range(num_replicas)]
+    # Named explicitly: the default would look for NCCL.
+    strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice("CPU:0"))
+    return "cpu", num_replicas, strategy
+
+
+def _connect_tensorflow_tpu(tf: Any, num_replicas: int) -> tuple[str, int, Any]:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu="local")
+        strategy = tf.distribute.TPUStrategy(resolver)
+    except Exception as error:  # TensorFlow raises many kinds here, with a list of its kernels below the reason.
+        reason = str(error).partition("\n")[0] or repr(error)
+        raise InputError(
+            f"Cannot use a TPU with the tensorflow backend: {reason}. Run on a TPU VM with tensorflow-tpu, use the jax "
+            "backend, or set accelerator to auto."
+        ) from error
+    _check_all_cores(num_replicas, strategy.num_replicas_in_sync)
+    return "tpu", strategy.num_replicas_in_sync, strategy
+
+
+def _check_all_cores(num_replicas: int, available: int) -> None:
+    if num_replicas not in (0, available):
+        raise InputError(
+            f"A TPU slice is used whole: expected num_replicas={available} or 0, received {num_replicas}. "
+            "Ask for another machine instead."
+        )
+
+
+def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str, int, Any]:
+    import jax
+    import tensorflow as tf
+
+    tf.config.set_visible_devices([], "GPU")  # tf.data needs none, and would take the memory that JAX wants.
+    # A TPU must be asked for. Where libtpu is installed for preflight, looking for one takes seconds and prints errors.
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    has_gpu_plugin = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
+    if num_replicas % hosts.count:
+        raise InputError(
+            f"Cannot share {num_replicas} replicas out among {hosts.count} hosts: expected num_replicas=0, or a "
+            "multiple of the number of hosts."
+        )
+    own_replicas = num_replicas // hosts.count
+    if accelerator == "cpu" or (accelerator == "auto" and (own_replicas > 1 or not has_gpu_plugin)):
+        jax.config.update("jax_platforms", "cpu")
+        # One device's program runs at once: handing a small step over to another thread takes as long as the step.
+        jax.config.update("jax_cpu_enable_async_dispatch", own_replicas > 1)
+    if own_replicas > 1 and accelerator in ("auto", "cpu"):
+        with contextlib.suppress(RuntimeError):  # JAX has started; its devices are counted below.
+            jax.config.update("jax_num_cpu_devices", own_replicas)
+    if accelerator == "tpu":
+        jax.config.update("jax_platforms", "tpu,cpu")
+    connect(hosts)
+    try:
+        # A host's own in a row: it gives a batch's part for them in one piece.
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    except RuntimeError as error:
+        raise InputError(f"Cannot use a {accelerator}: JAX says {error}. Set accelerator to auto or cpu.") from error
+    if (jax.process_index(), jax.process_count()) != (hosts.index, hosts.count):  # Of a TPU, libtpu says both.
+        raise InputError(
+            f"Cannot train as host {hosts.index} of {hosts.count}: the devices are those of {jax.process_count()} "
+            f"hosts, and these of host {jax.process_index()}. Say it to each host: --hosts INDEX/COUNT@ADDRESS."
+        )
+    platform = devices[0].platform
+    if accelerator not in ("auto", platform):
+        raise InputError(
+            f"Cannot use a {accelerator}: JAX sees only {platform}. Run on a machine that has one, or set "
+            "accelerator to auto."
+        )
+    if platform == "tpu":
+        _check_all_cores(num_replicas, len(devices))
+    num_replicas = num_replicas or (hosts.count if platform == "cpu" else len(devices))
+    if num_replicas > len(devices):
+        raise InputError(f"Cannot use {num_replicas} replicas: expected at most {len(devices)}, the devices JAX sees.")
+    import keras
+
+    distribution = None
+    if num_replicas > 1:
+        distribution = keras.distribution.DataParallel(
+            devices=[f"{platform}:{device.id}" for device in devices[:num_replicas]]
+        )
+    keras.distribution.set_distribution(distribution)
+    return platform, num_replicas, distribution

@@ -1,0 +1,427 @@
+"""The hosts that train together: which of them this one is, what they tell each other, and how they leave together.
+
+Host 0 runs JAX's coordination service, whose store carries a few words; arrays go from device to device.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base import progress, termination
+from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.partition import Share
+from tpu_components.core.base.terminal import paragraph
+
+# Which host of a training this one is, as `parse_host` reads it; what it says goes before what a platform says.
+HOST_VARIABLE = "TPU_PIPELINES_HOST"
+# How many hosts the machine has that a training was sent to: it is not to train where it finds fewer.
+COUNT_VARIABLE = "TPU_PIPELINES_HOST_COUNT"
+# Names of variables that may say which host this is: those of TPUs (not of libtpu itself), clusters and several slices.
+_TELLS_HOSTS = re.compile(
+    rf"{HOST_VARIABLE}|(?!TPU_(PIPELINES|SKIP|LIBRARY|ML)_)(TPU|MEGASCALE|CLOUD_ML|CLUSTER|TF_CONFIG)(_\w+)?"
+)
+_PORT = 8476  # That of JAX's own examples; nothing else listens there. JAX_COORDINATOR_PORT names another, as to JAX.
+# What TPU VMs tell of their slice, and JAX asks too: jax/_src/clusters/cloud_tpu_cluster.py, GceTpuCluster.
+_METADATA = "http://{host}/computeMetadata/v1/instance/attributes/{key}"
+_NUMBER, _ENDPOINTS = "agent-worker-number", "worker-network-endpoints"
+_METADATA_TRIES, _METADATA_SECONDS = 3, 5
+# JAX aborts what has not heard of a host for so long, with the same exit code as `LOST`.
+_HEARTBEAT_SECONDS = 30
+_ARRIVAL_SECONDS = 600  # Within which all hosts of a slice have pulled their image and started.
+_FAREWELL_SECONDS = 5  # For the others to hear why a host leaves.
+_ASK_EVERY_SECONDS = 0.5
+_END, _LEAVE = "tpu_pipelines/end", "tpu_pipelines/leave"
+_TOLD, _MEETING = "tpu_pipelines/told", "tpu_pipelines/meeting"
+_FOREVER_MS = 10**9
+# That of a process which aborted. Vertex AI starts a job again after it, and so does a JobSet without rules of its own.
+LOST = 128 + signal.SIGABRT
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """The hosts of a training.
+
+    Attributes:
+        index: Number of this one, from 0. Host 0 alone writes.
+        count: Number of all.
+        coordinator: Address and port of host 0's coordination service; empty where there is one host.
+    """
+
+    index: int = 0
+    count: int = 1
+    coordinator: str = ""
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this host writes."""
+        return self.index == 0
+
+    @property
+    def share(self) -> Share:
+        """This host's share of the examples."""
+        return Share(self.index, self.count)
+
+
+ALONE = Hosts()
+
+
+def parse_host(text: str) -> Hosts:
+    """Return the hosts that a text `INDEX/COUNT@ADDRESS[:PORT]` tells of, by the address of host 0.
+
+    Raises:
+        InputError: If it says something else.
+
+    Example:
+        >>> parse_host("1/4@10.0.0.1")
+        Hosts(index=1, count=4, coordinator='10.0.0.1:8476')
+    """
+    parts = re.fullmatch(r"(\d+)/(\d+)@([^@/\s]+)", text)
+    if not parts or not int(parts[1]) < int(parts[2]):
+        raise InputError(
+            f"Cannot tell which host of a training this is: expected INDEX/COUNT@ADDRESS[:PORT], with an index from 0 "
+            f"and the address of host 0, such as 1/4@10.0.0.1. Received: {text!r}."
+        )
+    return _hosts(int(parts[1]), int(parts[2]), parts[3])
+
+
+def find_hosts(environment: Mapping[str, str]) -> Hosts:
+    """Return the hosts that train together, as this project's own variable or a platform's say; one if none says.
+
+    Raises:
+        InputError: If what they say does not fit together, or tells of fewer hosts than the machine has.
+    """
+    if own := environment.get(HOST_VARIABLE):
+        return parse_host(own)
+    expected = int(environment.get(COUNT_VARIABLE, "1"))
+    for addresses, index, variables in _told(environment, expected):
+        if not addresses or not 0 <= index < len(addresses):
+            raise InputError(
+                f"Cannot tell the hosts of this training: {variables} say that this is host {index} of "
+                f"{len(addresses)}. Expected a number from 0 to one less than the number of hosts."
+            )
+        if len(addresses) > 1:
+            if expected not in (1, len(addresses)):
+                raise InputError(
+                    f"Cannot tell the hosts of this training: {variables} tell of {len(addresses)}, and its machine "
+                    f"has {expected}. {_say_it(expected)}"
+                )
+            return _hosts(index, len(addresses), addresses[0], environment.get("JAX_COORDINATOR_PORT", _PORT))
+    if expected > 1:
+        raise InputError(
+            f"Cannot tell which of its machine's {expected} hosts this one is, and trainings of their own would "
+            "overwrite each other: expected TPU_WORKER_HOSTNAMES and TPU_WORKER_ID, CLUSTER_SPEC with "
+            f"{expected} members, or {_ENDPOINTS} and {_NUMBER} from the metadata server. Received: "
+            f"{'; '.join(f'{name}: {answer}' for name, answer in tell_hosts(environment).items())}. {_say_it(expected)}"
+        )
+    return ALONE
+
+
+def _say_it(count: int) -> str:
+    return f"Say it to each host: --hosts INDEX/{count}@ADDRESS, or {HOST_VARIABLE}, with the address of host 0."
+
+
+def _hosts(index: int, count: int, first: str, port: int | str = _PORT) -> Hosts:
+    if count == 1:
+        return ALONE
+    return Hosts(index, count, first if ":" in first else f"{first}:{port}")
+
+
+def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[str], int, str]]:
+    """Yield what a platform says: the addresses of all hosts, this host's index, and where it says so.
+
+    The TPU's own variables come first: libtpu numbers the hosts by them. What Vertex AI tells the hosts of one slice,
+    whose pool has one replica, is documented nowhere; `tpu-pipelines smoke --machine v5e-16` asks it.
+    """
+    # GKE sets both where a container asks for google.com/tpu, and JAX takes the first of the lists:
+    # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and jax/_src/clusters/cloud_tpu_cluster.py
+    for variable in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
+        if workers := environment.get(variable):
+            index = environment.get("TPU_WORKER_ID", "0")
+            if not index.isdecimal():
+                raise InputError(
+                    f"Cannot tell which host of the training this is: TPU_WORKER_ID={index!r} is no number."
+                )
+            # A port is libtpu's, where another process already listens.
+            addresses = [address.strip().partition(":")[0] for address in workers.split(",") if address.strip()]
+            yield addresses, int(index), f"{variable} and TPU_WORKER_ID"
+    # https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
+    if spec := environment.get("CLUSTER_SPEC"):
+        try:
+            content = json.loads(spec)
+            pools = sorted((pool, members) for pool, members in content["cluster"].items() if "worker" in pool)
+            task = content["task"]
+            before = sum(len(members) for pool, members in pools if pool < task["type"])
+            yield [member for _, members in pools for member in members], before + int(task["index"]), "CLUSTER_SPEC"
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"Cannot tell the hosts of this training: CLUSTER_SPEC is not as Vertex AI writes it "
+                f"({describe(error)}). Received: {spec[:200]!r}."
+            ) from error
+    if expected > 1 and "TPU_SKIP_MDS_QUERY" not in environment:
+        index, workers = _metadata(_server(environment), _NUMBER), _metadata(_server(environment), _ENDPOINTS)
+        if index.isdecimal() and workers:
+            # Names alone, or, as older VMs write it, name:id:address.
+            addresses = [worker.rpartition(":")[2].strip() for worker in workers.split(",")]
+            yield addresses, int(index), f"the metadata server's {_ENDPOINTS} and {_NUMBER}"
+
+
+def tell_hosts(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what the environment says of the hosts of a training, by where it says it.
+
+    Variables that are not read are told too: Vertex AI documents TPU_NODE_NAME and TPU_CONFIG alone, and what it sets
+    besides is to be seen here (https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm).
+    """
+    told = {name: environment[name] for name in sorted(environment) if _TELLS_HOSTS.fullmatch(name)}
+    if COUNT_VARIABLE in environment and "TPU_SKIP_MDS_QUERY" not in environment:
+        told |= {key: _metadata(_server(environment), key) or "no answer" for key in (_NUMBER, _ENDPOINTS)}
+    return told or {"environment": "nothing"}
+
+
+def _server(environment: Mapping[str, str]) -> str:
+    return environment.get("GCE_METADATA_IP", "metadata.google.internal")
+
+
+@functools.cache
+def _metadata(host: str, key: str) -> str:
+    """Return what the metadata server says; empty where there is none, or it does not know."""
+    import urllib.request
+
+    request = urllib.request.Request(_METADATA.format(host=host, key=key), headers={"Metadata-Flavor": "Google"})
+    for _ in range(_METADATA_TRIES):
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=_METADATA_SECONDS) as response:
+            return str(response.read().decode()).strip()
+    return ""
+
+
+def is_writer() -> bool:
+    """Return whether this process is to write what a step leaves: it is the only one, or that of host 0.
+
+    A host that cannot tell which it is has not trained, and says so.
+    """
+    try:
+        return find_hosts(os.environ).is_writer
+    except InputError:
+        return True
+
+
+def connect(hosts: Hosts) -> None:
+    """Meet the other hosts. To be called before JAX looks for devices; they are those of all hosts afterwards.
+
+    Raises:
+        Terminated: If they do not all come.
+    """
+    import jax
+
+    if hosts.count == 1 or jax.distributed.is_initialized():
+        return
+    progress.say("train_model", f"host {hosts.index} of {hosts.count}: waiting for the others at {hosts.coordinator}")
+    try:
+        jax.distributed.initialize(
+            hosts.coordinator,
+            hosts.count,
+            hosts.index,
+            initialization_timeout=_ARRIVAL_SECONDS,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_HEARTBEAT_SECONDS,
+        )
+    except RuntimeError as error:
+        raise _lost(f"not all of the {hosts.count} hosts came ({describe(error)})") from error
+    progress.say("train_model", f"all {hosts.count} hosts are there")
+
+
+class Company:
+    """The hosts of a training that are connected, or the only one.
+
+    All hosts call `gather`, `agree` and `wait_for_all` in the same order.
+    """
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self._is_alone = hosts.count == 1
+        self._asked_at, self._has_asked = 0.0, False
+        self._blocks = self._meetings = self._meeting_at = 0
+        if not self._is_alone:
+            # JAX has no public name for its store: https://github.com/jax-ml/jax/blob/main/jax/_src/distributed.py
+            from jax._src import distributed
+
+            self._store: Any = distributed.global_state.client
+            self._listener = threading.Thread(target=self._listen, daemon=True)
+            self._listener.start()
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all hosts in a row, in their order, to the bit; they may differ in length."""
+        if self._is_alone:
+            return array
+        from jax.experimental import multihost_utils
+
+        counts = multihost_utils.process_allgather(np.array([len(array)], np.int32), tiled=True)
+        # As bytes: JAX would round float64.
+        padded = np.zeros((int(counts.max()), *array.shape[1:]), array.dtype)
+        padded[: len(array)] = array
+        raw = np.frombuffer(padded.tobytes(), np.uint8)
+        rows = np.asarray(multihost_utils.process_allgather(raw)).reshape(self.hosts.count, -1)
+        parts = (np.frombuffer(row.tobytes(), array.dtype).reshape(padded.shape) for row in rows)
+        return np.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def agree(self, value: int) -> int:
+        """Return host 0's value."""
+        return value if self._is_alone else int(self.gather(np.array([value], np.int64))[0])
+
+    def share(self, content: bytes) -> bytes:
+        """Return host 0's bytes."""
+        return self.gather(np.frombuffer(content if self.hosts.is_writer else b"", np.uint8)).tobytes()
+
+    def share_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return host 0's arrays; those of the others have the same names, shapes and types."""
+        if self._is_alone:
+            return arrays
+        from jax.experimental import multihost_utils
+
+        names = sorted(arrays)
+        raw = np.frombuffer(b"".join(arrays[name].tobytes() for name in names), np.uint8)  # To the bit.
+        received = np.asarray(multihost_utils.broadcast_one_to_all(raw))
+        ends = np.cumsum([arrays[name].nbytes for name in names])[:-1]
+        parts = dict(zip(names, np.split(received, ends), strict=True))
+        return {
+            name: np.frombuffer(parts[name].tobytes(), array.dtype).reshape(array.shape)
+            for name, array in arrays.items()
+        }
+
+    def wait_for_all(self, what: str) -> None:
+        """Wait until all hosts are here."""
+        if not self._is_alone:
+            self._store.wait_at_barrier(f"tpu_pipelines/{what}", _FOREVER_MS)
+
+    def tell(self, name: str, content: str) -> None:
+        """Tell all hosts something under a name that nobody else uses."""
+        self._store.key_value_set(f"{_TOLD}/{name}", content)
+
+    def hear(self, name: str) -> str:
+        """Wait until a host has told it."""
+        return str(self._store.blocking_key_value_get(f"{_TOLD}/{name}", _FOREVER_MS))
+
+    def meet(self, wish: bool) -> bool:
+        """Return whether all hosts do something together now, as host 0 has wished: the same for all of them.
+
+        All hosts call this once for every block of steps that they have handed to their devices, after the block before
+        is done. So none is two calls ahead of host 0, and all have heard of a meeting that is so far away.
+
+        Args:
+            wish: Whether host 0 wishes it; what others wish does not count.
+        """
+        self._blocks += 1
+        if self._meeting_at == 0:
+            name = f"{_MEETING}/{self._meetings:08d}"
+            if self.hosts.is_writer:
+                if wish:
+                    self._meeting_at = self._blocks + 2
+                    self._store.key_value_set(f"{name}/at", str(self._meeting_at))
+            elif told := self._store.key_value_dir_get(name):
+                self._meeting_at = int(told[0][1])
+        if self._meeting_at != self._blocks:
+            return False
+        self._meetings, self._meeting_at = self._meetings + 1, 0
+        return True
+
+    def ask_to_end(self) -> None:
+        """Tell host 0 that a platform ends this one; it saves where the training stands, and all leave."""
+        if not self._is_alone and not self._has_asked:
+            self._has_asked = True
+            self._store.key_value_set(f"{_END}/{self.hosts.index}", "")
+
+    def is_asked_to_end(self) -> bool:
+        """Return whether a platform ends another host, as far as was heard half a second ago."""
+        if self._is_alone or time.monotonic() - self._asked_at < _ASK_EVERY_SECONDS:
+            return False
+        self._asked_at = time.monotonic()
+        return bool(self._store.key_value_dir_get(_END))
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """End with the others: a host that fails takes all with it, and none goes before host 0 has written.
+
+        Raises:
+            Terminated: If another host is lost.
+        """
+        if self._is_alone:
+            yield
+            return
+        try:
+            yield
+            self.wait_for_all("done")
+            if self.hosts.is_writer:
+                self._store.key_value_set(_LEAVE, json.dumps(None))
+            self._listener.join()  # A thread that the store still holds when Python ends would abort the process.
+        except termination.Terminated as error:
+            self._leave(error.exit_code, str(error))
+            raise
+        except Exception as error:
+            if (cause := _of_another_host(error)) is None:
+                self._leave(2, str(error)) if isinstance(error, InputError) else self._leave(1, describe(error))
+                raise
+            lost = f"lost another host ({describe(cause)})"
+            self._leave(LOST, lost)
+            raise _lost(lost) from error
+
+    def _leave(self, code: int, reason: str) -> None:
+        """Tell the others why this host ends, give them a moment to hear it, and let no exit wait for them."""
+        _end_at_once(code)
+        word = json.dumps({"host": self.hosts.index, "code": code, "reason": reason})
+        with contextlib.suppress(Exception):  # Another was first, or they are all gone.
+            self._store.key_value_set(_LEAVE, word)
+        with contextlib.suppress(Exception):
+            self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
+
+    def _listen(self) -> None:
+        """End this process as the first host does that leaves before the training is done; return when it is."""
+        try:
+            told = json.loads(self._store.blocking_key_value_get(_LEAVE, _FOREVER_MS))
+        except Exception:  # Host 0 is gone: JAX says so, and ends this process.
+            return
+        if told is None or told["host"] == self.hosts.index:
+            return
+        print(paragraph(f"error: host {told['host']} ended: {told['reason']}"), file=sys.stderr, flush=True)
+        with contextlib.suppress(Exception):
+            self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
+        os._exit(told["code"])
+
+
+def _of_another_host(error: BaseException) -> BaseException | None:
+    """Return what says that another host is gone, as far as JAX tells: the error, or what it came of."""
+    from jax.errors import JaxRuntimeError
+
+    cause: BaseException | None = error
+    while cause is not None:
+        # Gloo connects CPUs; a step that runs at once raises what it says as a ValueError.
+        if "Gloo" in str(cause) or (isinstance(cause, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(cause)):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _lost(what: str) -> termination.Terminated:
+    _end_at_once(LOST)
+    return termination.Terminated(LOST, f"{what}; start all hosts again to continue from the checkpoint")
+
+
+def _end_at_once(code: int) -> None:
+    """Have this process end without JAX's farewell, which would wait half a minute for hosts that are gone."""
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(end)  # What is registered last runs first.

@@ -1,0 +1,299 @@
+"""A model of the user's own as one file: its code and the files that it names travel with it, known by their digest.
+
+A bundle is a zip archive of the modules that the model's file imports and of the data files that they name, without
+Python's own, installed libraries and this project. It is called by its place: `ROOT/SHA256/NAME.zip`, or NAME.keras for
+a model saved by Keras. Whoever opens it checks the digest first, and imports its modules from nowhere else.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import io
+import json
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+
+_ENTRY_FILE = "bundle.json"  # Says which model it is, as `my_model.py` or `nets.cnn:build_model`.
+_REFERENCE = re.compile(r".*/([0-9a-f]{64})/[^/]+\.(zip|keras)")
+_TIME = (1980, 1, 1, 0, 0, 0)  # Of every file in the archive, so that equal content is an equal archive.
+_MOST_BYTES = 256 << 20  # What is read here and sent again with every change of it.
+# Of Google's credentials: https://google.aip.dev/auth/4110
+_CREDENTIALS = ("service_account", "authorized_user", "external_account", "impersonated_service_account")
+_MOST_CREDENTIAL_BYTES = 1 << 20
+USER_MODULE = "user_model"  # What a model's own file is called as a module.
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """One file that holds a model's code.
+
+    Attributes:
+        name: The file's name.
+        content: Its bytes.
+    """
+
+    name: str
+    content: bytes
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def reference(self, root: str) -> str:
+        """Return its place below a folder, which is what it is called."""
+        return f"{root.rstrip('/')}/{self.digest}/{self.name}"
+
+
+def is_reference(name: str) -> bool:
+    """Return whether a model's name is that of a bundle."""
+    return _REFERENCE.fullmatch(name) is not None
+
+
+def pack(model: str, files: Mapping[str, Path]) -> Bundle:
+    """Return a model's code as a bundle.
+
+    Args:
+        model: A `.py` or `.keras` file, or `module:function`.
+        files: Path of every file of its own, by its name below the folder of its modules.
+
+    Raises:
+        InputError: If it names a file outside that folder, which would lie elsewhere where the bundle is opened, or
+            credentials, or the files are too large.
+    """
+    if model.endswith(".keras"):
+        _check_may_travel(model, {Path(model).name: Path(model)})
+        return Bundle(Path(model).name, Path(model).read_bytes())
+    outside = [name for name in files if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
+    if outside:
+        raise InputError(
+            f"The model {model!r} cannot travel: it names {outside[0]!r}, which lies outside its folder. Put it beside "
+            "the model's file, and open it as Path(__file__).parent / NAME."
+        )
+    _check_may_travel(model, files)
+    entry = Path(model).name if model.endswith(".py") else model
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.writestr(zipfile.ZipInfo(_ENTRY_FILE, _TIME), json.dumps({"model": entry}))
+        for name, path in sorted(files.items()):
+            zipped.writestr(zipfile.ZipInfo(name, _TIME), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    name = Path(model).stem if model.endswith(".py") else model.partition(":")[0].rpartition(".")[2]
+    return Bundle(f"{name}.zip", archive.getvalue())
+
+
+def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
+    """Refuse what nobody means to send: more than a model's code and weights, and what opens an account."""
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    largest = max(sizes, key=sizes.__getitem__)
+    if (total := sum(sizes.values())) > _MOST_BYTES:
+        raise InputError(
+            f"The model {model!r} cannot travel: expected files of at most {_MOST_BYTES:,} bytes, received {total:,}, "
+            f"most of them in {largest!r}. Put large files on gs://BUCKET/… and read them from there."
+        )
+    for name, path in files.items():
+        if sizes[name] <= _MOST_CREDENTIAL_BYTES and _opens_an_account(path.read_bytes()):
+            raise InputError(
+                f"The model {model!r} cannot travel: its code names {name!r}, which holds credentials, and whoever "
+                "reads the bucket would have them. Take it out of the code; a step signs in as its service account."
+            )
+
+
+def _opens_an_account(content: bytes) -> bool:
+    """Return whether a file is a key or the credentials of an account with Google."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and ("private_key" in value or value.get("type") in _CREDENTIALS)
+
+
+def data_files(bundle: Bundle) -> dict[str, int]:
+    """Return the sizes of the files in a bundle that are no code, by their names."""
+    if bundle.name.endswith(".keras"):
+        return {}
+    with zipfile.ZipFile(io.BytesIO(bundle.content)) as zipped:
+        infos = zipped.infolist()
+    sizes = {member.filename: member.file_size for member in infos if not member.filename.endswith(".py")}
+    del sizes[_ENTRY_FILE]
+    return sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A bundle's files on this machine.
+
+    Attributes:
+        folder: The folder of its modules.
+        model: The model, as `build_model` takes it once its modules can be imported.
+    """
+
+    folder: Path
+    model: str
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Path of every file, by its name below the folder."""
+        paths = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+        return {path.relative_to(self.folder).as_posix(): path for path in paths}
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Dotted names of its modules, without the model's own file."""
+        names = [name.removesuffix(".py").removesuffix("/__init__") for name in self.files if name.endswith(".py")]
+        own = Path(self.model).stem if self.model.endswith(".py") else ""
+        return tuple(name.replace("/", ".") for name in names if name != own)
+
+
+def fetch(reference: str) -> Opened:
+    """Open a bundle by its place, from a bucket or here.
+
+    Raises:
+        InputError: If there is none, or it is not what its digest says.
+    """
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
+        raise InputError(f"Cannot open the model {reference!r}: expected …/SHA256/NAME.zip or …/SHA256/NAME.keras.")
+    return _fetch(reference, match[1])
+
+
+@functools.cache
+def _fetch(reference: str, digest: str) -> Opened:
+    return open_bundle(storage.read_bytes(reference), digest, reference)
+
+
+def open_bundle(content: bytes, digest: str, where: str) -> Opened:
+    """Check a bundle, and lay out its files in a folder of this process.
+
+    Args:
+        content: Its bytes.
+        digest: SHA-256 that they must have.
+        where: Name of the model in errors.
+
+    Raises:
+        InputError: If it is another, or damaged.
+    """
+    received = hashlib.sha256(content).hexdigest()
+    if received != digest:
+        raise InputError(
+            f"Refused the code in {where}: expected SHA-256 {digest[:16]}…, received {received[:16]}…. It has been "
+            "changed since; train again, or bring the file back."
+        )
+    try:
+        return _unpack(content, digest, Path(where).name if where.endswith(".keras") else "")
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"Cannot open the code in {where}: expected a bundle of a model's code, received another file or a part of "
+            f"one ({type(error).__name__}: {error}). Give the place of a bundle that `tpu-pipelines compile` wrote."
+        ) from error
+
+
+@functools.cache
+def _unpack(content: bytes, digest: str, keras_file: str) -> Opened:
+    folder = _scratch() / digest[:16]
+    folder.mkdir()
+    try:
+        return _lay_out(content, folder, keras_file)
+    except BaseException:
+        shutil.rmtree(folder)  # It can be tried again.
+        raise
+
+
+def _lay_out(content: bytes, folder: Path, keras_file: str) -> Opened:
+    if keras_file:
+        (folder / keras_file).write_bytes(content)
+        return Opened(folder, str(folder / keras_file))
+    with zipfile.ZipFile(io.BytesIO(content)) as zipped:
+        entry = json.loads(zipped.read(_ENTRY_FILE))["model"]
+        zipped.extractall(folder, [member for member in zipped.namelist() if member != _ENTRY_FILE])
+    return Opened(folder, str(folder / entry) if entry.endswith(".py") else entry)
+
+
+@functools.cache
+def _scratch() -> Path:
+    """Return a folder that ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="tpu-pipelines-code-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@contextlib.contextmanager
+def importing_from(opened: Opened) -> Iterator[None]:
+    """Let Python import the bundle's modules from its folder, whatever of their names was imported before.
+
+    What was imported before is there again afterwards; where nothing was, the bundle's own modules stay, for a layer
+    that imports one when it is called.
+    """
+    names = (*opened.modules, "" if opened.model.endswith(".py") else opened.model.partition(":")[0])
+    tops = {name.partition(".")[0] for name in names if name}
+
+    def imported() -> dict[str, ModuleType]:
+        return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops}
+
+    before = imported()
+    for name in before:
+        del sys.modules[name]
+    sys.path.insert(0, str(opened.folder))
+    importlib.invalidate_caches()
+    try:
+        with contextlib.chdir(opened.folder):  # It may open what lies beside it.
+            yield
+    finally:
+        sys.path.remove(str(opened.folder))
+        if before:
+            for name in imported():
+                del sys.modules[name]
+            sys.modules.update(before)
+
+
+def import_file(path: Path) -> ModuleType:
+    """Run a model's own file as a module."""
+    spec = importlib.util.spec_from_file_location(USER_MODULE, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def custom_objects(opened: Opened) -> dict[str, Any]:
+    """Import a bundle's modules, and return what they register with Keras, by the name under which they do.
+
+    Raises:
+        InputError: If one of them cannot be imported.
+    """
+    import keras
+
+    registered = keras.saving.get_custom_objects()
+    own = dict(registered)
+    registered.clear()
+    try:
+        with importing_from(opened):
+            if opened.model.endswith(".py"):
+                import_file(Path(opened.model))
+            for module in opened.modules:
+                importlib.import_module(module)
+        return dict(registered)
+    except Exception as error:  # The code is the user's: it may raise anything.
+        line, *_ = str(error).splitlines() or [""]
+        raise InputError(
+            f"Cannot import the code that comes with the model: {type(error).__name__}: {line}. Install what it "
+            "imports."
+        ) from error
+    finally:
+        registered.clear()
+        registered.update(own)

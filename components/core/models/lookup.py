@@ -1,0 +1,447 @@
+"""A model from its name: a registered one, the user's own file or function, or a bundle of carried code."""
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.fingerprint import ROOT, Code, code_of, is_file, is_installed
+from tpu_components.core.base.import_path import with_folders
+from tpu_components.core.examples.interface import FACTS, IMAGE, Interface, Task
+from tpu_components.core.files import storage
+from tpu_components.core.models.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
+from tpu_components.core.models.ready import REGISTRY
+
+_BUILDER = "build_model"
+
+
+UNITS_LAYER = "target_units"  # The last layer of a regression model: standardised numbers to the targets' own units.
+
+
+# What a last layer may be found to end in: any of these but the task's own is a mistake. Others may be a user's own.
+_ACTIVATIONS = ("linear", "softmax", "sigmoid", "hard_sigmoid", "log_softmax", "tanh", "relu", "softplus")
+
+
+_TORCH_PACKAGES = ("torch", "torchvision", "pytorch_lightning", "lightning", "timm")
+_TORCH = " This is PyTorch code, and what is trained here is a Keras model: write it with keras.layers."
+
+
+_ENDINGS = {"linear": "without an activation", "softmax": "with softmax", "sigmoid": "with sigmoid"}
+
+
+def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
+    """Check, without importing Keras, that a model's name can be resolved.
+
+    Raises:
+        InputError: If it is no registered name, no `.py` or `.keras` file that exists, no `module:function`, and no
+            bundle's place.
+    """
+    if is_reference(name):  # It is checked when it is opened, which may be elsewhere.
+        return
+    if name.endswith((".py", ".keras")):
+        if not Path(name).is_file():
+            raise InputError(
+                f"Cannot read the model {name!r}: there is no file {os.path.abspath(name)}. Check the path; it is "
+                "relative to where the command runs."
+            )
+        if name.endswith(".keras") and parameters:
+            raise InputError(
+                f"The model file {name!r} takes no parameters. Received: {sorted(parameters)}. Remove them, or give a "
+                ".py file."
+            )
+        if name.endswith(".py"):
+            _check_parameters(name, _signature_in_file(Path(name)), parameters or {})
+    elif ":" in name:
+        _find_module(name.split(":", 1)[0])
+    elif name in REGISTRY:
+        builder = importlib.import_module(REGISTRY[name]).build_model
+        _check_parameters(name, set(inspect.signature(builder).parameters), parameters or {})
+    else:
+        raise InputError(
+            f"Unknown model {name!r}: expected one of {', '.join(REGISTRY)}, a .py or .keras file, or module:function."
+            + did_you_mean(name, REGISTRY)
+        )
+
+
+def _signature_in_file(path: Path) -> set[str] | None:
+    """Return the parameters of the file's `build_model`, read without running it; None where it takes any."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"Cannot import the model {str(path)!r}: {error}. Correct the file.") from error
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == _BUILDER:
+            arguments = node.args
+            names = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+            return None if arguments.kwarg else names
+    return None  # Imported from elsewhere, perhaps; known once the file runs.
+
+
+def _check_parameters(name: str, known: set[str] | None, parameters: Mapping[str, Any]) -> None:
+    for parameter in parameters:
+        if known is not None and parameter not in known - FACTS.keys():
+            raise InputError(
+                f"Unknown parameter {parameter!r} of the model {name!r}: expected some of "
+                f"{sorted(known - FACTS.keys())}." + did_you_mean(parameter, known - FACTS.keys())
+            )
+
+
+def _find_module(module_name: str) -> str:
+    """Return the file of an importable module, found without running it."""
+    try:
+        with with_folders(Path.cwd()):
+            spec = importlib.util.find_spec(module_name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise InputError(
+            f"Cannot import the model's module {module_name!r}: there is no such module. Check its name and the path."
+        )
+    return spec.origin
+
+
+def bundle_of(name: str) -> Bundle | None:
+    """Return a model of the user's own as a file that can travel; None of a model that every machine has installed.
+
+    Raises:
+        InputError: If it cannot be packed.
+    """
+    if is_reference(name):
+        fetch(name)  # Refuses what its digest does not fit.
+        return Bundle(Path(name).name, storage.read_bytes(name))
+    if name in REGISTRY:
+        return None
+    ours = [ROOT / folder for folder in ("components", "pipelines")]  # An installed wheel is passed over as a library.
+    files = {
+        file: path
+        for file, path in model_code(name).files.items()
+        if not any(path.is_relative_to(folder) for folder in ours) and not is_installed(path)
+    }
+    return pack(name, files) if files else None
+
+
+def source_files(name: str) -> list[Path]:
+    """Return the Python files of a user's own model: its file, and those of the user's that it imports."""
+    if name in REGISTRY or name.endswith(".keras"):
+        return []
+    return sorted(path for path in model_code(name).files.values() if path.suffix == ".py")
+
+
+def model_code(name: str, parameters: Mapping[str, Any] | None = None) -> Code:
+    """Return what decides what a model is: its code, and the files that the code or a parameter names.
+
+    Args:
+        name: A registered name, a `.py` or `.keras` file, or `module:function`.
+        parameters: Its hyper-parameters.
+
+    Raises:
+        InputError: If the name is unknown, or a file of the code cannot be read.
+    """
+    named = named_files(parameters or {})
+    if is_reference(name):
+        return Code({**fetch(name).files, **named}, frozenset())
+    if name.endswith(".keras"):
+        return Code({Path(name).name: Path(name)}, frozenset())
+    if name in REGISTRY:
+        code = code_of([REGISTRY[name]])
+    elif name.endswith(".py"):
+        path = Path(name).resolve()
+        code = code_of([path], (path.parent, *_own_folders()), (Path(),))
+    else:
+        check_model(name)
+        code = _module_code(name.split(":", 1)[0])
+    return Code({**code.files, **named}, code.libraries)
+
+
+def _module_code(module: str) -> Code:
+    """Return the code of a model in an importable module."""
+    file = Path(_find_module(module))
+    root = file.parents[module.count(".") + (file.name == "__init__.py")]
+    if not is_installed(root):
+        return code_of([module], (root, *_own_folders()), (Path(),))
+    # Beside it lies every library there is: all of its own package, and no other.
+    files = (root / module.partition(".")[0]).rglob("*.py") if "." in module else [file]
+    return Code({path.relative_to(root).as_posix(): path for path in files}, frozenset())
+
+
+def _own_folders() -> tuple[Path, ...]:
+    """Return the folders from which Python imports that hold code of the user's own, and this project's."""
+    folders = [Path(folder).resolve() for folder in (*sys.path, os.getcwd())]
+    return (*(folder for folder in folders if folder.is_dir() and not is_installed(folder)), ROOT)
+
+
+def named_files(parameters: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the files on this machine that a model's parameters name, by that name."""
+    return {text: Path(text) for text in _texts(parameters) if is_file(text)}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested parameters."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _builder(name: str) -> Callable[..., Any]:
+    function = _BUILDER
+    try:
+        if name.endswith(".py"):
+            module = import_file(Path(name))
+        elif ":" in name:
+            module_name, function = name.split(":", 1)
+            module = importlib.import_module(module_name)
+        else:
+            module = importlib.import_module(REGISTRY[name])
+    except Exception as error:  # The file is the user's: it may raise anything.
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        raise InputError(
+            f"Cannot import the model {name!r}: {_said(error)}. Correct the path or the file."
+            + (_TORCH if missing in _TORCH_PACKAGES else "")
+        ) from error
+    if not callable(getattr(module, function, None)):
+        raise InputError(
+            f"Cannot use the model {name!r}: expected a function {function}(image_shape, num_classes) in it, or for "
+            "texts (vocabulary_size, num_tokens, num_classes), and for a regression num_targets instead of num_classes."
+            + (_TORCH if any(map(_is_torch, vars(module).values())) else "")
+        )
+    return getattr(module, function)
+
+
+def _is_torch(value: Any) -> bool:
+    """Return whether a value is PyTorch, a module or class of PyTorch, or of a class that is derived from one."""
+    if inspect.ismodule(value):
+        return value.__name__.partition(".")[0] in _TORCH_PACKAGES
+    kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
+    return any(str(kind.__module__).partition(".")[0] in _TORCH_PACKAGES for kind in kinds)
+
+
+def _said(error: Exception) -> str:
+    """Return an error's kind and first line, or what a layer said whose error Keras has wrapped."""
+    wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
+    text = wrapped[1] if wrapped else str(error)
+    line, *_ = (text.partition("Error encountered:")[2] or text).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {line}"
+
+
+def build_model(
+    name: str,
+    interface: Interface,
+    parameters: Mapping[str, Any],
+    warn: Callable[[str], None] = lambda warning: None,
+) -> Any:
+    """Build a model for a data set.
+
+    Args:
+        name: A registered name, a `.py` file with a function `build_model`, a `.keras` file, `module:function`, or the
+            place of any of these as a bundle.
+        interface: Input and output that it must have.
+        parameters: Hyper-parameters, passed on by name.
+        warn: Called with a sentence if the model is compiled with an optimizer, loss or metrics: training ignores them.
+
+    Returns:
+        A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]. For a regression, a final
+        `Rescaling` layer converts standardised outputs to the targets' units.
+
+    Raises:
+        InputError: If the model cannot be imported, holds code that is not Keras's own (a `.keras` file), does not take
+            the parameters, trains by a `train_step` or `compute_loss` of its own that would be lost, or does not fit
+            the data set: in shape, or by an activation that cannot give the answers.
+    """
+    if is_reference(name):
+        opened = fetch(name)
+        with importing_from(opened):
+            return build_model(opened.model, interface, parameters, warn)
+    check_model(name, parameters)
+    with _neighbours(name):
+        return _build_here(name, interface, parameters, warn)
+
+
+def _neighbours(name: str) -> contextlib.AbstractContextManager[None]:
+    """Let a user's model import what lies beside its file or in the current folder, while it is imported and built."""
+    if name in REGISTRY or name.endswith(".keras"):
+        return contextlib.nullcontext()
+    beside = [Path(name).resolve().parent] if name.endswith(".py") else []
+    return with_folders(*beside, Path.cwd())
+
+
+def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
+    import keras
+
+    model = _load_keras_file(name) if name.endswith(".keras") else _run_builder(name, interface, parameters)
+    if not isinstance(model, keras.Model):
+        raise InputError(
+            f"The model {name!r} is none of Keras: expected a keras.Model, received {type(model).__name__}. Return one "
+            f"from {_BUILDER}." + (_TORCH if _is_torch(model) else "")
+        )
+    if unused := _compiled_with(name, model):
+        loss = getattr(interface.task.loss, "__name__", interface.task.loss)
+        warn(
+            f"The model {name!r} is compiled with {unused}, which training does not use: it trains with "
+            f"training.optimizer and the loss of data.task={interface.task_name}, {loss}."
+        )
+    if not getattr(model, "inputs", None):
+        model = _called_on_input(name, model, interface)
+    if isinstance(getattr(model, "output", None), dict):
+        raise InputError(
+            f"The model {name!r} gives its answer a name: expected a tensor, received a mapping of one. Return "
+            "keras.Model(inputs, outputs) with the tensor itself."
+        )
+    expected = (None, *interface.input.shape), (None, *interface.output_shape)
+    if (model.input_shape, model.output_shape) != expected:
+        raise InputError(
+            f"The model {name!r} does not fit the data: expected input {expected[0]} and output {expected[1]}, "
+            f"received {model.input_shape} and {model.output_shape}."
+        )
+    _check_ending(name, model, interface.task)
+    return _in_target_units(model, interface) if interface.mean else model
+
+
+def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
+    """Call a model whose shapes are not known yet on its input, for a functional one that can be saved and rebuilt."""
+    import keras
+
+    methods = ("train_step", "compute_loss")
+    lost = [method for method in methods if getattr(type(model), method) is not getattr(keras.Model, method)]
+    if lost:
+        own = " and ".join(lost)
+        raise InputError(
+            f"Cannot train the model {name!r} by its own {own}: a training step is that of keras.Model, with "
+            f"training.optimizer and the loss of data.task={interface.task_name}. Remove {own}; a layer's add_loss may "
+            "add to the loss."
+        )
+    inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
+    if isinstance(model, keras.Sequential):
+        return keras.Sequential([inputs, *model.layers], name=model.name)
+    try:
+        return keras.Model(inputs, model(inputs))
+    except Exception as error:  # See `_builder`.
+        raise InputError(
+            f"The model {name!r} cannot be called on keras.Input({interface.input.shape}): {_said(error)}. Make its "
+            "layers in __init__, their variables in build, and use operations of keras.ops in call; or return "
+            "keras.Model(inputs, outputs)."
+        ) from error
+
+
+def _compiled_with(name: str, model: Any) -> str:
+    """Name the optimizer, loss and metrics that a model was compiled with; empty where it was not."""
+    if name.endswith(".keras"):
+        with zipfile.ZipFile(name) as file:
+            parts = json.loads(file.read("config.json")).get("compile_config")
+    else:
+        parts = model.get_compile_config() if model.compiled else None
+    named = {part: _names_in((parts or {}).get(part)) for part in ("optimizer", "loss", "metrics")}
+    return ", ".join(f"{part} {names}" for part, names in named.items() if names)
+
+
+def _names_in(part: Any) -> str:
+    """Name what Keras has serialized, as `Adam` or `Focal, mse`."""
+    if isinstance(part, Mapping) and "class_name" in part:
+        return str(part["config"] if part["class_name"] == "function" else part["class_name"])
+    if isinstance(part, Mapping | list):
+        names = map(_names_in, part.values() if isinstance(part, Mapping) else part)
+        return ", ".join(name for name in names if name)
+    return part or ""
+
+
+def _check_ending(name: str, model: Any, task: Task) -> None:
+    ending = _ending(model)
+    if ending in _ACTIVATIONS and ending != task.activation:
+        what = {
+            "classification": "one class of several",
+            "multi_label": "any number of labels",
+            "language_model": "the next character",
+        }
+        raise InputError(
+            f"The model {name!r} does not fit the data: their task is {task.name} ("
+            f"{what.get(task.name, 'numbers of any size')}), for which it must end {_ENDINGS[task.activation]}. "
+            f"Received: a last layer {_ENDINGS.get(ending, f'with {ending}')}. Change it, or data.task."
+        )
+
+
+def _ending(model: Any) -> str:
+    """Return Keras's name of the activation that gives a model's output; empty where it cannot be told."""
+    import keras
+
+    layer = model.outputs[0]._keras_history.operation
+    if isinstance(layer, keras.Model) and getattr(layer, "outputs", None):
+        return _ending(layer)
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax"
+    return getattr(getattr(layer, "activation", None), "__name__", "")
+
+
+def _in_target_units(model: Any, interface: Interface) -> Any:
+    import keras
+
+    # In float32 also where the rest is bfloat16, whose 8 bits lose a small spread around a large mean.
+    units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
+    # A Sequential model has no `input` before it is called.
+    return keras.Model(model.inputs[0], units(model.outputs[0]), name=model.name)
+
+
+def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
+    builder, facts = _builder(name), interface.facts
+    signature = inspect.signature(builder)
+    wanted = [fact for fact in signature.parameters if fact in FACTS and fact not in facts]
+    if kinds := {FACTS[fact] for fact in wanted} - {""}:
+        raise InputError(
+            f"The model {name!r} takes {'images' if IMAGE in kinds else 'text'}, the data are "
+            f"{interface.input.plural}: it is built from {', '.join(wanted)}, and the data have {', '.join(facts)}. "
+            "Choose a model for them."
+        )
+    if wanted:
+        raise InputError(
+            f"The model {name!r} is built from {', '.join(wanted)}, which the data's task, {interface.task.name}, does "
+            f"not have. Expected {interface.task.size_fact}, the size of its output. Change the model, or data.task."
+        )
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()) and (
+        left := [fact for fact in facts if fact not in signature.parameters]
+    ):
+        keywords = ", ".join(f"{fact}={value!r}" for fact, value in facts.items())
+        raise InputError(
+            f"The function of the model {name!r} takes ({', '.join(signature.parameters)}), without "
+            f"{' and '.join(left)}. It is called with {keywords}, each by its name. Write def "
+            f"{getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), and give every other argument a default or "
+            "a value in model.parameters."
+        )
+    try:
+        signature.bind(**facts, **parameters)
+    except TypeError as error:
+        known = [parameter for parameter in signature.parameters if parameter not in FACTS]
+        raise InputError(
+            f"Parameters do not fit the model {name!r}: {error}. It is given {', '.join(facts)}; beside these, "
+            f"expected some of {known}, received {sorted(parameters)}."
+        ) from error
+    try:
+        return builder(**facts, **parameters)
+    except InputError:
+        raise
+    except Exception as error:  # See `_builder`.
+        raise InputError(
+            f"The model {name!r} could not be built for {interface.input} and {interface.task.size_fact}="
+            f"{interface.num_classes} with {dict(parameters)}: {_said(error)}. Correct the parameters or the model."
+        ) from error
+
+
+def _load_keras_file(path: str) -> Any:
+    import keras
+
+    try:
+        return keras.saving.load_model(path, compile=False, safe_mode=True)
+    except (ValueError, TypeError, OSError) as error:
+        raise InputError(
+            f"Refused the model file {path!r}: it holds code of its own or is damaged ({_said(error)}). Expected "
+            "layers of Keras only. Give the model as a .py file that builds it."
+        ) from error

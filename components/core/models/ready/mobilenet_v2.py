@@ -1,0 +1,69 @@
+"""MobileNetV2 for photos, with weights that were trained elsewhere, under a new head."""
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+
+
+def build_model(
+    image_shape: tuple[int, int, int], num_classes: int, alpha: float = 1.0, weights: str = "", dropout: float = 0.2
+) -> Any:
+    """Return MobileNetV2 (https://arxiv.org/abs/1801.04381) below one dense layer: 2,270,794 parameters for 10 classes.
+
+    The two are the layers `backbone` and `head`, by which `training.stages` freezes them; see the configuration
+    `photos_mobilenet`. A backbone with weights keeps the running statistics of its batch normalisation in every stage:
+    those of a small data set would spoil what it knows (https://keras.io/guides/transfer_learning/).
+
+    Args:
+        image_shape: (height, width, 3), of 32 pixels at least; uint8[batch, *image_shape] goes in.
+        num_classes: float32[batch, num_classes] probabilities come out.
+        alpha: Width of the backbone.
+        weights: File of the backbone's weights, here or on gs:// or s3://, of the same `alpha` and without a top, as
+            `keras.applications.MobileNetV2(include_top=False, alpha=alpha).save_weights(...)` writes it; empty starts
+            from random ones.
+        dropout: Share of the backbone's answer that each training step leaves out.
+
+    Raises:
+        InputError: If the images are not in colour or too small, or the weights cannot be read or are of another model.
+    """
+    import keras
+    from keras import layers
+
+    height, width, channels = image_shape
+    if channels != 3 or min(height, width) < 32:
+        raise InputError(
+            f"mobilenet_v2 takes images in colour, of at least 32×32 pixels. Received: {height}×{width}×{channels}. "
+            "Set data.channels=3 and data.image_size."
+        )
+    backbone = keras.applications.MobileNetV2(
+        image_shape, alpha, include_top=False, weights=None, pooling="avg", name="backbone"
+    )
+    if weights:
+        _load(backbone, weights)
+    pixels = keras.Input(image_shape, dtype="uint8")
+    scaled = layers.Rescaling(1 / 127.5, offset=-1)(pixels)
+    seen = layers.Dropout(dropout)(backbone(scaled, training=False if weights else None))
+    probabilities = layers.Dense(num_classes, activation="softmax", dtype="float32", name="head")(seen)
+    return keras.Model(pixels, probabilities, name="mobilenet_v2")
+
+
+def _load(backbone: Any, weights: str) -> None:
+    if not storage.is_remote(weights) and not Path(weights).is_file():
+        raise InputError(
+            f"Cannot load the weights {weights!r}: there is no such file. Expected one that "
+            "keras.applications.MobileNetV2(include_top=False).save_weights(…) wrote. Check model.parameters.weights."
+        )
+    with tempfile.TemporaryDirectory(prefix="weights-") as folder, warnings.catch_warnings():
+        warnings.filterwarnings("error", "Skipping nested container|A total of")  # Keras leaves such layers random.
+        try:
+            backbone.load_weights(storage.localize(weights, Path(folder)))
+        except (OSError, ValueError, UserWarning) as error:
+            said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(
+                f"Cannot load the weights {weights!r}: {said} Expected those of MobileNetV2 without a top, of the same "
+                "alpha, as .weights.h5 or .h5. Check model.parameters."
+            ) from error

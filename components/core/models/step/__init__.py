@@ -1,0 +1,1 @@
+"""The training step that is compiled: hyper-parameters, loss, optimizer, augmentation, sharding."""

@@ -1,0 +1,248 @@
+"""The program that trains on the JAX backend: a step, or many of them in one loop on the device.
+
+Training runs it and preflight compiles it. It is Keras's own `train_step` with three things around it: where a batch
+comes from, the loop, and the loss to look at. Keras has a scan of its own in sight for `steps_per_execution`
+(https://github.com/keras-team/keras/pull/23527), which can take the loop's place.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from tpu_components.core.examples.feeding import steps_per_epoch
+from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.step.sharding import (
+    FULLY_SHARDED,
+    REPLICATED,
+    computed_in,
+    placed,
+    put_together,
+    shared,
+)
+
+LOOP_NAME = "jit(train_block)/while"  # The loop over the steps, as compiled programs call it.
+_BLOCK_BYTES = 64 << 20  # Batches handed over at once; another so many are read while the device computes.
+_MAX_BLOCK_STEPS = 100
+
+
+Batch: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
+
+
+class Watch(NamedTuple):
+    """Values that the host may look at without stopping the device.
+
+    Attributes:
+        finite_steps: int32[], steps of an epoch until the first whose loss is not finite; it does not grow again.
+        loss: float32[], mean loss of the epoch so far.
+    """
+
+    finite_steps: Any
+    loss: Any
+
+
+class Array(NamedTuple):
+    """Shape and type of an array that the host hands over, and the axis along which devices share it, if any."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    shared_axis: int | None = None
+
+
+def runs_blocks(steps_per_execution: int, accelerator: str) -> bool:
+    """Return whether steps run in a loop on the device: on a CPU only where that is asked for.
+
+    There XLA runs a convolution within a loop on one thread, 15 times slower than outside.
+    """
+    return steps_per_execution > 1 or (steps_per_execution == 0 and accelerator != "cpu")
+
+
+def steps_handed_over(steps_per_execution: int, batch_bytes: int) -> int:
+    """Return how many batches a host hands over at once to a program of blocks that holds no data.
+
+    Example:
+        >>> steps_handed_over(0, 128 * 3072), steps_handed_over(7, 1), steps_handed_over(0, 2**30)
+        (100, 7, 1)
+    """
+    return steps_per_execution or max(1, min(_MAX_BLOCK_STEPS, _BLOCK_BYTES // batch_bytes))
+
+
+def plan_program(
+    model: Any, batch: Batch, num_examples: int, settings: TrainParams, is_resident: bool, accelerator: str
+) -> "Program":
+    """Return the program that trains a model on a kind of device; see `Program`."""
+    block_steps = 0
+    if runs_blocks(settings.steps_per_execution, accelerator):
+        batch_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in batch)
+        block_steps = 1 if is_resident else steps_handed_over(settings.steps_per_execution, batch_bytes)
+    return Program(model, batch, num_examples, is_resident, block_steps, settings.sharding)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A training program for a model.
+
+    Attributes:
+        model: Model after `compile_model`; its variables may be abstract.
+        batch: Shape and type of a global batch's inputs, targets and weights.
+        num_examples: Number of examples in the training split.
+        is_resident: Whether the split lies in the device's memory, and the program is given the order of an epoch;
+            else it is given batches.
+        block_steps: Batches handed over at once to a loop over them, 1 where none need be; 0 is no loop: a call is one
+            step.
+        sharding: Place of the weights on several devices.
+    """
+
+    model: Any
+    batch: Batch
+    num_examples: int
+    is_resident: bool
+    block_steps: int
+    sharding: str = REPLICATED
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a step."""
+        return self.batch[0][0][0]
+
+    @property
+    def source(self) -> tuple[Array, ...]:
+        """Arrays that it is given: inputs, targets and the order of an epoch, or inputs, targets and weights."""
+        if self.is_resident:
+            (inputs, kind), (targets, target_kind), _ = ((shape[1:], kind) for shape, kind in self.batch)
+            steps = steps_per_epoch(self.num_examples, self.batch_size)
+            return (
+                # Flat: a last axis of three channels would be filled up to 128 on a TPU.
+                Array((self.num_examples, math.prod(inputs)), kind),
+                Array((self.num_examples, *targets), target_kind),
+                Array((steps, self.batch_size), "int32", 1),
+            )
+        if not self.block_steps:
+            return tuple(Array(shape, kind, 0) for shape, kind in self.batch)
+        return tuple(Array((self.block_steps, *shape), kind, 1) for shape, kind in self.batch)
+
+    def _batch_at(self, source: Any, place: Any, index: Any) -> Any:
+        """Return the batch of a step: its place in the epoch decides, or its index among those handed over."""
+        from jax import lax
+        from jax import numpy as jnp
+
+        if self.is_resident:
+            inputs, targets, order = source
+            chosen = lax.dynamic_index_in_dim(order, place, keepdims=False)
+            images = jnp.take(inputs, chosen, axis=0, mode="clip").reshape(self.batch[0][0])
+            # The same numbers as `InMemoryReader` gives: what fills the last batch up counts nothing.
+            position = place * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
+            weights = (position < self.num_examples).astype(jnp.float32)
+            return images, jnp.take(targets, chosen, axis=0, mode="clip"), weights
+        if not self.block_steps:
+            return source
+        return tuple(lax.dynamic_index_in_dim(array, index, keepdims=False) for array in source)
+
+    def _step(self, carry: Any, watch: Watch, source: Any, index: Any) -> tuple[Any, Watch]:
+        from jax import numpy as jnp
+
+        state, place = carry
+        logs, state = self.model.train_step(state, self._batch_at(source, place, index))
+        loss = logs["loss"].astype(jnp.float32)
+        # The mean loss of an epoch stays infinite or NaN once it is.
+        finite = watch.finite_steps + jnp.isfinite(loss).astype(jnp.int32)
+        return (state, place + 1), Watch(finite, loss)
+
+    def function(self) -> Callable[..., tuple[Any, Watch]]:
+        """Return the Python function: (carry, watch, source[, number of steps]) to carry and watch.
+
+        The carry is the state of Keras's `train_step` and the place in the epoch, an int32[].
+        """
+        from jax import lax
+
+        def train_step(carry: Any, watch: Watch, source: Any) -> tuple[Any, Watch]:
+            return self._step(carry, watch, source, 0)
+
+        def train_block(carry: Any, watch: Watch, source: Any, count: Any) -> tuple[Any, Watch]:
+            # The number of steps is an argument: one program for blocks of any length, the last of an epoch too.
+            return lax.fori_loop(0, count, lambda i, kept: self._step(kept[0], kept[1], source, i), (carry, watch))
+
+        return train_block if self.block_steps else train_step
+
+    def jit(self, mesh: Any = None) -> Any:
+        """Return the function for JAX to compile; with a mesh of several devices it says where the new state is."""
+        import jax
+
+        if mesh is None or mesh.size == 1:
+            return jax.jit(self.function(), donate_argnums=0)
+        whole = shared(mesh, None)
+        state = tuple(
+            [placed(mesh, variable.shape, self.sharding) for variable in kind] for kind in state_of(self.model)
+        )
+        function = self.function()
+        if self.sharding == FULLY_SHARDED:
+            function = self._putting_together(function, mesh)
+        return jax.jit(function, donate_argnums=0, out_shardings=((state, whole), whole))
+
+    def _putting_together(self, function: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
+        """Return the function, traced with the model's loss computed from weights that lie in parts."""
+
+        @functools.wraps(function)  # The program keeps its name.
+        def run(*arguments: Any) -> Any:
+            plain = self.model.compute_loss_and_updates
+            self.model.compute_loss_and_updates = put_together(plain, mesh, computed_in(self.model))
+            try:
+                return function(*arguments)
+            finally:
+                self.model.compute_loss_and_updates = plain
+
+        return run
+
+    def trace(self, mesh: Any = None) -> Any:
+        """Trace it for the devices of a mesh, which need not be there, or for one device: a `jax.stages.Traced`."""
+        import jax
+
+        def abstract(shape: Sequence[int], kind: Any, axis: int | None = None) -> Any:
+            sharding = None if mesh is None else shared(mesh, axis)
+            return jax.ShapeDtypeStruct(tuple(shape), kind, sharding=sharding)
+
+        def of_variable(variable: Any) -> Any:
+            where = None if mesh is None else placed(mesh, variable.shape, self.sharding)
+            return jax.ShapeDtypeStruct(tuple(variable.shape), variable.dtype, sharding=where)
+
+        state = tuple([of_variable(variable) for variable in kind] for kind in state_of(self.model))
+        watch = Watch(abstract((), np.int32), abstract((), np.float32))
+        source = tuple(abstract(*array) for array in self.source)
+        count = (jax.ShapeDtypeStruct((), np.int32),) if self.block_steps else ()
+        return self.jit(mesh).trace((state, abstract((), np.int32)), watch, source, *count)
+
+
+def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:
+    """Return whether a program, all that it is given and some bytes more fit in its devices, as far as these tell.
+
+    It is compiled for that; training finds it again among the programs that JAX keeps.
+    """
+    import jax
+
+    try:
+        memory = program.trace(mesh).lower().compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            return False
+        raise
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return limit is None or held_bytes(memory) + beside_bytes <= limit
+
+
+def held_bytes(memory: Any) -> int:
+    """Return the bytes of a device that a program and all that it is given take, by the compiler's statistics."""
+    needed: int = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    return needed + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+
+def state_of(model: Any) -> tuple[Sequence[Any], ...]:
+    """Return the variables that Keras's `train_step` takes and gives, in its order."""
+    return (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )

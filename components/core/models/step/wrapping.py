@@ -1,0 +1,185 @@
+"""What a training step does beside Keras's own: changes the batch before it, and averages the weights after it.
+
+Both are put around the model's `train_step`, the function that `fit` compiles, and no part of the model itself. Within
+it, batch normalisation is made to see the batch of all replicas, and an embedding's row all that happened to it.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpu_components.core.models.step.augmentation import Draws, augment, check_images
+from tpu_components.core.models.step.hyperparameters import TrainParams
+
+
+def prepare_batches(model: Any, settings: TrainParams, num_replicas: int, are_larger: bool = False) -> None:
+    """Augment every batch that the compiled model trains on, if `settings` say so.
+
+    Args:
+        model: Compiled model.
+        settings: Augmentations to apply.
+        num_replicas: Number of replicas that share a batch.
+        are_larger: Whether images have a margin around what the model takes.
+
+    Raises:
+        InputError: If the model's input cannot be augmented.
+    """
+    import keras
+
+    check_images(settings, model.input_shape)
+    if not settings.moves_pixels and not settings.softens_labels and not are_larger:
+        return
+    uses_jax = keras.backend.backend() == "jax"
+    # A variable, not a constant: the program is the same for every seed. Keras has seeded Python's generator.
+    seed = model.optimizer.add_variable(
+        (),
+        keras.initializers.Constant(random.randrange(2**31)),
+        dtype="int32",
+        aggregation="only_first_replica",
+        name="augmentation_seed",
+    )
+    places = _places(model.optimizer.variables)
+    groups = num_replicas if uses_jax else 1  # TensorFlow's step sees the part of one replica.
+    plain = model.train_step
+
+    def prepare(data: Any, seed_value: Any, step: Any) -> Any:
+        images, labels, weights = data
+        draws = Draws(seed_value, step)
+        size = model.input_shape[1:3]
+        return *augment(images, labels, settings, draws, model.output_shape[-1], groups, size), weights
+
+    @functools.wraps(plain)  # The program keeps its name.
+    def jax_step(state: Any, data: Any) -> Any:
+        step = state[2][places[id(model.optimizer.iterations)]]
+        return plain(state, prepare(data, state[2][places[id(seed)]], step))
+
+    def tensorflow_step(data: Any) -> Any:
+        return plain(prepare(data, seed.value, model.optimizer.iterations.value))
+
+    model.train_step = jax_step if uses_jax else tensorflow_step
+
+
+def sum_repeated_rows(optimizer: Any) -> None:
+    """Let a row of an embedding that occurs several times in a batch have one gradient, as it has on JAX.
+
+    TensorFlow gives such a gradient as rows with their places, and Keras 3.15 hands them on as they are: Adam would
+    square every occurrence by itself, and so follow the sum of squares where it is defined by the square of the sum.
+    """
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    plain = optimizer.apply
+
+    @functools.wraps(plain)
+    def apply(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> Any:
+        dense = [tf.convert_to_tensor(item) if isinstance(item, tf.IndexedSlices) else item for item in gradients]
+        return plain(dense, variables)
+
+    optimizer.apply = apply
+
+
+def synchronize_normalization(model: Any, num_replicas: int) -> None:
+    """Let batch normalisation take mean and variance of all replicas' batch, so that their number changes nothing.
+
+    On JAX it does by itself, for a batch is one array there. TensorFlow runs the step once on each replica: its layers
+    would normalise by a part of the batch, and keep the statistics of the first replica's. Keras's own option
+    `synchronized` is not used: it leaves masked batches out, subtracts large squares, and is saved with the model.
+    """
+    import keras
+
+    if num_replicas > 1 and keras.backend.backend() == "tensorflow":
+        for layer in _batch_normalization(model):
+            vars(layer).pop("_moments", None)  # As an earlier stage has left it.
+            layer._moments = functools.partial(_moments_of_all_replicas, layer, layer._moments)
+
+
+def count_synchronized_layers(model: Any, num_replicas: int) -> int:
+    """Count the layers of batch normalisation whose statistics are those of several replicas."""
+    return len(_batch_normalization(model)) if num_replicas > 1 else 0
+
+
+def _batch_normalization(model: Any) -> list[Any]:
+    import keras
+
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def _moments_of_all_replicas(layer: Any, plain: Callable[[Any, Any], Any], inputs: Any, mask: Any) -> tuple[Any, Any]:
+    """Return mean and variance over all axes but the layer's own, of the examples and places that the mask has."""
+    import tensorflow as tf
+
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:  # The model is called outside of a training step.
+        return plain(inputs, mask)
+
+    def add_up(*values: Any) -> Any:
+        sums = [tf.reduce_sum(value, layer._reduction_axes, keepdims=True) for value in values]
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+
+    weights = tf.ones_like(inputs)
+    if mask is not None:
+        weights *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
+    count, total = add_up(weights, weights * inputs)
+    mean = tf.math.divide_no_nan(total, count)
+    # The squares of what is left, in a second sum: the difference of two large squares would lose its digits.
+    (squares,) = add_up(weights * tf.square(inputs - mean))
+    variance = tf.math.divide_no_nan(squares, count)
+    return tf.squeeze(mean, layer._reduction_axes), tf.squeeze(variance, layer._reduction_axes)
+
+
+def average_weights(model: Any, decay: float) -> Sequence[Any]:
+    """Keep a running average of every weight of the compiled model, batch normalisation's statistics among them.
+
+    With t steps done before, a step keeps `min(decay, t / (t + 9))` of the average: the first is the weight itself,
+    and the first hundred do not hold on to it.
+
+    Returns:
+        In the order of `model.variables`, the optimizer's variables that hold the averages; where a variable is no
+        weight, as dropout's random state, that variable itself.
+    """
+    import keras
+
+    weights = {i: v for i, v in enumerate(model.variables) if keras.backend.is_float_dtype(v.dtype)}
+    averages = {
+        i: model.optimizer.add_variable(
+            weight.shape, dtype=weight.dtype, aggregation="only_first_replica", name=f"average_{i}"
+        )
+        for i, weight in weights.items()
+    }
+    plain = model.train_step
+    places = _places(model.optimizer.variables)
+    trained, others = _places(model.trainable_variables), _places(model.non_trainable_variables)
+
+    def updated(average: Any, weight: Any, step: Any) -> Any:
+        steps = keras.ops.cast(step, "float32")
+        kept = keras.ops.cast(keras.ops.minimum(decay, steps / (steps + 9)), average.dtype)
+        return weight + kept * (average - weight)
+
+    @functools.wraps(plain)  # The program keeps its name.
+    def jax_step(state: Any, data: Any) -> Any:
+        step = state[2][places[id(model.optimizer.iterations)]]
+        logs, (trained_values, other_values, optimizer_values, metric_values) = plain(state, data)
+        optimizer_values = list(optimizer_values)
+        for i, weight in weights.items():
+            value = trained_values[trained[id(weight)]] if id(weight) in trained else other_values[others[id(weight)]]
+            place = places[id(averages[i])]
+            optimizer_values[place] = updated(optimizer_values[place], value, step)
+        return logs, (trained_values, other_values, optimizer_values, metric_values)
+
+    def tensorflow_step(data: Any) -> Any:
+        step = keras.ops.copy(model.optimizer.iterations.value)
+        logs = plain(data)
+        for i, weight in weights.items():
+            averages[i].assign(updated(averages[i].value, weight.value, step))
+        return logs
+
+    model.train_step = jax_step if keras.backend.backend() == "jax" else tensorflow_step
+    return [averages.get(i, variable) for i, variable in enumerate(model.variables)]
+
+
+def _places(variables: Sequence[Any]) -> dict[int, int]:
+    return {id(variable): place for place, variable in enumerate(variables)}

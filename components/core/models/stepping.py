@@ -1,0 +1,100 @@
+"""A language model taken one character at a time: what it read so far is a state, not a longer input."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+
+_RECURRENT = ("LSTM", "GRU", "SimpleRNN")
+# What answers each position by itself, so that one position alone gets the same answer.
+_POSITION_WISE = ("Embedding", "Dense", "Dropout", "SpatialDropout1D", "LayerNormalization", "Activation", "ReLU")
+
+
+class StepModel:
+    """One step of a language model: `step(tokens, state) → probabilities, state`.
+
+    Attributes:
+        state_size: Numbers in the state of one text, of all layers together; all zero before its first character.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Take a model apart.
+
+        Args:
+            model: A keras.Sequential of recurrent layers that read forward and return every position, and layers that
+                treat each position alike.
+
+        Raises:
+            InputError: If it holds another layer, or is no Sequential.
+        """
+        import keras
+
+        self._layers = model.layers if isinstance(model, keras.Sequential) else [model]
+        self._sizes: list[int] = []
+        for layer in self._layers:
+            kind = type(layer).__name__
+            if kind in _RECURRENT and layer.return_sequences and not layer.go_backwards:
+                self._sizes += _state_sizes(layer)
+            elif kind not in _POSITION_WISE or getattr(layer, "mask_zero", False):
+                raise InputError(
+                    f"The language model {model.name!r} cannot answer one character at a time: expected a Sequential "
+                    f"of {', '.join((*_RECURRENT, *_POSITION_WISE))}, recurrent ones forward with return_sequences, "
+                    f"embeddings without mask_zero, received {layer.name!r}, a {kind}. Build it from these."
+                )
+        if not self._sizes:
+            raise InputError(
+                f"The language model {model.name!r} remembers nothing of what it has read: expected at least one of "
+                f"{', '.join(_RECURRENT)}, received none. Add one."
+            )
+        self.state_size = sum(self._sizes)
+
+    def step(self, tokens: Any, state: Any) -> tuple[Any, Any]:
+        """Return the answer to one more character of each text.
+
+        Args:
+            tokens: int32[batch] ids.
+            state: float32[batch, state_size].
+
+        Returns:
+            float32[batch, classes] probabilities of the next character, and the state after this one.
+        """
+        from keras import ops
+
+        # TensorFlow does not split into one.
+        states = ops.split(state, np.cumsum(self._sizes)[:-1].tolist(), axis=-1) if self._sizes[1:] else [state]
+        values, after = tokens, list[Any]()
+        for layer in self._layers:
+            if type(layer).__name__ in _RECURRENT:
+                count = len(_state_sizes(layer))
+                values, new = layer.cell(values, states[:count], training=False)
+                states = states[count:]
+                after += new if isinstance(new, list | tuple) else [new]
+            elif "Dropout" not in type(layer).__name__:
+                values = layer(values)
+        return values, ops.concatenate(after, axis=-1)
+
+    def compiled(self) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Compile `step` for arrays, once for each size of the batch."""
+        import keras
+
+        if keras.backend.backend() == "jax":
+            import jax
+
+            step = jax.jit(self.step)
+        else:
+            import tensorflow as tf
+
+            step = tf.function(self.step)
+
+        def run(tokens: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            probabilities, after = step(keras.ops.convert_to_tensor(tokens), keras.ops.convert_to_tensor(state))
+            return keras.ops.convert_to_numpy(probabilities), keras.ops.convert_to_numpy(after)
+
+        return run
+
+
+def _state_sizes(layer: Any) -> list[int]:
+    sizes = layer.cell.state_size
+    return list(sizes) if isinstance(sizes, list | tuple) else [sizes]

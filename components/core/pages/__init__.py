@@ -1,0 +1,1 @@
+"""Pages and text for people: their style, templates and escaping."""

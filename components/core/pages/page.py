@@ -1,0 +1,149 @@
+"""What pages have in common: a style, drawings in it, and templates that trust nobody's text.
+
+A page is one HTML file that needs nothing else: no network, no script, no second file.
+"""
+
+import datetime
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import markupsafe
+import numpy as np
+
+from tpu_components.core.step.step_record import RUN_VARIABLE
+
+if TYPE_CHECKING:
+    import jinja2
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_HOVERED_POINTS = 400  # Of a line; more lie over each other.
+# Stand-ins that matplotlib can draw in; the page replaces them, so that one drawing suits light and dark.
+INK, LINE, BLUE, ORANGE, GREEN, VIOLET, RED, TEAL = (f"#0000a{i}" for i in range(1, 9))
+SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL)
+_VARIABLES = {
+    INK: "var(--muted)",
+    LINE: "var(--line)",
+    BLUE: "var(--blue)",
+    ORANGE: "var(--orange)",
+    GREEN: "var(--green)",
+    VIOLET: "var(--violet)",
+    RED: "var(--red)",
+    TEAL: "var(--teal)",
+}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": LINE,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+}
+_CSS = Path(__file__).parent / "page.css"  # Named, so that it counts as code of who draws a page.
+
+
+def environment(templates: Path, **filters: Callable[..., Any]) -> "jinja2.Environment":
+    """Return the templates of a folder; they may include `page.css`, and every text in them is escaped."""
+    import jinja2  # 30 ms, which a command that writes no page does not wait for.
+
+    jinja = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([templates, _CSS.parent]),
+        autoescape=True,  # Names of classes, files, models and layers come from strangers.
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    jinja.filters.update(filters)
+    return jinja
+
+
+def run_name() -> str:
+    """Return the name of the run that this step is part of; empty where none is told."""
+    return os.environ.get(RUN_VARIABLE, "")
+
+
+def now() -> str:
+    """Return the time as a page's title has it, as `2026-11-22 09:30 UTC`."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) -> markupsafe.Markup:
+    """Return a drawing as SVG to put into a page.
+
+    Args:
+        name: Name of what it shows.
+        x_label: Label of the axis.
+        y_label: Label of the axis.
+        plot: Draws in the colours of this module, and none of the user's text.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+        axes = figure.add_subplot(xlabel=x_label, ylabel=y_label)
+        plot(axes)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        hovered = "".join(_hovered(figure, axes))
+    text = buffer.getvalue()
+    view_box = re.search(r'viewBox="[^"]*"', text)
+    # The first definitions are a style sheet that would apply to the whole page.
+    body = text[text.index("</defs>") + len("</defs>") : text.rindex("</svg>")]
+    # Nothing refers to the ids of groups, and they recur in every drawing. The font is the page's.
+    body = re.sub(r'(?<=<g) id="[^"]*"| font-family:[^;]*;', "", body).replace("xlink:href", "href")
+    body = re.sub("|".join(_VARIABLES), lambda match: _VARIABLES[match[0]], body)
+    label = f"{name}: {y_label} by {x_label}"
+    return markupsafe.Markup(
+        f'<svg {view_box[0] if view_box else ""} role="img" aria-label="{label}">{body}{hovered}</svg>'
+    )
+
+
+def legend(axes: "Axes") -> None:
+    """Put a drawing's legend below it, where it covers no curve; the drawing grows by its lines."""
+    from matplotlib.figure import Figure
+
+    _, labels = axes.get_legend_handles_labels()
+    figure = axes.get_figure()
+    if labels and isinstance(figure, Figure):
+        rows = -(-len(labels) // 2)
+        figure.set_figheight(figure.get_figheight() + 0.2 * rows)
+        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
+
+
+def _hovered(figure: "Figure", axes: "Axes") -> Iterator[str]:
+    """Yield for every point of a drawing's named lines and dots a circle that tells its values under the pointer."""
+    from matplotlib.ticker import PercentFormatter
+
+    def say(axis: Any, value: float) -> str:
+        return f"{value:.2%}" if isinstance(axis.get_major_formatter(), PercentFormatter) else f"{value:.4g}"
+
+    points = [(line.get_label(), np.asarray(line.get_xydata())) for line in axes.lines if line.get_linestyle() != "--"]
+    points += [(dots.get_label(), np.asarray(dots.get_offsets())) for dots in axes.collections]
+    scale, height = 72 / figure.dpi, 72 * figure.get_figheight()  # SVG counts in points, from the top.
+    for label, values in points:
+        if str(label).startswith("_"):
+            continue
+        for x, y in values[:: -(-len(values) // _HOVERED_POINTS) or 1]:
+            across, up = axes.transData.transform((x, y)) * scale
+            text = f"{label}: {axes.get_xlabel()} {say(axes.xaxis, x)}, {axes.get_ylabel()} {say(axes.yaxis, y)}"
+            yield (
+                f'<circle class="point" cx="{across:.1f}" cy="{height - up:.1f}" r="4.5">'
+                f"<title>{markupsafe.escape(text)}</title></circle>"
+            )

@@ -1,0 +1,368 @@
+"""A registry in a folder: versions that never change, and aliases that move."""
+
+import contextlib
+import dataclasses
+import datetime
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.registry.reference import (
+    CHAMPION,
+    EXPORT_DIR,
+    GATE,
+    HAND,
+    MODEL_DIR,
+    ROLLBACK,
+    VERSION_NUMBER,
+    VERSIONS_DIR,
+    check_alias,
+    check_model_name,
+    version_name,
+)
+from tpu_components.core.registry.signing import sign_version, verify_version
+from tpu_components.core.registry.versions import (
+    ALIASES_FILE,
+    CARD_FILE,
+    UNLISTED,
+    VERSION_FILE,
+    Move,
+    Version,
+    describe_file,
+    digest_listing,
+    model_digest,
+    version_digest,
+)
+
+
+class ModelRegistry:
+    """The versions and aliases of one model, in a folder.
+
+    Args:
+        root: Folder of the registry, on this machine. Nothing is written before the first version.
+        model_name: Letters, digits, `-`, `_` and `.`.
+
+    Raises:
+        InputError: If the registry is not on this machine, or the name cannot be one.
+    """
+
+    def __init__(self, root: Path | str, model_name: str) -> None:
+        if not str(root) or storage.is_remote(str(root)):
+            raise InputError(f"A registry is a folder on this machine. Received: {str(root)!r}.")
+        self.root, self.model_name = Path(root), check_model_name(model_name)
+        self.directory = self.root / model_name
+
+    def require(self) -> None:
+        """Check that the model has been registered.
+
+        Raises:
+            InputError: If it has not.
+        """
+        if not self.directory.is_dir():
+            known = [model.model_name for model in list_models(self.root)]
+            raise InputError(
+                f"There is no model {self.model_name!r} in {self.root}: expected one of "
+                f"{', '.join(known) or 'none, since nothing is registered'}.{did_you_mean(self.model_name, known)}"
+            )
+
+    def versions(self) -> tuple[Version, ...]:
+        """Return all versions, the first one first."""
+        return tuple(Version.load(path) for path in self._version_dirs())
+
+    def numbers(self) -> tuple[str, ...]:
+        """Return the numbers of all versions, also of those that cannot be read; the first one first."""
+        return tuple(path.name for path in self._version_dirs())
+
+    def version(self, number: str) -> Version:
+        """Return a version.
+
+        Raises:
+            InputError: If there is none of that number, or it cannot be read.
+        """
+        known = self.numbers()
+        if number not in known:
+            raise InputError(
+                f"{self.model_name!r} has no version {number!r} in {self.root}: expected one of "
+                f"{', '.join(known) or 'none, since nothing is registered'}.{did_you_mean(number, known)}"
+            )
+        return Version.load(self._versions_dir / number)
+
+    def moves(self, alias: str = CHAMPION) -> tuple[Move, ...]:
+        """Return the history of an alias, the first move first.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        return self._read_aliases().get(check_alias(alias), ())
+
+    def aliases(self) -> dict[str, str]:
+        """Return the number of the version where each alias stands."""
+        return {alias: moves[-1].version for alias, moves in self._read_aliases().items()}
+
+    def find(self, version: str) -> Version | None:
+        """Return the version of a number, which must be there, or where an alias stands, if anywhere."""
+        if re.fullmatch(VERSION_NUMBER, version):
+            return self.version(version)
+        moves = self.moves(version)
+        return self.version(moves[-1].version) if moves else None
+
+    def number_of(self, model_digest: str) -> str:
+        """Return the latest version of a trained model; empty if there is none."""
+        numbers = [version.number for version in self.versions() if version.model_digest == model_digest]
+        return numbers[-1] if numbers else ""
+
+    def champion(self, alias: str, digest: str) -> Version | None:
+        """Return the version that a model has to beat for an alias.
+
+        The one where the alias stands; or, if that is this very model, the one which it beat: a model is never its own
+        champion, so that judging it again gives the same answer.
+
+        Args:
+            alias: Alias, as `champion`; or the number of a version. A run names the number where the alias stood when
+                it began.
+            digest: The model's; see `model_digest`.
+
+        Returns:
+            None if there is nothing to beat.
+        """
+        current = self.find(alias)
+        if current is None or current.model_digest != digest:
+            return current
+        if current.number == alias:
+            alias = next((name for name, number in self.aliases().items() if number == alias), "")
+            if not alias:
+                return current
+        digests = {version.number: version.model_digest for version in self.versions()}
+        for move in reversed(self.moves(alias)):
+            if move.by == GATE and digests.get(move.version) == digest != digests.get(move.previous):
+                return self.version(move.previous) if move.previous in digests else None
+        return None
+
+    def register(
+        self,
+        model_dir: Path,
+        export_dir: Path,
+        *,
+        metrics: Mapping[str, float],
+        reasons: Sequence[str],
+        lineage: Mapping[str, Any],
+        parent: str = "",
+        card: str = "",
+        signing_key: str = "",
+    ) -> Version:
+        """Add a version, or find the one that has this content already; no alias moves.
+
+        One that is found stays as it is, signed or not: nothing is signed but what this call has itself written.
+
+        Args:
+            model_dir: Folder that train_model wrote.
+            export_dir: Folder that export_model wrote.
+            metrics: Scalar metrics by name.
+            reasons: The gate's.
+            lineage: Origin of the model.
+            parent: The version that it was compared with.
+            card: Text of its model card; empty for none.
+            signing_key: File of the private key to sign it with; empty leaves it unsigned.
+        """
+        digest = version_digest(model_dir, export_dir)
+        storage.require_writable(self.directory)
+        self._versions_dir.mkdir(parents=True, exist_ok=True)
+        with self._lock():
+            for version in self.versions():
+                if version.content_digest == digest:
+                    return version
+            number = f"{max([0, *map(int, self._used_numbers())]) + 1:04d}"
+            with storage.staged_directory(self._versions_dir / number) as staged:
+                fill_version(
+                    staged,
+                    model_dir,
+                    export_dir,
+                    name=version_name(self.model_name, number),
+                    metrics=metrics,
+                    reasons=reasons,
+                    lineage=lineage,
+                    parent=parent,
+                    card=card,
+                    signing_key=signing_key,
+                )
+            return self.version(number)
+
+    def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
+        """Move an alias to a version that the gate has let through; nothing happens where it stands there already.
+
+        Args:
+            number: The version.
+            alias: Alias to move, as `champion`.
+            reason: Why, in words.
+            champion: Digest of the champion that it was compared with, empty for none; None if it was not the alias's.
+
+        Returns:
+            The move that put the alias there.
+
+        Raises:
+            InputError: If the alias has moved since the comparison, the version was rolled back, or it is damaged.
+        """
+        with self._lock():
+            version, current, moves = self.version(number), self.find(alias), self.moves(alias)
+            if current and current.number == number:
+                return moves[-1]
+            current_digest = current.model_digest if current else ""
+            if champion is not None and current_digest not in (champion, version.model_digest):
+                raise InputError(
+                    f"Cannot promote version {number} of {self.model_name!r}: it was compared with "
+                    f"{self.number_of(champion) or 'none'}, and meanwhile the {alias} is "
+                    f"{current.number if current else 'none'}. Run again, to compare it with that."
+                )
+            last = next((move for move in reversed(moves) if number in (move.version, move.previous)), None)
+            if last and last.by == ROLLBACK and last.previous == number:
+                raise InputError(
+                    f"Cannot promote version {number} of {self.model_name!r}: it was rolled back on {last.time} "
+                    f"({last.reason}), and the model is unchanged. Train a better one, or insist: tpu-pipelines "
+                    f"registry promote {self.model_name} {number}."
+                )
+            return self._move(alias, version, GATE, reason)
+
+    def override(self, number: str, alias: str, reason: str) -> Move:
+        """Move an alias to any version, whatever the gate says.
+
+        Raises:
+            InputError: If it stands there already, or the version is damaged.
+        """
+        with self._lock():
+            if (moves := self.moves(alias)) and moves[-1].version == number:
+                raise InputError(f"Version {number} of {self.model_name!r} is the {alias} already.")
+            return self._move(alias, self.version(number), HAND, reason)
+
+    def roll_back(self, alias: str, reason: str, verify_key: str = "") -> Move:
+        """Take the last promotion back: the alias returns to where it stood before. Again: one further back.
+
+        Args:
+            alias: Alias to move.
+            reason: Why, in words.
+            verify_key: Public key by which that version must be signed; empty asks for no signature.
+
+        Raises:
+            InputError: If there is nothing to return to, or that version is damaged, or not signed so.
+        """
+        with self._lock():
+            stack: list[str] = []
+            for move in self.moves(alias):
+                if move.by == ROLLBACK:
+                    stack.pop()
+                else:
+                    stack.append(move.version)
+            if len(stack) < 2:
+                raise InputError(
+                    f"Cannot roll {alias} of {self.model_name!r} back: expected an earlier one, received "
+                    f"{'only version ' + stack[0] if stack else 'none at all'} in {self.root}."
+                )
+            version = self.version(stack[-2])
+            if verify_key:
+                verify_version(version.directory, verify_key)
+            return self._move(alias, version, ROLLBACK, reason)
+
+    def _move(self, alias: str, version: Version, by: str, reason: str) -> Move:
+        version.check_files()
+        aliases = self._read_aliases()
+        moves = aliases.get(alias, ())
+        move = Move(version.number, moves[-1].version if moves else "", by, reason, _now())
+        aliases[alias] = (*moves, move)
+        storage.write_json(
+            self.directory / ALIASES_FILE,
+            {name: [dataclasses.asdict(entry) for entry in of_one] for name, of_one in aliases.items()},
+        )
+        return move
+
+    @property
+    def _versions_dir(self) -> Path:
+        return self.directory / VERSIONS_DIR
+
+    def _version_dirs(self) -> list[Path]:
+        folders = [path for path in self._versions_dir.glob("*") if re.fullmatch(VERSION_NUMBER, path.name)]
+        return sorted(folders, key=lambda path: int(path.name))
+
+    def _used_numbers(self) -> set[str]:
+        """Return the numbers of all versions, also of deleted ones that the history still names."""
+        moved = {move.version for moves in self._read_aliases().values() for move in moves}
+        return moved | {*self.numbers()}
+
+    def _read_aliases(self) -> dict[str, tuple[Move, ...]]:
+        path = self.directory / ALIASES_FILE
+        try:
+            moves = typed_json.read(typed_json.decode(path.read_bytes()), Mapping[str, tuple[Move, ...]])
+            if not all(re.fullmatch(VERSION_NUMBER, move.version) for of_one in moves.values() for move in of_one):
+                raise ValueError("a move to what is no version")
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(
+                f"Cannot read {path}: expected aliases and their moves, received something else ({error!r}). The "
+                "versions beside it are unharmed. Restore it from a backup; or remove it and name the champion again: "
+                f"tpu-pipelines registry promote {self.model_name} VERSION."
+            ) from error
+        return {alias: of_one for alias, of_one in moves.items() if of_one}
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        self.require()
+        with storage.locked(self.directory / ".lock"):
+            # What processes that were killed left: whoever is alive and writes holds the lock.
+            for folder in (self._versions_dir, self.directory):
+                storage.drop_half_written(folder)
+            yield
+
+
+def fill_version(
+    directory: Path,
+    model_dir: Path,
+    export_dir: Path,
+    *,
+    name: str,
+    metrics: Mapping[str, float],
+    reasons: Sequence[str],
+    lineage: Mapping[str, Any],
+    parent: str,
+    card: str = "",
+    signing_key: str = "",
+) -> None:
+    """Write what a version is: its files, and version.json beside them.
+
+    The arguments are those of `register`; `name` is `Version.name`.
+    """
+    storage.copy_tree(model_dir, directory / MODEL_DIR)
+    storage.copy_tree(export_dir, directory / EXPORT_DIR)
+    if card:
+        storage.write_bytes(directory / CARD_FILE, card.encode())
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    names = {path: path.relative_to(directory).as_posix() for path in paths}
+    files = {name: describe_file(path) for path, name in names.items() if name not in UNLISTED}
+    version = Version(
+        directory=directory,
+        digest=digest_listing(files),
+        content_digest=version_digest(model_dir, export_dir),
+        model_digest=model_digest(model_dir),
+        created=_now(),
+        parent=parent,
+        metrics=metrics,
+        reasons=list(reasons),
+        lineage=lineage,
+        files=files,
+        name=name,
+    )
+    storage.write_json(directory / VERSION_FILE, version.as_dict())
+    for path in filter(Path.is_file, directory.iterdir()):
+        path.chmod(0o444)  # As those that are copied.
+    if signing_key:
+        sign_version(directory, signing_key)
+
+
+def list_models(root: Path) -> tuple[ModelRegistry, ...]:
+    """Return the models of a registry, by name."""
+    return tuple(ModelRegistry(root, path.parent.name) for path in sorted(root.glob("*/versions")))
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,100 @@
+"""A registry by its place: a folder, or Vertex AI's."""
+
+import dataclasses
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.registry.folder import ModelRegistry
+from tpu_components.core.registry.reference import (
+    ALIAS,
+    MODEL_NAME,
+    VERSION_NUMBER,
+    VERTEX_MODEL_NAME,
+    VERTEX_ROOT,
+    check_registry,
+    is_on_vertex,
+)
+from tpu_components.core.registry.versions import VERSION_FILE, RegisteredVersion, Registry, Version
+
+
+def parse_reference(text: str) -> tuple[Registry, str] | None:
+    """Return the registry of a model, and a version's number or an alias; None if the text is not such a reference.
+
+    Example:
+        >>> registry, version = parse_reference("runs/registry/digits@champion")
+        >>> str(registry.root), registry.model_name, version
+        ('runs/registry', 'digits', 'champion')
+        >>> parse_reference("projects/my-project/locations/us-west1/models/digits@3")[1]
+        '3'
+        >>> parse_reference("runs/digits/model")
+    """
+    if match := re.fullmatch(rf"({VERTEX_ROOT})/({VERTEX_MODEL_NAME})@(\d+|{ALIAS})", text):
+        return open_registry(match[1], match[2]), match[3]
+    match = re.fullmatch(f"(.+)/({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", text)
+    if not match or storage.is_remote(text) or Path(text).exists():
+        return None
+    return ModelRegistry(match[1], match[2]), match[3]
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The origin of a registered version: the model's name, the version's number, its lineage, and its folder."""
+
+    model_name: str
+    number: str
+    lineage: Mapping[str, Any]
+    uri: str
+
+    @property
+    def name(self) -> str:
+        """The name of both in words."""
+        return f"{self.model_name} {self.number}"
+
+
+def origin_of(text: str) -> Origin | None:
+    """Return the origin of `REGISTRY/MODEL@VERSION_OR_ALIAS`; None if the text is not such a reference.
+
+    Raises:
+        InputError: If there is no such version.
+    """
+    if not (referred := parse_reference(text)):
+        return None
+    registry, wanted = referred
+    version = registry.find(wanted)
+    if version is None:
+        raise InputError(
+            f"There is no {wanted!r} of {registry.model_name!r} in {registry.root}: expected a version to compare "
+            "with. Name its number, or promote one."
+        )
+    return origin_of_version(registry.model_name, version)
+
+
+def origin_of_version(model_name: str, version: RegisteredVersion) -> Origin:
+    """Return the origin of a version; the lineage is empty where somebody else has registered it."""
+    place = f"{version.uri}/{VERSION_FILE}"
+    if isinstance(version, Version):
+        return Origin(model_name, version.number, version.lineage, version.uri)
+    if not storage.exists(place):
+        return Origin(model_name, version.number, {}, version.uri)
+    with tempfile.TemporaryDirectory(prefix="version-") as scratch:
+        described = storage.localize(place, Path(scratch))
+        return Origin(model_name, version.number, Version.load(described.parent).lineage, version.uri)
+
+
+def open_registry(root: Path | str, model_name: str) -> Registry:
+    """Return the registry of a model: a folder on this machine, or `projects/PROJECT/locations/REGION/models`.
+
+    Raises:
+        InputError: If it can be neither, or not with this name.
+    """
+    check_registry(str(root), model_name)
+    if not is_on_vertex(str(root)):
+        return ModelRegistry(root, model_name)
+    from tpu_components.core.registry.vertex import VertexRegistry  # It builds on this module.
+
+    return VertexRegistry(str(root), model_name)

@@ -1,0 +1,340 @@
+"""Signatures of versions, in the form of OpenSSF Model Signing, whose own command makes and verifies them too.
+
+    model_signing verify key VERSION --signature VERSION/model.sig --public_key FILE
+
+https://github.com/sigstore/model-transparency
+"""
+
+import ast
+import base64
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import MODEL_FILE
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.registry.reference import (
+    EXPORT_DIR,
+    MODEL_DIR,
+    MODEL_NAME,
+    SIGNATURE_FILE,
+    VERSION_NUMBER,
+    VERSIONS_DIR,
+    version_name,
+)
+from tpu_components.core.registry.versions import VERSION_FILE, Version
+
+PASSWORD_VARIABLE = "TPU_PIPELINES_SIGNING_PASSWORD"
+_PEM_START = "-----BEGIN"
+_MOST_KEY_BYTES = 16_384  # Of PEM: a key of P-521 has 400, and a pipe holds this much without a reader.
+_MOST_CHARACTERS = 400  # Of the library's words, which may list every file.
+_DIFFERENCES = {  # Between folder and signature: the library's words, with digests and the copy's name, and ours.
+    "^Extra files found in model '.*?': ": "added: ",
+    "^Missing files in model '.*?': ": "missing: ",
+    "^Hash mismatch for '(.*)': Expected .*$": r"changed: \1",
+}
+_WANTED = "key in PEM of the curve P-256, P-384 or P-521"
+# What stands beside an export in a version: any of them is left where somebody has taken another one away.
+_BESIDE = (VERSION_FILE, SIGNATURE_FILE, f"{MODEL_DIR}/{MODEL_FILE}")
+
+
+def sign_version(directory: Path, signing_key: str) -> None:
+    """Sign a version's export, which is all that a server gets, and then the version with that signature in it.
+
+    Args:
+        directory: The version's folder, which nobody else sees yet.
+        signing_key: File of the private key, here or in a bucket. Its password is in TPU_PIPELINES_SIGNING_PASSWORD.
+
+    Raises:
+        InputError: If it cannot be read, or is no such key.
+    """
+    for folder in (directory / EXPORT_DIR, directory):
+        _sign(folder, signing_key)
+
+
+def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = "") -> None:
+    """Check both signatures of a version, and that it is signed as the one which it is taken for.
+
+    Args:
+        directory: Its folder.
+        verify_key: See `verify_folder`.
+        uri: See `verify_folder`.
+        name: Name that it must have registered itself under, as `Version.name`; that of its place in a registry's
+            folder, if not given. Versions from before there were names have none, and are not asked.
+
+    Raises:
+        InputError: If a signature does not hold, or it is another version.
+    """
+    verify_folder(directory, verify_key, uri)
+    verify_folder(directory / EXPORT_DIR, verify_key, uri and f"{uri}/{EXPORT_DIR}")
+    place = uri or os.path.abspath(directory)
+    if name := name or _name_of_place(place):
+        signed = Version.load(directory).name
+        if signed not in (name, ""):
+            raise InputError(
+                f"Refused {place}: expected {name}, received {signed}, which is signed as well and was put in its "
+                "place. Restore it from a backup, or take another version."
+            )
+
+
+def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
+    """Check that a folder holds what was signed: every file, unchanged and under its name, and nothing else.
+
+    Args:
+        folder: A version's folder, or its export.
+        verify_key: File of the public key, here or in a bucket; or the key itself, in PEM.
+        uri: Place that it was fetched from, for messages; itself if not given.
+
+    Raises:
+        InputError: If it does not, is not signed, or was signed with another key; or the key cannot be read.
+    """
+    folder = folder.resolve()
+    signature = folder / SIGNATURE_FILE
+    config = _verifier(verify_key)
+    _require_ordinary(folder, uri or str(folder))
+    refused = f"Refused {uri or folder}: expected a signature that {_name(verify_key)} verifies, received"
+    if not signature.is_file():
+        raise InputError(f"{refused} no {SIGNATURE_FILE} in it. Sign it, or take a version that is signed.")
+    try:
+        config.verify(folder, signature)
+        if unsigned := _files(folder) - _signed_files(signature):
+            raise InputError(f"files that its signature leaves out: {', '.join(sorted(unsigned))}")
+    except Exception as error:  # Whatever a forged signature makes the library stumble over, it is a refusal.
+        raise InputError(f"{refused} {_fault(error)}. Restore it from a backup, or take another version.") from error
+
+
+def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> Path:
+    """Return a copy of an export, here or on gs://, whose signature holds: nobody changes it behind the check.
+
+    Where a version holds it, all of that is copied, and its signature must hold too.
+
+    Args:
+        uri: The export.
+        verify_key: See `verify_folder`.
+        scratch: A private folder, which gets the copy.
+        name: The version's, where it is one of a registry; see `verify_version`.
+
+    Raises:
+        InputError: If there is no such folder, or a signature does not hold.
+    """
+    version, name = _find_version(uri, name)
+    copied = version or uri
+    folder = storage.localize(copied, scratch)
+    if not storage.is_remote(copied):
+        _require_ordinary(folder, copied)
+        try:
+            folder = shutil.copytree(folder, scratch / "verified", symlinks=True)
+        except OSError as error:
+            reason = (error.strerror or "not every file can be read").lower()
+            raise InputError(f"Cannot copy {copied}, to verify what is loaded: {reason}. Check its modes.") from error
+    if not version:
+        verify_folder(folder, verify_key, uri)
+        return folder
+    verify_version(folder, verify_key, version, name)
+    return folder / EXPORT_DIR
+
+
+def verify_export(uri: str, verify_key: str, name: str = "") -> str:
+    """Check the signature of an export, here or on gs://, and that of the version that holds it, if one does.
+
+    Args:
+        uri: The export, or the version.
+        verify_key: See `verify_folder`.
+        name: The version's, where it is one of a registry; see `verify_version`.
+
+    Returns:
+        The folder that was checked: the version's, or the export's.
+
+    Raises:
+        InputError: If there is no such folder, or a signature does not hold.
+    """
+    version, name = _find_version(uri, name)
+    with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
+        if version:
+            verify_version(storage.localize(version, Path(scratch)), verify_key, version, name)
+        else:
+            verify_folder(storage.localize(uri, Path(scratch)), verify_key, uri)
+    return version or uri
+
+
+def _find_version(uri: str, name: str) -> tuple[str, str]:
+    """Return the folder of the version that holds an export, and its name; empty where none does, or it has none.
+
+    Its place or name says so, or what stands beside the export: not one file alone, which could be taken away.
+    """
+    places = [uri.rstrip("/")] if storage.is_remote(uri) else [os.path.abspath(uri), os.path.realpath(uri)]
+    for place in places:
+        if of_place := _name_of_place(version := place.removesuffix(f"/{EXPORT_DIR}")):
+            return version, name or of_place
+    for place in places:
+        version, _, part = place.rpartition("/")
+        if part == EXPORT_DIR and (name or any(storage.exists(f"{version}/{file}") for file in _BESIDE)):
+            return version, name
+    return "", ""
+
+
+def _name_of_place(version: str) -> str:
+    """Return the name that a version has by its place in a registry's folder; empty for another place."""
+    match = re.search(f"(?:^|/)({MODEL_NAME})/{VERSIONS_DIR}/({VERSION_NUMBER})$", version)
+    return version_name(match[1], match[2]) if match else ""
+
+
+def try_keys(signing_key: str, verify_key: str) -> None:
+    """Check, before any long work, that a key signs, and that the other one, where there is one, verifies that.
+
+    Raises:
+        InputError: If one of them cannot be read, or they are no pair.
+    """
+    with tempfile.TemporaryDirectory(prefix="keys-") as folder:
+        if signing_key:
+            _sign(Path(folder), signing_key)
+        if signing_key and verify_key:
+            _verifier(verify_key)
+            try:
+                verify_folder(Path(folder), verify_key)
+            except InputError as error:
+                raise InputError(
+                    f"signing_key and verify_key are no pair: {_name(verify_key)} does not verify what {signing_key} "
+                    f"signs. Write the public key anew: openssl ec -in {signing_key} -pubout -out FILE."
+                ) from error
+
+
+def public_key_text(verify_key: str) -> str:
+    """Return a public key as PEM, to be handed to a server; empty for none.
+
+    Raises:
+        InputError: If it cannot be read, or is none.
+    """
+    return _read_public(verify_key).decode() if verify_key else ""
+
+
+def is_key_itself(key: str) -> bool:
+    """Return whether a text is a key, and not the place of one."""
+    return key.lstrip().startswith(_PEM_START)
+
+
+def _sign(folder: Path, signing_key: str) -> None:
+    from model_signing import signing
+
+    config = signing.Config().set_hashing_config(_hashing())
+    password: Any = os.environ.get(PASSWORD_VARIABLE, "").encode() or None  # The library hands it on, and says str.
+    what = f"sign with {_name(signing_key)}, its password being that of {PASSWORD_VARIABLE}, if any"
+    with _as_file(storage.read_bytes(signing_key)) as path, _naming_mistakes(what, "private"):
+        config.use_elliptic_key_signer(private_key=path, password=password)
+    signature = folder / SIGNATURE_FILE
+    signature.unlink(missing_ok=True)
+    config.sign(folder, signature)
+    signature.chmod(0o444)
+
+
+def _verifier(verify_key: str) -> Any:
+    from model_signing import verifying
+
+    config = verifying.Config().set_hashing_config(_hashing())
+    with _as_file(_read_public(verify_key)) as path, _naming_mistakes(f"verify with {_name(verify_key)}", "public"):
+        config.use_elliptic_key_verifier(public_key=path)
+    return config
+
+
+def _hashing() -> Any:
+    """Return what is signed: the SHA-256 of every file but the signature; a link is an error."""
+    from model_signing import hashing
+
+    return hashing.Config().set_ignored_paths(paths=[SIGNATURE_FILE], ignore_git_paths=False)
+
+
+def _require_ordinary(folder: Path, uri: str) -> None:
+    """Refuse what no signature is over: links, pipes, sockets and devices."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            what = "a link" if path.is_symlink() else "a pipe, a socket or a device"
+            raise InputError(
+                f"Refused {uri}: expected ordinary files, received {what}: {path.relative_to(folder)}. Restore it from "
+                "a backup, or take another version."
+            )
+
+
+def _files(folder: Path) -> set[str]:
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return files - {SIGNATURE_FILE}
+
+
+def _signed_files(signature: Path) -> set[str]:
+    """Return the files that a signature names. It may also name some to be passed over, which the library does."""
+    statement = typed_json.decode(
+        base64.b64decode(typed_json.decode(signature.read_bytes())["dsseEnvelope"]["payload"])
+    )
+    return {file["name"] for file in statement["predicate"]["resources"]}
+
+
+def _read_public(verify_key: str) -> bytes:
+    """Return the public key of a file, and nothing else of it: beside it may stand the private one."""
+    content = verify_key.encode() if is_key_itself(verify_key) else storage.read_bytes(verify_key)
+    key = re.search(rb"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", content, re.DOTALL)
+    if key is None:
+        raise InputError(f"Cannot verify with {_name(verify_key)}: expected a public {_WANTED}, received another file.")
+    return key[0] + b"\n"
+
+
+def _name(key: str) -> str:
+    return "the public key" if is_key_itself(key) else key
+
+
+@contextlib.contextmanager
+def _as_file(key: bytes) -> Iterator[Path]:
+    """Give a key as the file that the library wants, without one: it is written to no disk."""
+    if len(key) > _MOST_KEY_BYTES:
+        raise InputError(f"Cannot use a key of {len(key):,} bytes: expected a {_WANTED}. Check the path.")
+    reading, writing = os.pipe()
+    try:
+        with open(writing, "wb") as file:
+            file.write(key)
+        yield Path(f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+
+
+@contextlib.contextmanager
+def _naming_mistakes(what: str, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Another kind of key has no curve, an encrypted one no password, text is no key.
+        raise InputError(
+            f"Cannot {what}: expected a {kind} {_WANTED}, received something else ({_words(error)}). Check the path."
+        ) from error
+
+
+def _fault(error: Exception) -> str:
+    """Return why a signature does not hold, in plain words."""
+    from cryptography.exceptions import InvalidSignature
+
+    kind, _, words = str(error).partition(": ")
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"a file that cannot be read ({(error.strerror or str(error)).lower()})"
+    if kind == "Key mismatch":
+        return "one that another key has made"
+    if isinstance(error, InvalidSignature):
+        return f"a {SIGNATURE_FILE} that was changed, or that another key has made"
+    if kind != "Signature mismatch":
+        return f"a {SIGNATURE_FILE} that is no signature"
+    differences = [str(difference) for difference in ast.literal_eval(words)]
+    for library, ours in _DIFFERENCES.items():
+        differences = [re.sub(library, ours, difference, flags=re.DOTALL) for difference in differences]
+    return _in_one_line(f"other files than were signed, {'; '.join(differences)}")
+
+
+def _words(error: Exception) -> str:
+    return _in_one_line(str(error) or type(error).__name__)
+
+
+def _in_one_line(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}…"

@@ -1,0 +1,250 @@
+"""`evaluation.json`: how good a model is, how it stands to the champion, and what the gate says of it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
+
+import numpy as np
+
+from tpu_components.core.examples.artifacts import EVALUATION_FILE
+from tpu_components.core.files import typed_json
+from tpu_components.core.files.typed_json import JsonFile
+from tpu_components.core.results.metric_table import BY_NAME, show
+
+_LISTED = 100
+_ROUNDING = 1e-6  # A mean of shares may be above 1 by the last digits.
+# What is read again of the figures that are not one number.
+_DETAILS: Mapping[str, Any] = {
+    "num_examples": int,
+    "num_absent_classes": int,
+    "top_k": int,
+    "confusion_matrix": tuple[tuple[int, ...], ...],
+    "roc": tuple[Mapping[str, float], ...],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """The decision whether to promote, with its reasons."""
+
+    promote: bool
+    reasons: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedModel:
+    """The model that was scored: its name, its hyper-parameters, which of its weights, and its digest."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    weights: str
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RegisteredChampion:
+    """The version that a registry named as the champion, and its model's digest; both empty where it named none."""
+
+    version: str
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """The figure of the best constant answer, and by how much a model does better on the same examples.
+
+    Attributes:
+        metric: The judged figure of the task.
+        answer: The constant answer, in words.
+        value: Figure that it reaches; None where that is not defined on the split.
+        advantage: Difference by which the model is better; below 0 if it is worse.
+        margin: The advantage up to which chance explains it: examples are few, and a model that knows nothing more than
+            the baseline is above it half of the time.
+        collapsed_to: The answer that the model gives every example, in words; empty if it gives several.
+    """
+
+    metric: str
+    answer: str
+    value: float | None
+    advantage: float
+    margin: float
+    collapsed_to: str = ""
+
+    @property
+    def is_beaten(self) -> bool:
+        """Whether the model is better, by more than chance explains."""
+        return self.value is not None and self.advantage > max(self.margin, 0.0)
+
+    @property
+    def reason(self) -> str:
+        """The comparison in words."""
+        alike = f"; the model gives every example the same answer, {self.collapsed_to}" if self.collapsed_to else ""
+        if self.value is None:
+            needs = BY_NAME[self.metric].needs
+            return f"{self.metric} cannot tell the model from {self.answer}: it needs {needs}{alike}"
+        reached = self.value + BY_NAME[self.metric].direction * self.advantage
+        verb = "beats" if self.is_beaten else "does not beat"
+        text = f"{self.metric} {show(reached)} {verb} the {show(self.value)} of {self.answer}"
+        if not self.is_beaten and self.advantage > 0:
+            text += f" by more than the {show(self.margin)} that chance explains"
+        return text + alike
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The difference of a model from the champion in one figure on the same examples, and what chance leaves of it.
+
+    Attributes:
+        advantage: Difference by which the model is better; below 0 if it is worse.
+        least: Difference that the true one exceeds with the gate's confidence; None where so few examples cannot say.
+        most: Difference that the true one is below with the same confidence.
+        luck: Probability with which a model that is no better comes out so far above, or further.
+        detectable: True difference that examples as these show in 80 cases of 100; None where they cannot say.
+        num_better: Examples that the model has right and the champion wrong; None of what is no share of right answers.
+        num_worse: Examples that the champion has right and the model wrong.
+    """
+
+    advantage: float
+    least: float | None
+    most: float | None
+    luck: typed_json.Share
+    detectable: float | None = None
+    num_better: int | None = None
+    num_worse: int | None = None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """`least` and `most`; None where so few examples cannot say."""
+        return None if self.least is None or self.most is None else (self.least, self.most)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether chance does not explain it."""
+        return self.bounds is not None and not self.bounds[0] <= 0 <= self.bounds[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A part of the examples, judged by itself.
+
+    Attributes:
+        by: Property by which they are divided, such as `class`.
+        name: Value of that property which these have.
+        num_examples: Number of them; of a label, of those that have it.
+        metric: The figure that it is judged by.
+        value: The model's figure on them.
+        interval: Bounds of the figure with the gate's confidence on either side, in all slices together; None where one
+            example cannot say.
+        champion: The champion's figure; None without one.
+        difference: The model beside the champion, with the same confidence; None without one.
+    """
+
+    by: str
+    name: str
+    num_examples: int
+    metric: str
+    value: float
+    interval: tuple[float, float] | None
+    champion: float | None = None
+    difference: Difference | None = None
+
+    def __str__(self) -> str:
+        return f"{self.by} {self.name!r} ({self.num_examples:,} examples)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unseen:
+    """The rest of a split without the examples that a model has trained on.
+
+    Attributes:
+        num_examples: Examples that no model has trained on.
+        num_seen: Those left out, which at least one has trained on.
+        num_seen_by: Numbers of these that the model and, if there is one, the champion has seen.
+        keys: The first of those left out.
+        scalars: The figures of the model and of the champion on what is left; none where nothing is.
+    """
+
+    num_examples: int
+    num_seen: int
+    num_seen_by: tuple[int, ...]
+    keys: tuple[str, ...]
+    scalars: tuple[Mapping[str, float], ...]
+
+    @classmethod
+    def find(cls, seen: np.ndarray, keys: Sequence[str], scalars: Sequence[Mapping[str, float]]) -> Self:
+        """Make a leak from bool[models, examples] and the examples' names."""
+        some = seen.any(axis=0)
+        left_out = np.flatnonzero(some)
+        return cls(
+            num_examples=int(np.count_nonzero(~some)),
+            num_seen=len(left_out),
+            num_seen_by=tuple(seen.sum(axis=1).tolist()),
+            keys=tuple(keys[i] for i in left_out[:_LISTED].tolist()),
+            scalars=tuple(scalars),
+        )
+
+    @property
+    def reason(self) -> str:
+        """The sentence among the gate's reasons that says what was left out."""
+        who = ", ".join(
+            f"by the {who} {count:,}" for who, count in zip(("model", "champion"), self.num_seen_by, strict=False)
+        )
+        if not self.num_examples:
+            return f"passed: judged on all {self.num_seen:,} examples, though all have been trained on ({who})"
+        left_out = f"{self.num_seen:,} which have been trained on ({who})"
+        return f"passed: judged on {self.num_examples:,} examples, without {left_out}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="evaluate_model"):
+    """`evaluation.json`.
+
+    Attributes:
+        split: The split that was scored.
+        dataset_fingerprint: The data set.
+        model: The model.
+        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
+        gate: Whether to promote the model, and why.
+        challenger: The model's figures: those of `metric_table` and what the report shows of its task.
+        champion: The champion's, on the same examples; None without one.
+        registered_champion: The champion as a registry names it; None where no registry was asked.
+        baseline: Comparison of the model with the best constant answer; None in older files.
+        unseen: Examples left out of the judgement, as trained on; None where none were.
+        intervals: Bounds of the model's figures with 95 % confidence, by name, on the examples that it is judged by;
+            none in older files, and of figures without a formula.
+        differences: The model beside the champion, by figure, on the same examples; none without one.
+        slices: Parts of the same examples.
+    """
+
+    split: str
+    dataset_fingerprint: str
+    model: EvaluatedModel
+    class_names: tuple[str, ...]
+    gate: Decision
+    challenger: Mapping[str, Any]
+    champion: Mapping[str, Any] | None
+    baseline: Baseline | None = None
+    registered_champion: RegisteredChampion | None
+    unseen: Unseen | None = None
+    intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
+    slices: tuple[Slice, ...] = ()
+
+    @property
+    def metrics(self) -> dict[str, int | float]:
+        """The model's figures that are one number, and defined."""
+        return {name: value for name, value in self.challenger.items() if isinstance(value, int | float)}
+
+    @classmethod
+    def parse(cls, raw: Any) -> Self:
+        """See `JsonFile`; the figures too are checked, as far as they are known."""
+        evaluation = super().parse(raw)
+        for role, figures in (("challenger", evaluation.challenger), ("champion", evaluation.champion or {})):
+            for name, value in figures.items():
+                if name in BY_NAME and value is not None:
+                    most = BY_NAME[name].most + _ROUNDING
+                    typed_json.read(value, Annotated[float, typed_json.Range(-math.inf, most)], f"{role}.{name}")
+                elif name in _DETAILS:
+                    typed_json.read(value, _DETAILS[name], f"{role}.{name}", any_version=True)
+        return evaluation

@@ -1,0 +1,189 @@
+"""`export.json`: what an exported model takes and gives, in which formats, and how close each is to the trained one."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from tpu_components.core.examples.artifacts import EXPORT_FILE
+from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, TASKS, AnyInput, as_fields
+from tpu_components.core.files import typed_json
+from tpu_components.core.files.typed_json import Amount, JsonFile, Share
+from tpu_components.core.results.metric_table import BY_NAME
+
+_TRAINED = "trained_"  # Before the name of the figure, in the file.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FormatFacts:
+    """One format of an export, measured in a process of its own.
+
+    Attributes:
+        file: Name of its file or folder.
+        bytes: Its size.
+        score: The figure that it is judged by; None where it is not defined. The file calls it by the figure's name.
+        drop_interval: Loss of the figure, from and to, with 95 % confidence; None where that is not known.
+        agreement: Share of the examples compared that it answers as the trained model does.
+        num_compared: Number of examples that it was compared on: all, or a random sample where it takes one at a time;
+            the score is of all then, what the sample loses taken off. None in older files, which compared all.
+        most_disagreeing: Number of all examples that it answers otherwise at most, with 95 % confidence.
+        max_difference: Largest difference of a probability or standardised number from the trained model's.
+        latency_ms: Time of one example.
+        examples_per_second: In bulk; None in older files.
+        latency_spread: Least and most of the repeated measurements; None in older files, which measured once.
+        rate_spread: The same of `examples_per_second`.
+    """
+
+    file: str
+    bytes: int
+    score: float | None
+    drop_interval: tuple[float, float] | None = None
+    agreement: Share
+    max_difference: Amount
+    latency_ms: Amount
+    examples_per_second: Amount | None = None
+    num_compared: int | None = None
+    most_disagreeing: int | None = None
+    latency_spread: tuple[float, float] | None = None
+    rate_spread: tuple[float, float] | None = None
+
+    @property
+    def latency(self) -> str:
+        """Milliseconds of one example, with the digits that repeated measurements agree on."""
+        return with_spread(self.latency_ms, self.latency_spread)
+
+    @property
+    def rate(self) -> str:
+        """Examples per second in bulk, likewise; `?` in older files."""
+        return "?" if self.examples_per_second is None else with_spread(self.examples_per_second, self.rate_spread)
+
+
+def with_spread(value: float, spread: tuple[float, float] | None) -> str:
+    """Format a measurement with the digits that its repetitions agree on; two where it was measured once.
+
+    Example:
+        >>> with_spread(21_274, (19_800, 22_600)), with_spread(0.674, (0.671, 0.679)), with_spread(109_214, None)
+        ('21,000', '0.674', '110,000')
+    """
+    if value <= 0:
+        return f"{value:g}"
+    leading = math.floor(math.log10(value))
+    half = (spread[1] - spread[0]) / 2 if spread else 0.0
+    place = min(math.floor(math.log10(half)), leading) if half > 0 else leading - (2 if spread else 1)
+    place = max(place, leading - 2)
+    return f"{round(value, -place):,.{max(-place, 0)}f}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """An answer's name, and what makes units of a regression's standardised numbers; None for other tasks."""
+
+    name: str
+    scale: tuple[float, ...] | None = None
+    offset: tuple[float, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedOn:
+    """The examples on which the formats were compared with the trained model."""
+
+    split: str
+    num_examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export", step="export_model"):
+    """`export.json`.
+
+    Attributes:
+        model: The model's name in the registry, or where it was imported from.
+        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
+        task: Task of the model; a key of `interface.TASKS`.
+        input: Input that the model takes.
+        signatures: The SavedModel's signatures by name, and what each takes, in words.
+        output: Output of the model.
+        quantization: Parts of the int8 model that are int8, in words; None without one.
+        dataset_fingerprint: The data set that it was compared on.
+        compared_on: The examples of it.
+        judged: The figure that the formats are judged by; one of `metric_table`.
+        trained_score: Score of the trained model; None where it is not defined.
+        formats: The formats that the export holds, by name.
+        left_out: Why it does not hold the others, in words, by name.
+        range: From and to which an image's pixels go.
+    """
+
+    model: str
+    class_names: tuple[str, ...]
+    task: Annotated[str, tuple(TASKS)]
+    input: AnyInput
+    signatures: Mapping[str, str]
+    output: Output
+    dataset_fingerprint: str
+    compared_on: ComparedOn
+    judged: Annotated[str, tuple(BY_NAME)]
+    trained_score: float | None
+    formats: Mapping[str, FormatFacts]
+    quantization: str | None = None
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    range: tuple[int, int] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        fields = {**as_fields(self.input), "dtype": self.input.dtype, "shape": [None, *self.input.shape]}
+        pixels = {"range": self.range} if self.range else {}
+        output = dataclasses.asdict(self.output)
+        return {
+            "model": self.model,
+            "class_names": self.class_names,
+            "task": self.task,
+            "input": {**fields, **pixels, "signatures": self.signatures},
+            "output": {name: value for name, value in output.items() if value is not None},
+            "quantization": self.quantization,
+            "dataset_fingerprint": self.dataset_fingerprint,
+            "compared_on": dataclasses.asdict(self.compared_on),
+            f"{_TRAINED}{self.judged}": self.trained_score,
+            "formats": {
+                name: _renamed(dataclasses.asdict(facts), "score", self.judged) for name, facts in self.formats.items()
+            },
+            "left_out": self.left_out,
+        }
+
+    @staticmethod
+    def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields under their own names, from a file of any age; the first knew images and classes alone."""
+        task = typed_json.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
+        judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
+        fields = typed_json.read(raw["input"], Mapping[str, Any], "input")
+        shape = typed_json.read(fields["shape"], tuple[int | None, ...], "input.shape")
+        fields = {"kind": IMAGE, "image_shape": list(shape[1:]), "encoding": "raw", **fields}
+        known = typed_json.read(fields, AnyInput, "input", any_version=True)
+        if shape[1:] != known.shape:
+            raise TypeError(f"input.shape is {list(shape)}, expected {[None, *known.shape]}")
+        formats = typed_json.read(raw["formats"], Mapping[str, Mapping[str, Any]], "formats")
+        return {
+            "output": {"name": TASKS[task].answer},
+            **raw,
+            "task": task,
+            "input": fields,
+            "range": fields.get("range"),
+            "signatures": fields["signatures"],
+            "judged": judged,
+            "trained_score": raw.get(f"{_TRAINED}{judged}"),
+            "formats": {name: _renamed(facts, judged, "score") for name, facts in formats.items()},
+        }
+
+
+def read_format_facts(raw: Mapping[str, Any], judged: str) -> FormatFacts:
+    """Read what was measured of one format.
+
+    Args:
+        raw: Facts as the file has them.
+        judged: The name of the judged figure in it.
+    """
+    facts: FormatFacts = typed_json.read(_renamed(raw, judged, "score"), FormatFacts, "formats")
+    return facts
+
+
+def _renamed(raw: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
+    """Return the mapping with one of its names changed."""
+    return {other if key == name else key: value for key, value in raw.items()}

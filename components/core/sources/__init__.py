@@ -1,0 +1,1 @@
+"""Sources of examples: a file for each kind."""

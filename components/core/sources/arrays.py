@@ -1,0 +1,156 @@
+"""Images and labels in arrays, as several sources have them."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.example_ids import identify_each
+from tpu_components.core.examples.images import are_shares, pixels_of_shares
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from tpu_components.core.sources.columns import Names
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.targets import check_finite, check_hot, index_labels
+
+Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
+    """List images and labels by split; the split `""` means that the source has none of its own."""
+    arrays, notes = _convert(arrays, params) if params.convert_arrays else (arrays, [])
+    for split, (images, _) in arrays.items():
+        _check_images(split, images, params.source)
+    keys = [f"{split or 'all'}/{i:08d}" for split, (images, _) in arrays.items() for i in range(len(images))]
+    labels, classes = _ARRAY_TARGETS[params.task](arrays, keys, params)
+    shapes = {images.shape[1:] for images, _ in arrays.values()}
+    if len(shapes) > 1:
+        raise InputError(
+            f"Images of different shapes in {params.source}: {sorted(shapes)}. Expected one shape in all splits."
+        )
+    images = np.concatenate([images for images, _ in arrays.values()])
+    if images.ndim == 3:
+        images = images[..., None]
+    hashes = identify_each(images)
+    splits = None
+    if "" not in arrays:
+        splits = np.concatenate([np.full(len(images), split, "<U10") for split, (images, _) in arrays.items()])
+    return Listing(
+        source=params.source,
+        keys=tuple(keys),
+        labels=labels,
+        class_names=classes,
+        splits=splits,
+        images=images,
+        version=version,
+        identities=Names.of_hashes(hashes),
+        hashes=hashes,
+        notes=tuple(notes),
+    )
+
+
+def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
+    """Return the arrays as this project has them, where all splits have them another way; and what was done."""
+    images, labels = ([pair[i] for pair in arrays.values()] for i in range(2))
+    notes = []
+    if all(array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[3] not in (1, 3) for array in images):
+        images = [np.ascontiguousarray(np.moveaxis(array, 1, 3)) for array in images]
+        notes.append("the arrays' channels come first: they were put last")
+    if all(map(are_shares, images)):
+        images = list(map(pixels_of_shares, images))
+        notes.append("the arrays hold floats in [0, 1]: they were made pixels in [0, 255], as which a model takes them")
+    if params.task == CLASSIFICATION and all(map(_is_one_hot, labels)):
+        labels = [array.argmax(1) for array in labels]
+        notes.append("the labels have one column for each class: the number of the column is the class")
+    notes = [f"{note}; data.convert_arrays=false refuses such arrays" for note in notes]
+    return dict(zip(arrays, zip(images, labels, strict=True), strict=True)), notes
+
+
+def _is_one_hot(labels: np.ndarray) -> bool:
+    is_table = labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "biuf"
+    return is_table and bool(np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all())
+
+
+def _check_images(split: str, images: np.ndarray, source: str) -> None:
+    fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
+    if not fits or images.dtype != np.uint8 or 0 in images.shape[1:]:
+        how = ": (images * 255).round().astype('uint8')" if are_shares(images) else ""
+        raise InputError(
+            f"Cannot use {_images_of(split)} in {source}: expected uint8[N, height, width] or uint8[N, height, width, "
+            f"1|3] in [0, 255], received {images.dtype}{list(images.shape)}. Convert them before saving{how}."
+        )
+
+
+def _images_of(split: str) -> str:
+    return f"the images of the {split!r} split" if split else "the images"
+
+
+def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
+    for split, (images, labels) in arrays.items():
+        if labels.size != len(images) or labels.dtype.kind not in "iuSU":
+            advice = "Correct them."
+            if labels.ndim == 2 and len(labels) == len(images):
+                advice = "Of one column per class save labels.argmax(1), or set data.task to multi_label."
+            elif labels.dtype.kind == "f":
+                advice = "Save classes as labels.astype(int); for other numbers set data.task to regression."
+            raise InputError(
+                f"Labels do not fit {_images_of(split)} in {params.source}: expected {len(images)} whole numbers or "
+                f"strings, received {labels.dtype}{list(labels.shape)}. {advice}"
+            )
+    values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
+    try:
+        names = values.astype(str).tolist()
+    except (UnicodeDecodeError, SystemError) as error:  # The latter of a number above all of Unicode's characters.
+        raise InputError(f"Cannot use the labels of {params.source}: expected ASCII, received {error}.") from error
+    if values.dtype.kind in "iu" and params.class_names and not set(names) <= set(params.class_names):
+        return _named(values, params.class_names, keys), params.class_names
+    return index_labels(names, params.class_names, keys)
+
+
+def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) -> np.ndarray:
+    """Check numbers that stand for the names in their order; returns int32[num_examples]."""
+    outside = np.flatnonzero((values < 0) | (values >= len(class_names)))
+    if len(outside):
+        raise InputError(
+            f"Labels outside the class list: {values[outside[0]]} (first at {keys[outside[0]]}). Expected numbers "
+            f"below {len(class_names)}, for {list(class_names)} in order. Correct the labels, or data.class_names."
+        )
+    return values.astype(np.int32)
+
+
+def _hot_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
+    parts = [check_hot(labels, len(images), params.source) for images, labels in arrays.values()]
+    sizes = {part.shape[1] for part in parts}
+    names = params.class_names or tuple(map(str, range(max(sizes))))
+    if sizes != {len(names)}:
+        raise InputError(
+            f"Labels do not fit in {params.source}: expected {len(names)} columns, one for each of {list(names)}, "
+            f"received {sorted(sizes)}. Correct data.class_names or the arrays."
+        )
+    return np.concatenate(parts), names
+
+
+def _number_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> tuple[np.ndarray, tuple[str, ...]]:
+    for images, targets in arrays.values():
+        if targets.dtype.kind not in "fiu" or targets.ndim not in (1, 2) or len(targets) != len(images):
+            raise InputError(
+                f"Targets do not fit in {params.source}: expected numbers [{len(images)}] or [{len(images)}, targets], "
+                f"received {targets.dtype}{list(targets.shape)}."
+            )
+    parts = [targets.reshape(len(targets), -1) for _, targets in arrays.values()]
+    sizes = {part.shape[1] for part in parts}
+    count = max(sizes)
+    names = params.target_columns or (("target",) if count == 1 else tuple(f"target_{i}" for i in range(count)))
+    if sizes != {len(names)} or not count:
+        raise InputError(
+            f"Targets do not fit in {params.source}: expected {len(names)} columns, one for each of {list(names)}, "
+            f"received {sorted(sizes)}. Correct data.target_columns or the arrays."
+        )
+    return check_finite(np.concatenate(parts).astype(np.float64), names, keys), names
+
+
+_ARRAY_TARGETS: Mapping[str, Callable[[Arrays, Sequence[str], WriteParams], tuple[np.ndarray, tuple[str, ...]]]] = {
+    CLASSIFICATION: _class_arrays,
+    MULTI_LABEL: _hot_arrays,
+    REGRESSION: _number_arrays,
+}

@@ -1,0 +1,324 @@
+"""Columns of a listing, in a few bytes for each of very many examples: names, and what is known of files."""
+
+import array
+import dataclasses
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self, overload
+
+import numpy as np
+
+from tpu_components.core.files.storage import StoredFile
+
+_LOOKED_AT_ONCE = 1 << 16
+
+
+class Column:
+    """Rows of one type that come many at a time, in one buffer.
+
+    Args:
+        dtype: Type of the values.
+        shape: Shape of a row.
+
+    Example:
+        >>> column = Column(np.dtype("u1"), (2,))
+        >>> column.extend(np.array([[1, 2], [3, 4]], "u1"))
+        >>> column.rows().tolist()
+        [[1, 2], [3, 4]]
+    """
+
+    def __init__(self, dtype: np.dtype, shape: tuple[int, ...] = ()) -> None:
+        self._content, self._dtype, self._shape = bytearray(), dtype, shape
+
+    def extend(self, rows: np.ndarray) -> None:
+        """Add rows; none of those that `rows` has returned may be left."""
+        self._content += np.ascontiguousarray(rows, self._dtype).tobytes()
+
+    def rows(self) -> np.ndarray:
+        """Return all of them, without a copy."""
+        count = len(self._content) // (self._dtype.itemsize * math.prod(self._shape))
+        return np.frombuffer(self._content, self._dtype).reshape(count, *self._shape)
+
+
+class Pieces(Sequence[bytes]):
+    """Bytes of several lengths in one buffer, and 4 bytes for each, or 8 where all take more than 4 GiB.
+
+    Args:
+        content: The pieces, one after the other.
+        ends: uint32[count] or int64[count]: where each ends.
+
+    Example:
+        >>> pieces = Pieces.collect([b"a", b"bc"])
+        >>> pieces[1], len(pieces), list(pieces), pieces.num_bytes
+        (b'bc', 2, [b'a', b'bc'], 3)
+    """
+
+    def __init__(self, content: bytes | bytearray, ends: np.ndarray) -> None:
+        self._content, self._ends = content, ends
+
+    @classmethod
+    def collect(cls, pieces: Iterable[bytes]) -> Self:
+        """Keep pieces."""
+        builder = PiecesBuilder()
+        for piece in pieces:
+            builder.add(piece)
+        return cls(*builder.columns())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all of them, in bytes."""
+        return len(self._content)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[bytes, ...]: ...
+    def __getitem__(self, place: int | slice) -> bytes | tuple[bytes, ...]:
+        if isinstance(place, slice):
+            return tuple(self.at(np.arange(*place.indices(len(self)))))
+        place = range(len(self))[place]
+        begin = self._ends[place - 1] if place else 0
+        return bytes(self._content[begin : self._ends[place]])
+
+    def at(self, places: np.ndarray) -> list[bytes]:
+        """Return those at int[…] places, of many in a third of the time that one after the other takes."""
+        places, content = np.asarray(places), memoryview(self._content)
+        begins = np.where(places > 0, self._ends[places - 1], 0).tolist() if len(places) else []
+        return [bytes(content[begin:end]) for begin, end in zip(begins, self._ends[places].tolist(), strict=True)]
+
+    def __iter__(self) -> Iterator[bytes]:
+        begin = 0
+        for at in range(0, len(self), _LOOKED_AT_ONCE):
+            for end in self._ends[at : at + _LOOKED_AT_ONCE].tolist():
+                yield bytes(self._content[begin:end])
+                begin = end
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(bytes.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # As lists: what is compared by content is not looked up.
+
+
+class _Hexadecimal(Pieces):
+    """uint64[count], each as the hexadecimal of its bytes, which is written out as it is asked for."""
+
+    def __init__(self, hashes: np.ndarray) -> None:
+        self._hashes = hashes.astype("<u8", copy=False)
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * self._hashes.nbytes
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def at(self, places: np.ndarray | slice) -> list[bytes]:
+        written, size = self._hashes[places].tobytes().hex().encode(), 2 * self._hashes.itemsize
+        return [written[begin : begin + size] for begin in range(0, len(written), size)]
+
+    def __getitem__(self, place: int | slice) -> Any:
+        return tuple(self.at(place)) if isinstance(place, slice) else self.at(np.array([place]))[0]
+
+    def __iter__(self) -> Iterator[bytes]:
+        for begin in range(0, len(self), _LOOKED_AT_ONCE):
+            yield from self.at(slice(begin, begin + _LOOKED_AT_ONCE))
+
+
+class Names(Sequence[str]):
+    """Strings in one buffer: their UTF-8 and 4 bytes each; see `Pieces`.
+
+    Args:
+        encoded: Their UTF-8.
+
+    Example:
+        >>> names = Names.collect(["a", "bc"])
+        >>> names[1], len(names), list(names), names == ("a", "bc")
+        ('bc', 2, ['a', 'bc'], True)
+    """
+
+    def __init__(self, encoded: Pieces) -> None:
+        self.encoded = encoded
+
+    @classmethod
+    def collect(cls, strings: Iterable[str]) -> Self:
+        """Keep strings.
+
+        Raises:
+            UnicodeEncodeError: If one cannot be encoded, as names of files whose bytes are no UTF-8.
+        """
+        return cls(Pieces.collect(map(str.encode, strings)))
+
+    @classmethod
+    def of_hashes(cls, hashes: np.ndarray) -> Self:
+        """Return uint64[count] in hexadecimal, byte by byte.
+
+        Example:
+            >>> Names.of_hashes(np.array([1, 0xAB00], np.uint64))[1]
+            '00ab000000000000'
+        """
+        return cls(_Hexadecimal(hashes))
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        if isinstance(place, slice):
+            return tuple(map(bytes.decode, self.encoded[place]))
+        return self.encoded[place].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        return map(bytes.decode, self.encoded)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(str.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # See `Pieces`.
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def take(self, places: np.ndarray | slice) -> "Names":
+        """Return those at int[…] or bool[count] places; all of them, without a copy, for `slice(None)`."""
+        if isinstance(places, slice):
+            return self if places == slice(None) else Names(Pieces.collect(self.encoded[places]))
+        chosen = np.flatnonzero(places) if places.dtype == bool else places
+        return Names(Pieces.collect(map(self.encoded.__getitem__, chosen.tolist())))
+
+
+def pick(column: Sequence[Any], places: np.ndarray) -> list[Any]:
+    """Return the values of a column at int[…] places.
+
+    Example:
+        >>> pick(Names.collect(["", "a", "bc"]), np.array([2, 0])), pick(["a", "b"], np.array([1]))
+        (['bc', ''], ['b'])
+    """
+    if isinstance(column, Names):
+        return [value.decode() for value in column.encoded.at(places)]
+    return column.at(places) if isinstance(column, Pieces) else [column[place] for place in places.tolist()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Sizes and versions of files, 12 bytes each, or 16 where one has 4 GiB.
+
+    Attributes:
+        sizes: uint32[count] or int64[count], in bytes.
+        versions: uint64[count]: digests of what changes with a file.
+    """
+
+    sizes: np.ndarray
+    versions: np.ndarray
+
+    @classmethod
+    def collect(cls, files: Iterable[StoredFile]) -> Self:
+        """Keep sizes and versions."""
+        builder = FilesBuilder()
+        for file in files:
+            builder.add(file)
+        return cls(*builder.columns())
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def take(self, places: np.ndarray) -> "Files":
+        """Return those at int[…] or bool[count] places."""
+        return Files(self.sizes[places], self.versions[places])
+
+
+class NumbersBuilder:
+    """Numbers from 0 on that come one at a time: 4 bytes each, or 8 once one needs them."""
+
+    def __init__(self) -> None:
+        self._numbers = array.array("I")
+
+    def add(self, number: int) -> None:
+        """Add a number."""
+        try:
+            self._numbers.append(number)
+        except OverflowError:
+            self._numbers = array.array("q", self._numbers)
+            self._numbers.append(number)
+
+    def numbers(self) -> np.ndarray:
+        """Return all of them, uint32[count] or int64[count]."""
+        return _as_array(self._numbers, np.uint32 if self._numbers.typecode == "I" else np.int64)
+
+
+class PiecesBuilder:
+    """Pieces that come one at a time."""
+
+    def __init__(self) -> None:
+        self._content, self._ends = bytearray(), NumbersBuilder()
+
+    def add(self, piece: bytes) -> None:
+        """Add a piece."""
+        self._content += piece
+        self._ends.add(len(self._content))
+
+    def columns(self) -> tuple[bytearray, np.ndarray]:
+        """Return the arguments of `Pieces`."""
+        return self._content, self._ends.numbers()
+
+
+class NamesBuilder:
+    """Names that come one at a time."""
+
+    def __init__(self) -> None:
+        self._encoded = PiecesBuilder()
+
+    def add(self, name: str) -> None:
+        """Add a name.
+
+        Raises:
+            UnicodeEncodeError: If it cannot be encoded.
+        """
+        self._encoded.add(name.encode())
+
+    def names(self) -> Names:
+        """Return all of them."""
+        return Names(Pieces(*self._encoded.columns()))
+
+
+class FilesBuilder:
+    """Files that come one at a time."""
+
+    def __init__(self) -> None:
+        self._sizes, self._versions = NumbersBuilder(), array.array("Q")
+
+    def add(self, file: StoredFile) -> None:
+        """Add a file."""
+        self._sizes.add(file.num_bytes)
+        self._versions.append(int.from_bytes(hashlib.blake2b(file.version.encode(), digest_size=8).digest(), "little"))
+
+    def columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the arguments of `Files`."""
+        return self._sizes.numbers(), _as_array(self._versions, np.uint64)
+
+    def files(self) -> Files:
+        """Return all of them."""
+        return Files(*self.columns())
+
+
+def _as_array(values: "array.array[int]", dtype: type) -> np.ndarray:
+    """Return the same memory as an array."""
+    return np.frombuffer(values, dtype) if values else np.empty(0, dtype)
+
+
+def in_chunks(strings: Iterable[str]) -> Iterator[list[bytes]]:
+    """Yield the UTF-8 of strings, many at a time."""
+    encoded = iter(strings.encoded if isinstance(strings, Names) else map(str.encode, strings))
+    while chunk := list(itertools.islice(encoded, _LOOKED_AT_ONCE)):
+        yield chunk

@@ -1,0 +1,106 @@
+"""Files that hold many examples each: found by a name, a pattern or a folder, and the splits that their names say."""
+
+import fnmatch
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.sources.listing import split_named
+from tpu_components.core.sources.targets import shown
+from tpu_components.core.work.workers import in_threads
+
+_T = TypeVar("_T")
+_WILDCARDS = "*?["
+
+
+class Container(NamedTuple):
+    """A file with many examples: its place, its name below the folder that was listed, and its size and version."""
+
+    path: str
+    name: str
+    num_bytes: int
+    version: str
+
+
+def list_containers(location: str, suffixes: Sequence[str]) -> list[Container]:
+    """List the files that a place means, in the order of their names.
+
+    Args:
+        location: A file, a folder, or a pattern with `*`, `?` or `[…]`.
+        suffixes: Ends of the files' names; what a folder holds beside them is left alone.
+
+    Raises:
+        InputError: If there are none.
+    """
+    folder, _, pattern = location.rpartition("/")
+    if any(sign in location for sign in _WILDCARDS):
+        fixed = re.split(rf"[{re.escape(_WILDCARDS)}]", location)[0].rpartition("/")[0]
+        folder, pattern = fixed or ("/" if location.startswith("/") else "."), location[len(fixed) :].lstrip("/")
+        files = [file for file in storage.list_files(folder) if fnmatch.fnmatchcase(file.name, pattern)]
+    elif location.lower().endswith(tuple(suffixes)):
+        folder = folder or ("/" if location.startswith("/") else ".")
+        files = [_stat(location, folder, pattern)]
+    else:
+        folder = location.rstrip("/") or "/"
+        files = [file for file in storage.list_files(folder) if file.name.lower().endswith(tuple(suffixes))]
+    if not files:
+        raise InputError(
+            f"Found no files for {location!r}: expected names that end in {' or '.join(suffixes)}. Give a folder, a "
+            "file or a pattern as FOLDER/train-*."
+        )
+    return [Container(f"{folder.rstrip('/')}/{file.name}", *file) for file in files]
+
+
+def _stat(location: str, folder: str, name: str) -> storage.StoredFile:
+    """Describe one file.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if storage.is_remote(location):
+        found_files = [file for file in storage.list_files(folder) if file.name == name]
+    else:
+        found_files = [file for file in [storage.stat_file(folder, name)] if file.version != "missing"]
+    if not found_files:
+        raise InputError(f"Cannot read {location!r}: there is no such file. Check the path.")
+    return found_files[0]
+
+
+def version_of(containers: Sequence[Container]) -> str:
+    """Return a digest of the files' names, sizes and versions."""
+    return hashlib.sha256(repr([tuple(container)[1:] for container in containers]).encode()).hexdigest()
+
+
+def splits_of(containers: Sequence[Container], location: str) -> list[str] | None:
+    """Return the split of each file, by a folder of its path or the first word of its name; None where none has one.
+
+    Raises:
+        InputError: If only some have one.
+
+    Example:
+        >>> splits_of([Container("", name, 0, "") for name in ("train-00.tar", "val/0.tar")], "data")
+        ['train', 'validation']
+    """
+    splits = [_split_in(container.name) for container in containers]
+    if not any(splits):
+        return None
+    if strange := [container.name for container, split in zip(containers, splits, strict=True) if not split]:
+        raise InputError(
+            f"Files of no split stand beside those of one in {location}: {shown(strange)}. Expected all to begin with "
+            "train, validation or test, to be in such folders, or none. Rename or move them."
+        )
+    return [split for split in splits if split]
+
+
+def _split_in(name: str) -> str | None:
+    *folders, file = name.split("/")
+    words = [*folders, re.split(r"[-_.0-9]", file)[0]]
+    return next((split for word in words if (split := split_named(word))), None)
+
+
+def read_each(read: Callable[[Container], _T], containers: Sequence[Container]) -> Iterator[_T]:
+    """Read every file, in order."""
+    return in_threads(read, containers[0].path, containers)

@@ -1,0 +1,396 @@
+"""A CSV file, of paths of images or of texts."""
+
+import contextlib
+import csv
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import SPLITS, Quarantined
+from tpu_components.core.examples.example_ids import identify_each
+from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS
+from tpu_components.core.files import storage
+from tpu_components.core.files.csv_files import DELIMITERS, find_column, find_delimiter, with_points
+from tpu_components.core.sources.columns import Files, Names, NamesBuilder, NumbersBuilder
+from tpu_components.core.sources.fields import known_by
+from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
+from tpu_components.core.sources.name_hashes import find_repeated
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.targets import SEPARATOR, index_labels, parse_numbers, shown, split_labels
+
+_SHOWN_CHARACTERS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """A CSV file, its columns by the names that are used here.
+
+    Attributes:
+        location: Place of the file.
+        content: Bytes of the file.
+        delimiter: Character between its values.
+        columns: Names of the columns.
+        notes: Sentences for people on what was taken for what.
+        hot: Columns of 0 and 1, one for each label, that stand for `label`.
+    """
+
+    location: str
+    content: bytes
+    delimiter: str
+    columns: list[str]
+    notes: tuple[str, ...]
+    hot: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> list[str]:
+        """Names of the columns, and of what stands for one."""
+        return [*self.columns, *(["label"] if self.hot else [])]
+
+    def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yield the number of the line that each row begins in, and its values.
+
+        Raises:
+            InputError: If it cannot be read further.
+        """
+        with _naming(self.location):
+            reader = csv.DictReader(_text_of(self.content), self.columns, delimiter=self.delimiter)
+            next(reader, None)  # The columns' own names.
+            for row in reader:
+                # The reader counts the lines of cells, too, of which the row's number is that of the first.
+                number = reader.line_num - sum(str(value).count("\n") for value in row.values())
+                if self.hot:
+                    row["label"] = SEPARATOR.join(name for name in self.hot if (row[name] or "").strip() == "1")
+                yield number, row
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Columns of a table's lines that are used.
+
+    Attributes:
+        numbers: uint32[count] or int64[count]: the number of each line.
+        cells: Values by column.
+        version: SHA-256 of the file.
+        notes: See `_Table`.
+        bad: Lines without a value that they need.
+        delimiter: See `_Table`.
+    """
+
+    numbers: np.ndarray
+    cells: Mapping[str, Names]
+    version: str
+    notes: tuple[str, ...]
+    bad: tuple[Quarantined, ...]
+    delimiter: str
+
+
+def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+    """List the rows of a CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
+
+    Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
+    several separated by `|` or none; of a regression `target_columns`, numbers. Without `labelled` none is read.
+    """
+    targets = (params.target_columns or ("label",)) if labelled else ()
+    rows = _read_table(location, params, targets, labelled)
+    if rows.bad and not labelled:  # Every line is to have its answer.
+        raise InputError(f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the line.")
+    kind = IMAGE if "path" in rows.cells else TEXT
+    root, absolute = "", None
+    if kind == IMAGE:
+        root, keys, absolute = _locate(rows, location)
+    else:
+        keys = Names.collect(f"line/{number:08d}" for number in rows.numbers)
+    splits = None
+    if labelled and "split" in rows.cells:
+        splits = _read_splits(rows.cells["split"], rows.cells.get(params.group_column), location)
+    if not labelled:
+        labels, classes = without_labels(len(keys))
+    elif params.task == REGRESSION:
+        places = [f"line {number} of {location}" for number in rows.numbers]
+        columns: list[Sequence[str]] = [rows.cells[name] for name in targets]
+        if rows.delimiter != ",":  # Where a comma cannot stand for thousands.
+            columns = list(map(with_points, columns))
+        cells = list(zip(*columns, strict=True))
+        labels, classes = parse_numbers(cells, targets, places), targets
+    else:
+        read = split_labels if params.task == MULTI_LABEL else index_labels
+        labels, classes = read(rows.cells["label"], params.class_names, keys)
+    order = _order_of(keys)
+    texts = rows.cells["text"].take(order).encoded if kind == TEXT else None
+    hashes = None if texts is None else identify_each(texts)
+    return Listing(
+        source=params.source,
+        keys=(keys := keys.take(order)),
+        labels=labels[order],
+        class_names=classes,
+        splits=None if splits is None else splits[order],
+        groups=rows.cells[params.group_column].take(order) if params.group_column in rows.cells else None,
+        slices={name: rows.cells[column].take(order) for name, column in _kept(rows, params, labelled).items()},
+        root=root,
+        files=_stat_files(root, keys) if kind == IMAGE else None,
+        texts=texts,
+        kind=kind,
+        version=rows.version,
+        identities=known_by(
+            ids.take(order) if (ids := rows.cells.get("id")) else None,
+            absolute.take(order) if absolute else keys if hashes is None else Names.of_hashes(hashes),
+        ),
+        hashes=hashes,
+        notes=rows.notes,
+        bad=rows.bad,
+    )
+
+
+def _read_table(location: str, params: WriteParams, targets: Sequence[str], labelled: bool) -> _Rows:
+    """Read the columns of a table that are used; only these stay in memory."""
+    table = _open_table(location, params)
+    if "label" in targets and "label" not in table.columns:
+        table = _with_hot_columns(table, params)
+    content = "text" if "text" in table.columns and "path" not in table.columns else "path"
+    kept = {column: name for name, column in params.columns.items()}
+    others = [kept.get(name, name) for name in params.slice_columns]
+    if params.group_column:
+        others = [params.group_column, *others]
+    wanted = list(dict.fromkeys([content, *targets, *others]))
+    _check_columns(table, wanted, targets)
+    # A text may be empty, it is set aside when it is read; and so may several labels.
+    may_be_empty = {"text", "id", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
+    return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
+
+
+def _open_table(location: str, params: WriteParams) -> _Table:
+    content = storage.read_bytes(location)
+    csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
+    with _naming(location):
+        content.decode("utf-8-sig")  # Whole, so that the error tells the place in the file.
+        delimiter, notes = find_delimiter(_text_of(content).readline()), []
+        if delimiter in DELIMITERS:
+            notes.append(f"the values of the CSV file are separated by {DELIMITERS[delimiter]}")
+        reader = csv.reader(_text_of(content), delimiter=delimiter)
+        columns, renamed = _name_columns([name.strip() for name in next(reader, ())], params, location)
+        is_empty = not any(reader)  # As csv.DictReader, which leaves out empty lines.
+    if is_empty:
+        raise InputError(
+            f"Found no rows in {location}: expected a header line with path and label, or text and label, "
+            "and a line per example."
+        )
+    return _Table(location, content, delimiter, columns, (*notes, *renamed))
+
+
+def _with_hot_columns(table: _Table, params: WriteParams) -> _Table:
+    """Return the table with its columns of nothing but 0 and 1 for its labels, where there are several.
+
+    Raises:
+        InputError: If one class is asked for, and a line has several, or none.
+    """
+    others = {"path", "text", "split", "id", params.group_column, *params.slice_columns}
+    hot, odd = [name for name in table.columns if name not in others], 0
+    for number, row in table.lines():
+        hot = [name for name in hot if (row[name] or "").strip() in ("0", "1")]
+        if len(hot) < 2:
+            return table
+        odd = odd or (sum(row[name].strip() == "1" for name in hot) != 1) * number
+    advice = ""
+    if params.task == REGRESSION:
+        advice = f"Name the targets: data.target_columns=[{', '.join(hot)}]."
+    elif odd and params.task == CLASSIFICATION:
+        advice = f"Line {odd} has not one 1: set data.task=multi_label to take each of them for a label."
+    if advice:
+        raise InputError(
+            f"Missing columns in {table.location}: 'label'. The columns {shown(hot)} hold 0 and 1. {advice}"
+        )
+    note = f"the columns {shown(hot)} hold 0 and 1: each is taken for a label; data.columns may name another column"
+    return dataclasses.replace(table, hot=tuple(hot), notes=(*table.notes, note))
+
+
+def _text_of(content: bytes) -> io.TextIOWrapper:
+    """Return a file's text, which is decoded as it is read; ends of lines are left as they are."""
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n")
+
+
+@contextlib.contextmanager
+def _naming(location: str) -> Iterator[None]:
+    """Name the file that cannot be read."""
+    try:
+        yield
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(
+            f"Cannot read {location}: expected a CSV file in UTF-8, received {error}. Save it as one."
+        ) from error
+
+
+def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _Rows:
+    """Read columns that are wanted, and `split` and `id` where they are there.
+
+    Raises:
+        InputError: If a line has too few or too many values, or every line lacks one that it needs.
+    """
+    stripped = {*wanted, "split"} - {"text"}
+    kept = [name for name in table.named if name in {*wanted, "split", "id"}]
+    numbers, cells, bad = NumbersBuilder(), {name: NamesBuilder() for name in kept}, list[Quarantined]()
+    for number, row in table.lines():
+        for name in stripped:
+            if isinstance(row.get(name), str):
+                row[name] = row[name].strip()  # A space that nobody sees makes no other class.
+        # A line too short has None as a value, one too long has it as a key.
+        if None in row or None in row.values():
+            raise InputError(
+                f"Malformed line {number} of {table.location}: expected values for {table.columns}, received "
+                f"{[_cut(value) for value in row.values() if value is not None]}. Correct the line."
+            )
+        if empty := [name for name in filled if not row[name]]:
+            bad.append(Quarantined(f"line/{number:08d}", " and ".join(f"{name!r} is empty" for name in empty)))
+            continue
+        numbers.add(number)
+        for name, column in cells.items():
+            column.add(row[name])
+    if not len(known := numbers.numbers()):
+        raise InputError(
+            f"No line of {table.location} can be used: in {bad[0].key} {bad[0].reason}, and so on. Fill the "
+            "column, or name another one in data.columns."
+        )
+    columns = {name: column.names() for name, column in cells.items()}
+    return _Rows(known, columns, hashlib.sha256(table.content).hexdigest(), table.notes, tuple(bad), table.delimiter)
+
+
+def _kept(rows: _Rows, params: WriteParams, labelled: bool) -> dict[str, str]:
+    """Return the names of the columns that a listing keeps, and what they are called in its cells."""
+    renamed = {column: name for name, column in params.columns.items()}
+    kept = {name: renamed.get(name, name) for name in params.slice_columns}
+    return kept if labelled or "id" not in rows.cells else {"id": "id", **kept}
+
+
+def _order_of(keys: Names) -> np.ndarray | slice:
+    """Return int[count], the places of keys in ascending order, or that all are in it already."""
+    if all(earlier <= later for earlier, later in itertools.pairwise(keys.encoded)):
+        return slice(None)
+    held = list(keys.encoded)  # UTF-8 sorts as the strings do.
+    return np.array(sorted(range(len(held)), key=held.__getitem__))
+
+
+def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str]) -> None:
+    columns = table.named
+    if missing := [name for name in wanted if name not in columns]:
+        expected = ", ".join(("path (or text)", *targets))
+        raise InputError(
+            f"Missing columns in {table.location}: {shown(missing)}. Received: {columns}. The first line must name the "
+            f"columns {expected} and optionally split.{_advise_on_columns(columns, missing)}"
+        )
+    if len(set(columns)) < len(columns):
+        raise InputError(
+            f"Repeated columns in {table.location}: {columns}. Expected every column once. Rename or remove one."
+        )
+
+
+def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
+    """Return the folder of the images, their paths below it, and as they were written where all were absolute.
+
+    Raises:
+        InputError: If they are in several places, or leave the folder, or a path stands there twice.
+    """
+    written = rows.cells["path"]
+    relative, absolute = written, None
+    if all(path.startswith("/") or storage.is_remote(path) for path in written):
+        root = storage.common_folder(list(written))
+        if root is None:
+            raise InputError(
+                f"Paths of several places in {location}: {_cut(written[0])!r} and others. Expected all on this "
+                "machine, or all in one bucket. Copy the images to one place."
+            )
+        relative, absolute = Names.collect(path.removeprefix(root).lstrip("/") for path in written), written
+    else:
+        folder, separator, _ = location.rpartition("/")
+        root = (folder or "/") if separator else "."
+    keys = NamesBuilder()
+    for number, path in zip(rows.numbers, relative, strict=True):
+        try:
+            storage.join(root, path)
+        except InputError as error:
+            raise InputError(f"Line {number} of {location}: {error}") from error
+        keys.add(str(PurePosixPath(path)))
+    if repeated := find_repeated(names := keys.names()):
+        raise InputError(
+            f"Duplicate paths in {location}: {shown(repeated)}. Expected every image once; the same image in two "
+            "splits would make the evaluation lie. Remove the repeated lines."
+        )
+    return root, names, absolute
+
+
+def _read_splits(cells: Names, groups: Names | None, location: str) -> np.ndarray:
+    """Return the split of every line, str[lines]."""
+    split_of = {cell: split_named(cell) for cell in set(cells)}
+    if strange := sorted(cell for cell, split in split_of.items() if not split):
+        raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
+    splits = np.array([split_of[cell] for cell in cells])
+    if groups is not None:
+        _check_groups(groups, splits.tolist(), location)
+    return splits
+
+
+def _stat_files(root: str, paths: Sequence[str]) -> Files:
+    """Return the size and version of each file; a missing one is set aside when it is read, like a damaged one."""
+    if not storage.is_remote(root):
+        return Files.collect(storage.stat_file(root, path) for path in paths)
+    known = {file.name: file for file in storage.list_files(root)}
+    return Files.collect(known.get(path, storage.StoredFile(path, 0, "missing")) for path in paths)
+
+
+def _cut(value: Any) -> Any:
+    """Return a cell as a message shows it."""
+    is_long = isinstance(value, str) and len(value) > _SHOWN_CHARACTERS
+    return f"{value[:_SHOWN_CHARACTERS]}… ({len(value):,} characters)" if is_long else value
+
+
+def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> tuple[list[str], list[str]]:
+    """Return the columns by the names that are used here, and notes on those that were recognised."""
+    taken = dict(params.columns)
+    if strange := sorted(set(taken.values()) - set(cells)):
+        raise InputError(
+            f"No columns {shown(strange)} in {location}, which data.columns names. Received: {list(cells)}. Correct it."
+        )
+    notes = []
+    wanted = ["label"] if not params.target_columns else []
+    if not {"path", "text"} & {*cells, *taken}:
+        wanted += ["path", "text"]
+    for name in wanted:
+        column = find_column(name, cells)
+        if column != name and name not in taken:
+            taken[name] = column
+            notes.append(f"column {column!r} is taken for the {name}; data.columns may name another one")
+    names = {column: name for name, column in taken.items()}
+    # A column whose name another one now has is left alone under its own.
+    return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
+
+
+def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
+    """Say what may be wrong with a CSV file's first line."""
+    alike = {name.lower(): name for name in columns}
+    renames = [f"{alike[name]!r} to {name!r}" for name in missing if name in alike]
+    return f" Rename {', '.join(renames)}." if renames else f" Or say which they are: data.columns={{{missing[0]}: …}}."
+
+
+def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:
+    first: dict[str, str] = {}
+    for group, split in zip(groups, splits, strict=True):
+        if first.setdefault(group, split) != split:
+            raise InputError(
+                f"Group {group!r} stands in two splits of {location}: {first[group]} and {split}. Expected every "
+                "group in one. Correct the split column, or leave group_column out."
+            )
+
+
+SOURCE = Source(
+    "csv:FILE",
+    list_csv,
+    takes=("task", "group_column", "slice_columns"),
+    read_unlabelled=functools.partial(list_csv, labelled=False),
+)

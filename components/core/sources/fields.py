@@ -1,0 +1,165 @@
+"""Labels, splits and names of examples that have fields, as columns of a table or features of a record."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import SPLITS
+from tpu_components.core.examples.interface import MULTI_LABEL, REGRESSION
+from tpu_components.core.files.csv_files import ALIASES
+from tpu_components.core.sources.columns import Names
+from tpu_components.core.sources.listing import split_named, without_labels
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.targets import SEPARATOR, check_finite, index_labels, shown, split_labels
+
+# What a field of an example is often called, best first.
+_NAMES: Mapping[str, Sequence[str]] = {
+    "image": ("image", "image/encoded", "img", "jpg", "jpeg", "png", "picture", "photo", "image_bytes", "image_raw"),
+    "label": ("image/class/label", *ALIASES["label"], "cls", "fine_label"),
+    "text": ALIASES["text"],
+    "split": ("split",),
+    "id": ("id",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The fields of a source by what they are.
+
+    Attributes:
+        content: `image` or `text`.
+        names: Names of the fields by what they are: `image` or `text`, `label`, `split` and `id`, as far as they are
+            there.
+        targets: Names of the fields with the target.
+        kept: Names of the fields that stand beside the answers.
+        notes: Sentences for people on what was taken for what.
+    """
+
+    content: str
+    names: Mapping[str, str]
+    targets: tuple[str, ...]
+    notes: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> list[str]:
+        """The fields to read beside the content."""
+        others = (self.names[name] for name in ("split", "id") if name in self.names)
+        return list(dict.fromkeys([*self.targets, *others, *self.kept]))
+
+
+def choose_fields(fields: Sequence[str], params: WriteParams, location: str, labelled: bool = True) -> Chosen:
+    """Choose which fields are the image or text, the target, the split and the id: as `columns` says, or by name.
+
+    Raises:
+        InputError: If one is missing.
+    """
+    if strange := sorted(set(params.columns.values()) - set(fields)):
+        raise InputError(
+            f"No field {shown(strange)} in {location}, which data.columns names. Received: {shown(list(fields))}. "
+            "Correct it."
+        )
+    by_lower = {name.lower(): name for name in reversed(fields)}
+    names, notes = dict(params.columns), []
+    for what, usual in _NAMES.items():
+        field = next((by_lower[name] for name in usual if name in by_lower), None)
+        if what in names or field is None or (what == "label" and params.target_columns):
+            continue
+        names[what] = field
+        if field != what:
+            notes.append(f"{field!r} is taken for the {what}; data.columns may name another one")
+    content = next((what for what in ("image", "text") if what in params.columns), "")
+    content = content or next((what for what in ("image", "text") if what in names), "")
+    targets = (params.target_columns or (names.get("label", "label"),)) if labelled else ()
+    kept = () if labelled else params.slice_columns
+    missing = [*([] if content else ["image (or text)"]), *(name for name in (*targets, *kept) if name not in fields)]
+    if missing:
+        raise InputError(
+            f"Missing in {location}: {shown(missing)}. Received: {shown(list(fields))}. Say which they are: "
+            f"data.columns={{image: …, label: …}}."
+        )
+    return Chosen(content, names, targets, tuple(notes), kept)
+
+
+def read_targets(
+    values: Mapping[str, Sequence[Any]], chosen: Chosen, params: WriteParams, keys: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return labels and class names, as a listing has them, of values by the name of their field.
+
+    Raises:
+        InputError: If a label is missing, is no class, or no finite number of a regression.
+    """
+    if not chosen.targets:
+        return without_labels(len(keys))
+    for name in chosen.targets:
+        for key, value in zip(keys, values[name], strict=True):
+            if value is None or (isinstance(value, list) and params.task != MULTI_LABEL and len(value) != 1):
+                raise InputError(f"Cannot use {key}: expected one {name!r}, received {value!r}. Correct the source.")
+    if params.task == REGRESSION:
+        columns = [
+            [_number(_only(value), name, key) for value, key in zip(values[name], keys, strict=True)]
+            for name in chosen.targets
+        ]
+        return check_finite(np.array(columns).T, chosen.targets, keys), chosen.targets
+    named = [_name(value) for value in values[chosen.targets[0]]]
+    return (split_labels if params.task == MULTI_LABEL else index_labels)(named, params.class_names, keys)
+
+
+def _only(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
+
+
+def _number(value: Any, name: str, key: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"Cannot use {key}: expected a number in {name!r}, received {value!r}. Correct it.") from error
+
+
+def _name(value: Any) -> str:
+    """Return a label, or several, as a CSV file has them."""
+    if isinstance(value, list):
+        return SEPARATOR.join(map(_name, value))
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value).strip()
+
+
+def read_splits(values: Sequence[Any], location: str) -> np.ndarray:
+    """Return the split of every example, str[num_examples].
+
+    Raises:
+        InputError: If one is none.
+    """
+    names = [_name(_only(value)) for value in values]
+    if strange := sorted({name for name in names if not split_named(name)}):
+        raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
+    return np.array([split_named(name) for name in names])
+
+
+def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen, labelled: bool) -> dict[str, list[Any]]:
+    """Return the values that stand beside the answers, by name: the `id` and those to keep; of labelled ones none."""
+    if labelled:
+        return {}
+    fields = {**({"id": chosen.names["id"]} if "id" in chosen.names else {}), **{name: name for name in chosen.kept}}
+    # A feature of a record is a list of values, also of one or none.
+    return {
+        name: [(value or [None])[0] if isinstance(value, list) and len(value) < 2 else value for value in values[field]]
+        for name, field in fields.items()
+    }
+
+
+def read_ids(values: Sequence[Any]) -> list[str]:
+    """Return the id of every example; empty where it has none."""
+    return [_name(_only(value)) if value not in (None, []) else "" for value in values]
+
+
+def known_by(ids: Sequence[str] | None, otherwise: Names | None) -> Names | None:
+    """Return what examples are known by: their ids, and those that have none by something else.
+
+    Each by itself, so that no other example has a say: those that share an id stay together.
+    """
+    if ids is None or otherwise is None:
+        return otherwise if ids is None else Names.collect(ids)
+    return Names.collect(own or other for own, other in zip(ids, otherwise, strict=True))

@@ -1,0 +1,164 @@
+"""A folder for each class, of images or of texts."""
+
+import array
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN
+from tpu_components.core.examples.images import has_image_suffix
+from tpu_components.core.examples.interface import IMAGE, TEXT
+from tpu_components.core.files import storage
+from tpu_components.core.sources.columns import Files, FilesBuilder, Names, NamesBuilder
+from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.targets import index_labels, shown
+
+
+def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
+    """List a folder per class, perhaps below folders of the splits. Files above the classes are left out, and said.
+
+    So `class_names` may choose among the folders: aclImdb has one of reviews without a class.
+    """
+    location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
+    listed = _list(location, storage.each_file(location))
+    # Of folders there are few, and of files many: what a folder's name says is found once.
+    folders = {folder: folder.split("/") if folder else [] for folder in listed.folders}
+    top = sorted({parts[0] for parts in folders.values() if parts})
+    split_of = {name: split for name in top if (split := split_named(name))}
+    has_splits = not {TRAIN, TEST}.isdisjoint(split_of.values())
+    if has_splits and (strange := [name for name in top if name not in split_of]):
+        raise InputError(
+            f"Folders {shown(strange)} stand beside split folders in {location}. Expected only {', '.join(SPLITS)}. "
+            "Move them into one of these, or out of the source."
+        )
+    if has_splits and len(set(split_of.values())) < len(split_of):
+        raise InputError(
+            f"Several folders in {location} are for one split: {split_of}. Expected one for each. Join or rename them."
+        )
+    depth = 3 if has_splits else 2
+    class_of = {folder: parts[depth - 2] for folder, parts in folders.items() if len(parts) >= depth - 1}
+    misplaced = listed.names.take(~listed.are_in(class_of))
+    listed = listed.in_folders(class_of)
+    _check_misplaced(misplaced, len(listed.names) > 0, kind, location, has_splits)
+    notes = [f"left out {len(misplaced)} files that are in no class's folder"] if misplaced else []
+    if params.class_names:
+        counts = Counter[str]()
+        for folder, count in zip(listed.folders, np.bincount(listed.folder_of).tolist(), strict=True):
+            counts[class_of[folder]] += count
+        if absent := [name for name in params.class_names if name not in counts]:
+            raise InputError(
+                f"No folder in {location} for the classes {shown(absent)}. Received: {shown(sorted(counts))}. Correct "
+                "data.class_names, or add the folders."
+            )
+        listed = listed.in_folders({folder for folder, name in class_of.items() if name in params.class_names})
+        notes += [
+            f"left out {count:,} files in {name!r}, which data.class_names lacks"
+            for name, count in sorted(counts.items())
+            if name not in params.class_names
+        ]
+    of_folders = [class_of[folder] for folder in listed.folders]
+    labels, classes = index_labels(of_folders, params.class_names, listed.folders)
+    splits = np.array([split_of[folders[folder][0]] for folder in listed.folders]) if has_splits else None
+    return Listing(
+        source=params.source,
+        keys=listed.names,
+        labels=labels.astype(np.int32)[listed.folder_of],
+        class_names=classes,
+        splits=None if splits is None else splits[listed.folder_of],
+        root=location,
+        files=listed.files,
+        kind=kind,
+        notes=tuple(notes),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Listed:
+    """The files below a folder, sorted by name.
+
+    Attributes:
+        names: Their names.
+        files: Their sizes and versions.
+        folders: The folders that they are in, each once.
+        folder_of: int32[count]: the folder of each.
+    """
+
+    names: Names
+    files: Files
+    folders: tuple[str, ...]
+    folder_of: np.ndarray
+
+    def are_in(self, folders: Container[str]) -> np.ndarray:
+        """Return bool[count]: whether each is in one of some folders."""
+        return np.array([folder in folders for folder in self.folders], bool)[self.folder_of]
+
+    def in_folders(self, folders: Container[str]) -> "_Listed":
+        """Return those in some folders."""
+        if (chosen := self.are_in(folders)).all():
+            return self
+        kept, folder_of = np.unique(self.folder_of[chosen], return_inverse=True)
+        names = tuple(self.folders[number] for number in kept.tolist())
+        return _Listed(self.names.take(chosen), self.files.take(chosen), names, folder_of.astype(np.int32))
+
+
+def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
+    """Keep what is listed.
+
+    Raises:
+        InputError: If a name is not UTF-8.
+    """
+    names, known, numbers, folder_of = NamesBuilder(), FilesBuilder(), dict[str, int](), array.array("i")
+    garbled = []
+    for file in files:
+        try:
+            names.add(file.name)
+        except UnicodeEncodeError:  # Python reads the bytes of such a name as lone surrogates.
+            garbled.append(file.name)
+            continue
+        known.add(file)
+        folder_of.append(numbers.setdefault(file.name.rpartition("/")[0], len(numbers)))
+    if garbled:
+        raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
+    return _Listed(names.names(), known.files(), tuple(numbers), np.array(folder_of, np.int32))
+
+
+def list_loose(kind: str, location: str, params: WriteParams) -> Listing:
+    """List every image or text below a folder, whatever folders they are in."""
+    location = location.rstrip("/") or "/"
+    chosen = (file for file in storage.each_file(location) if kind == TEXT or has_image_suffix(file.name))
+    listed = _list(location, chosen)
+    if not len(listed.names):
+        others = [file.name for file in storage.list_files(location)]
+        raise InputError(f"Found no images in {location}: expected files as .jpg or .png, received {shown(others)}.")
+    labels, classes = without_labels(len(listed.names))
+    return Listing(params.source, listed.names, labels, classes, root=location, files=listed.files, kind=kind)
+
+
+def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:
+    """Check that no example stands above the classes' folders; a README may, or a list of the files."""
+    examples = [name for name in names if kind == IMAGE and has_image_suffix(name)]
+    if not examples and has_others:
+        return
+    advice = "Move them into the folder of their class, or out of the source."
+    if table := next((name for name in names if name.endswith(".csv")), ""):
+        advice = f"Move them into the folder of their class, or give the list of them: csv:{location}/{table}."
+    raise InputError(
+        f"Files without a class in {location}: {shown(examples or list(names))}. Expected "
+        f"{'SPLIT/CLASS/FILE' if has_splits else 'CLASS/FILE'}. {advice}"
+    )
+
+
+IMAGES, TEXTS = (
+    Source(
+        form,
+        functools.partial(list_folders, kind),
+        has_class_folders=True,
+        read_unlabelled=functools.partial(list_loose, kind),
+    )
+    for form, kind in (("images:DIR", IMAGE), ("text:DIR", TEXT))
+)

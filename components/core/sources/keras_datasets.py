@@ -1,0 +1,86 @@
+"""The data sets that Keras downloads."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import TEST, TRAIN
+from tpu_components.core.examples.example_ids import identify_each
+from tpu_components.core.examples.interface import TEXT
+from tpu_components.core.sources.arrays import Arrays, list_arrays
+from tpu_components.core.sources.columns import Names
+from tpu_components.core.sources.listing import Listing, Source
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.targets import index_labels
+
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+# What the labels' numbers stand for; empty where the number is the name.
+_KERAS_DATASETS: Mapping[str, tuple[str, ...]] = {
+    "mnist": (),
+    "fashion_mnist": _FASHION,
+    "cifar10": _CIFAR10,
+    "cifar100": (),
+    "imdb": (),
+}
+
+
+def list_keras(location: str, params: WriteParams) -> Listing:
+    """List a data set that Keras downloads, or has in ~/.keras/datasets."""
+    if location not in _KERAS_DATASETS:
+        raise InputError(f"Unknown source {params.source!r}: expected keras: and one of {', '.join(_KERAS_DATASETS)}.")
+    import keras
+
+    try:
+        module = getattr(keras.datasets, location)
+        train, test = module.load_data()
+        word_index = module.get_word_index() if location == "imdb" else {}
+    except Exception as error:  # The downloader raises a plain Exception.
+        raise InputError(
+            f"Could not download {params.source!r}: {error}. Keras takes only the very file that it knows, from "
+            "~/.keras/datasets; give another copy by its place: npz:FILE, idx:DIR, images:DIR or text:DIR."
+        ) from error
+    if location == "imdb":
+        return _from_word_ids({TRAIN: train, TEST: test}, word_index, params)
+    digest = hashlib.sha256(train[0].tobytes() + test[0].tobytes()).hexdigest()
+    params = dataclasses.replace(params, class_names=params.class_names or _KERAS_DATASETS[location])
+    return list_arrays({TRAIN: train, TEST: test}, digest, params)
+
+
+_IMDB_FIRST_WORD = 3  # Before the words' own ids come those of padding, of the start and of what is unknown.
+
+
+def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteParams) -> Listing:
+    """List Keras's film reviews: their word ids are put back into words."""
+    words = {index + _IMDB_FIRST_WORD: word for word, index in word_index.items()}
+    digest = hashlib.sha256()
+    texts: list[bytes] = []
+    for reviews, labels in arrays.values():
+        for review in reviews:
+            texts.append(" ".join(words[id_] for id_ in review if id_ in words).encode())
+            digest.update(texts[-1] + b"\n")
+        digest.update(np.asarray(labels).tobytes())
+    keys = [f"{split}/{i:08d}" for split, (reviews, _) in arrays.items() for i in range(len(reviews))]
+    names = ("neg", "pos")
+    ratings = [names[i] for _, stars in arrays.values() for i in stars.tolist()]
+    indices, classes = index_labels(ratings, params.class_names, keys)
+    splits = np.concatenate([np.full(len(reviews), split, "<U10") for split, (reviews, _) in arrays.items()])
+    hashes = identify_each(texts)
+    return Listing(
+        source=params.source,
+        keys=tuple(keys),
+        labels=indices,
+        class_names=classes,
+        splits=splits,
+        texts=tuple(texts),
+        kind=TEXT,
+        version=digest.hexdigest(),
+        identities=Names.of_hashes(hashes),
+        hashes=hashes,
+    )
+
+
+SOURCE = Source("keras:NAME", list_keras, is_place=False, is_downloaded=True)

@@ -1,0 +1,190 @@
+"""The kinds of source by name, and the examples of any of them."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.examples.artifacts import TEST, TRAIN
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.sources import (
+    corpus,
+    csv_file,
+    folders,
+    idx,
+    keras_datasets,
+    npz,
+    parquet,
+    sklearn_digits,
+    tfrecord_files,
+    webdataset,
+)
+from tpu_components.core.sources.listing import Listing, Source
+from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.core.sources.targets import shown
+
+_ALL = (
+    folders.IMAGES,
+    folders.TEXTS,
+    csv_file.SOURCE,
+    corpus.SOURCE,
+    npz.SOURCE,
+    idx.SOURCE,
+    webdataset.SOURCE,
+    parquet.SOURCE,
+    tfrecord_files.SOURCE,
+    sklearn_digits.SOURCE,
+    keras_datasets.SOURCE,
+)
+SOURCES = {split_source(source.form)[0]: source for source in _ALL}
+
+
+def find_source(text: str) -> tuple[Source, str]:
+    """Return the kind of a source, and the place or name that stands behind it.
+
+    Raises:
+        InputError: If there is no such kind, or nothing behind it.
+    """
+    kind, location = split_source(text)
+    if kind not in SOURCES:
+        raise InputError(
+            f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}."
+            + did_you_mean(kind or location, SOURCES)
+        )
+    if not location:
+        raise InputError(f"Source {text!r} names no place: expected {SOURCES[kind].form}.")
+    return SOURCES[kind], location
+
+
+def find_location(text: str) -> str:
+    """Return where a source's data are, here or on gs://; empty where they come with a library."""
+    source, location = find_source(text)
+    return location if source.is_place else ""
+
+
+def list_examples(params: WriteParams) -> Listing:
+    """List every labelled example that `params.source` names.
+
+    Raises:
+        InputError: If the source is unknown, empty or malformed, does not hold what the task needs, or does not fit
+            `params.class_names`.
+    """
+    source, location = find_source(params.source)
+    _check_taken(source, params)
+    listing = source.read(location, params)
+    if listing.corpus is not None:
+        return listing
+    _check_kind(listing, params)
+    if params.task != REGRESSION:
+        listing = dataclasses.replace(listing, notes=(*listing.notes, *_alike(listing.class_names)))
+    if params.task == MULTI_LABEL:
+        if not listing.labels.any():
+            raise InputError(f"No example of {params.source!r} has a label. Expected some, as in cat|dog.")
+        return listing
+    if params.task == REGRESSION:
+        return listing
+    if listing.splits is not None and not params.class_names:
+        listing = _check_classes_of_splits(listing, source.has_class_folders)
+    present = np.unique(listing.labels)
+    if len(present) < 2:
+        name = listing.class_names[present[0]] if len(present) else "none"
+        raise InputError(
+            f"A classifier needs at least two classes. Received: one class ({name!r}) in {params.source!r}. "
+            "Give every class its own folder or label."
+            + (f" If {name!r} holds their folders: {params.source}/{name}." if source.has_class_folders else "")
+        )
+    return listing
+
+
+def list_unlabelled(params: WriteParams) -> Listing:
+    """List the examples that `params.source` names, to be answered: where a kind can do without labels, it does.
+
+    Raises:
+        InputError: If the source is unknown, empty or malformed.
+    """
+    source, location = find_source(params.source)
+    return (source.read_unlabelled or source.read)(location, params)
+
+
+def _alike(class_names: Sequence[str]) -> list[str]:
+    """Notes on classes whose names differ only in case or in spaces: one may be meant."""
+    by_look: dict[str, list[str]] = {}
+    for name in class_names:
+        by_look.setdefault(" ".join(name.casefold().split()), []).append(name)
+    return [
+        f"classes {shown(names)} differ only in case or spaces: if one is meant, write it one way"
+        for names in by_look.values()
+        if len(names) > 1
+    ]
+
+
+def source_version(params: WriteParams, listing: Listing | None = None) -> str:
+    """Return a digest of what a source holds now: its files' names, sizes and versions.
+
+    Of data that come with a library it is their name. On gs:// a file's version is its checksum, so that the same data
+    written again have the same digest.
+
+    Args:
+        params: Source, and how to read it.
+        listing: Its examples, where they are known already.
+
+    Raises:
+        InputError: If the source cannot be listed.
+    """
+    return (listing or list_examples(params)).stat_digest() if find_location(params.source) else params.source
+
+
+def _check_taken(source: Source, params: WriteParams) -> None:
+    """Refuse what only other kinds of source take."""
+
+    def needed(name: str) -> str:
+        *others, last = (f"{kind}:" for kind, other in SOURCES.items() if name in other.takes)
+        kinds = f"{', '.join(others)} or {last}" if others else last
+        return f"{name}={getattr(params, name)!r} needs a {kinds} source. Received: {params.source!r}"
+
+    for name in ("group_column", "slice_columns", "context_tokens"):
+        if getattr(params, name) and name not in source.takes:
+            raise InputError(f"{needed(name)}. Remove it.")
+    if params.task != CLASSIFICATION and "task" not in source.takes:
+        raise InputError(
+            f"{needed('task')}, which has one class per example. List the files with their labels in a CSV file."
+        )
+
+
+def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
+    """Refuse classes that are judged and never trained. Those never judged are noted; of folders they are refused."""
+    assert listing.splits is not None
+    classes = np.array(listing.class_names)
+
+    def classes_where(where: np.ndarray) -> set[str]:
+        return set(classes[np.unique(listing.labels[where])].tolist())
+
+    trained, judged = classes_where(listing.splits == TRAIN), classes_where(listing.splits != TRAIN)
+    lacking = {"training": judged - trained if trained else set()}
+    if is_of_folders:
+        lacking["test"] = trained - judged if judged else set()
+    for where, names in lacking.items():
+        if names:
+            raise InputError(
+                f"Classes without {where} examples in {listing.source}: {shown(sorted(names))}. Expected every class "
+                "in every split. Add them there, or name the classes to use in data.class_names."
+            )
+    tested = classes_where(listing.splits == TEST)
+    unjudged = [name for name in listing.class_names if name not in tested]
+    if tested and unjudged and not is_of_folders:
+        return dataclasses.replace(listing, notes=(*listing.notes, f"no test examples of {shown(unjudged)}"))
+    return listing
+
+
+def _check_kind(listing: Listing, params: WriteParams) -> None:
+    of_images = ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin")
+    of_texts = ("vocabulary_size", "num_tokens", "truncate")
+    default = WriteParams(params.source)
+    for name in of_images if listing.kind == TEXT else of_texts:
+        if getattr(params, name) != getattr(default, name):
+            raise InputError(
+                f"{name} is for {'images' if listing.kind == TEXT else 'texts'}. Received: "
+                f"{name}={getattr(params, name)!r} with {'texts' if listing.kind == TEXT else 'images'} in "
+                f"{params.source!r}. Remove it."
+            )

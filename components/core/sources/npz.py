@@ -1,0 +1,65 @@
+"""Arrays in a file of NumPy's."""
+
+import functools
+import hashlib
+import re
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.sources.arrays import Arrays, list_arrays
+from tpu_components.core.sources.listing import SPLIT_NAMES, Listing, Source
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.unpacking import read_arrays
+
+
+def list_npz(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+    """List x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels.
+
+    Without `labelled` the images alone will do.
+    """
+    content = storage.read_bytes(location)
+    try:
+        data = read_arrays(location, content)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(
+            f"Cannot read {location}: expected an .npz file without pickled objects, received "
+            f"{str(error).partition('. If you trust')[0]}. Write it with numpy.savez_compressed."
+        ) from error
+    if not labelled:
+        data = _without_labels(data)
+    arrays: Arrays = {}
+    pairs = {f"{side}_{alias}": split for split, names in SPLIT_NAMES.items() for alias in names for side in "xy"}
+    named = [name for name in data if re.match(r"[xy]_", name, re.IGNORECASE)]
+    for name in named:
+        split, partner = pairs.get(name), {"x": "y", "y": "x"}[name[0].lower()] + name[1:]
+        if split is None or partner not in data or (split in arrays and name[0] == "x"):
+            raise InputError(
+                f"Cannot use {name!r} in {location}: expected one pair for each split, as x_train and y_train, "
+                f"x_validation and y_validation, x_test and y_test. Received: {sorted(named)}. Rename or remove some."
+            )
+        if name[0] == "x":
+            arrays[split] = data[name], data[partner]
+    for images, labels in (("x", "y"), ("images", "labels")):
+        if not arrays and images in data and labels in data:
+            arrays[""] = data[images], data[labels]
+    if not arrays:
+        raise InputError(
+            f"Found no images in {location}: expected arrays x_train, y_train (and x_test, y_test) or images, labels; "
+            f"received {sorted(data)}."
+        )
+    return list_arrays(arrays, hashlib.sha256(content).hexdigest(), params)
+
+
+def _without_labels(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the images of an archive alone, each with as many labels that say nothing."""
+    partners = {"x": "y", "images": "labels"}
+    images = {name: array for name, array in data.items() if name in partners or re.match("x_", name, re.IGNORECASE)}
+    labels = {partners.get(name, f"y{name[1:]}"): np.zeros(len(array), int) for name, array in images.items()}
+    return {**images, **labels}
+
+
+SOURCE = Source("npz:FILE", list_npz, takes=("task",), read_unlabelled=functools.partial(list_npz, labelled=False))

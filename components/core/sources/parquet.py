@@ -1,0 +1,231 @@
+"""Parquet files of images' bytes or of texts, as Hugging Face and BigQuery write them."""
+
+import contextlib
+import functools
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.examples.example_ids import identify_each
+from tpu_components.core.examples.interface import IMAGE, TEXT
+from tpu_components.core.files import storage
+from tpu_components.core.sources.columns import Names
+from tpu_components.core.sources.containers import Container, list_containers, read_each, splits_of, version_of
+from tpu_components.core.sources.fields import choose_fields, known_by, read_ids, read_kept, read_splits, read_targets
+from tpu_components.core.sources.listing import Listing, Source
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.spans import Span, Spans
+from tpu_components.core.sources.targets import shown
+from tpu_components.core.sources.unpacking import SMALL_BYTES, require_plausible
+
+_MOST_ROWS_AT_ONCE = 1024
+_VALUE_BYTES = 64  # That a value takes at least, with its key, however few bits it has in the file.
+
+
+class UnpackedColumn:
+    """The images of Parquet files, copied to a file of their own once one of them is asked for.
+
+    Rows lie compressed in groups, and records are stored in an order of their own: every group would be unpacked again
+    for nearly every image.
+
+    Args:
+        files: The Parquet files.
+        column: Name of the column.
+        count: Rows of all of them.
+    """
+
+    def __init__(self, files: Sequence[Container], column: str, count: int) -> None:
+        self.paths = tuple(file.path for file in files)
+        self.num_bytes = sum(file.num_bytes for file in files)
+        self._files, self._column, self._count = files, column, count
+        self._spans: Spans | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, example: int) -> Span:
+        if self._spans is None:
+            self._spans = self._unpack()
+        return self._spans[example]
+
+    def _unpack(self) -> Spans:
+        folder = Path(tempfile.mkdtemp(prefix="parquet-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        storage.require_free_bytes(folder, self.num_bytes)
+        path, sizes, looked = folder / "images", list[int](), SMALL_BYTES
+        with storage.naming_full_disk(path), open(path, "wb") as unpacked:
+            for file in self._files:
+                for content in _column_of(file, self._column):
+                    unpacked.write(content)
+                    if unpacked.tell() > looked:  # The files' sizes say only what is needed at least.
+                        storage.require_free_bytes(folder, SMALL_BYTES)
+                        looked += SMALL_BYTES
+                    sizes.append(len(content))
+        ends = np.cumsum([0, *sizes])
+        return Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends))
+
+
+def _column_of(file: Container, column: str) -> Iterator[bytes]:
+    """Yield a column of bytes, or of Hugging Face's images, a record of `bytes` and `path`."""
+    for value in _values_of(file, column):
+        content = value.get("bytes") if isinstance(value, dict) else value
+        yield content if isinstance(content, bytes) else b""
+
+
+def _values_of(file: Container, column: str) -> Iterator[Any]:
+    """Yield the values of a column, some rows at a time.
+
+    A value that repeats stands in the file once, so that neither its header nor its size says what a column takes: it
+    is counted as it comes, and of rows that may all hold the largest value few are read at a time.
+
+    Raises:
+        InputError: If the file is damaged, or unpacks to more than `require_plausible` allows.
+    """
+    with _opened(file) as table:
+        largest, least, unpacked, count = 1, 0, 0, 0
+        for num_bytes, num_values, may_repeat in _groups_of(table, column):
+            largest = max(largest, num_bytes * may_repeat)
+            least += max(num_bytes, num_values * _VALUE_BYTES)
+            require_plausible(file.path, file.num_bytes, least)
+        num_rows = min(max(SMALL_BYTES // largest, 1), _MOST_ROWS_AT_ONCE)
+        for batch in table.iter_batches(num_rows, columns=[column]):
+            count, unpacked = count + len(batch), unpacked + batch.nbytes
+            require_plausible(file.path, file.num_bytes, unpacked)
+            yield from (value.as_py() for value in batch.column(0))
+        if count != table.metadata.num_rows:
+            raise ValueError(f"{count:,} rows where its end says {table.metadata.num_rows:,}")
+
+
+def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield what the header says of every group of rows.
+
+    It is its bytes, not compressed, how many values a column has in it, and whether some of these together may take
+    more than the group. Only of lists a column's own header is asked: some that are damaged end the process, in
+    pyarrow 26.
+    """
+    leaves = [(i, table.schema.column(i)) for i in range(len(table.schema))]
+    own = [(i, leaf) for i, leaf in leaves if leaf.path.partition(".")[0] == column]
+    for number in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(number)
+        counts = [group.column(i).num_values if leaf.max_repetition_level else group.num_rows for i, leaf in own]
+        # A value of a fixed width counts as so many that are as narrow as any.
+        widths = [-(-leaf.length // _VALUE_BYTES) or 1 for _, leaf in own]
+        yield (
+            group.total_byte_size,
+            max((count * width for count, width in zip(counts, widths, strict=True)), default=0),
+            any(leaf.physical_type == "BYTE_ARRAY" or leaf.max_repetition_level for _, leaf in own),
+        )
+
+
+@contextlib.contextmanager
+def _opened(file: Container) -> Iterator[Any]:
+    """Open a Parquet file; what is wrong with it is an InputError."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(
+            "parquet: needs pyarrow, which is not installed. Run: pip install 'tpu-pipelines[parquet]'."
+        ) from error
+    try:
+        with storage.open_file(file.path) as content, pyarrow.parquet.ParquetFile(content) as table:
+            yield table
+    except InputError:
+        raise
+    # Of damaged pages pyarrow raises an OSError, of texts that are not UTF-8 and dates beyond Python's a ValueError.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        what = describe(error).rstrip(".")
+        raise InputError(
+            f"Cannot read {file.path}: expected a whole Parquet file, received {what}. Write it again."
+        ) from error
+
+
+def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+    """List the rows of tables; texts are held in memory.
+
+    Images that have no id are read once here, to be known by their content.
+    """
+    import pyarrow.types as types
+
+    files = list_containers(location, (".parquet",))
+    with _opened(files[0]) as table:
+        schema = table.schema_arrow
+    chosen = choose_fields(schema.names, params, files[0].path, labelled)
+    column, is_text = chosen.names[chosen.content], chosen.content == "text"
+    kind = schema.field(column).type
+    fits = (types.is_string, types.is_large_string) if is_text else (types.is_binary, types.is_large_binary, _has_bytes)
+    if not any(fit(kind) for fit in fits):
+        raise InputError(
+            f"Cannot use the column {column!r} of {files[0].path}: expected {'strings' if is_text else 'the bytes of '}"
+            f"{'' if is_text else 'image files'}, received {kind}. Name another one in data.columns."
+        )
+    by_file = list(read_each(functools.partial(_read_columns, names=chosen.wanted), files))
+    counts = [count for count, _ in by_file]
+    values = {name: [value for _, columns in by_file for value in columns[name]] for name in chosen.wanted}
+    keys = tuple(f"{file.name}[{i}]" for file, count in zip(files, counts, strict=True) for i in range(count))
+    if not keys:
+        raise InputError(f"Found no rows in {location}: expected one for each example. Check the path.")
+    labels, classes = read_targets(values, chosen, params, keys)
+    of_files, splits = (splits_of(files, location) if labelled else None), None
+    if labelled and "split" in chosen.names:
+        splits = read_splits(values[chosen.names["split"]], location)
+    elif of_files is not None:
+        splits = np.repeat(of_files, counts)
+    ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
+    texts = tuple((text or "").encode() for file in files for text in _values_of(file, column)) if is_text else None
+    hashes = known = identify_each(texts) if texts else None
+    if not is_text and labelled and not (ids and all(ids)):
+        # Not by its place: BigQuery exports rows in another order each time.
+        known = np.concatenate(list(read_each(lambda file: identify_each(_column_of(file, column)), files)))
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=labels,
+        class_names=classes,
+        splits=splits,
+        slices=read_kept(values, chosen, labelled),
+        texts=texts,
+        spans=None if is_text else UnpackedColumn(files, column, len(keys)),
+        kind=TEXT if is_text else IMAGE,
+        version=version_of(files),
+        notes=chosen.notes,
+        identities=known_by(ids, None if known is None else Names.of_hashes(known)),
+        hashes=hashes,
+    )
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Return whether a column holds images as Hugging Face's data sets do, a record of `bytes` and `path`."""
+    import pyarrow.types as types
+
+    return types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+
+
+def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str, list[Any]]]:
+    """Return how many rows a file has, and some of its columns.
+
+    Raises:
+        InputError: If it is damaged, or has not the columns that the first file has.
+    """
+    with _opened(file) as table:
+        if missing := [name for name in names if name not in table.schema_arrow.names]:
+            raise InputError(
+                f"Missing columns in {file.path}: {shown(missing)}. Expected those that the first file has. Correct it."
+            )
+        num_rows = table.metadata.num_rows
+    require_plausible(file.path, file.num_bytes, num_rows * _VALUE_BYTES)
+    return num_rows, {name: list(_values_of(file, name)) for name in names}
+
+
+SOURCE = Source(
+    "parquet:GLOB",
+    list_parquet,
+    takes=("task",),
+    read_unlabelled=functools.partial(list_parquet, labelled=False),
+)

@@ -1,0 +1,93 @@
+"""Examples within large files: archives, tables and TFRecords are read in place, each example by its offset."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from tpu_components.core.files import storage
+
+
+class Contents(Protocol):
+    """The contents of examples that are parts of files."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that the source has."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all contents, in bytes; an estimate will do."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, example: int) -> "Span": ...
+
+
+class Span(NamedTuple):
+    """A part of a file that holds the content of one example."""
+
+    path: str
+    offset: int
+    num_bytes: int
+
+    def read(self) -> bytes:
+        """Return the content.
+
+        Raises:
+            InputError: If the file is gone.
+        """
+        return storage.read_range(self.path, self.offset, self.num_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spans:
+    """The parts of some files that hold examples, 20 bytes each in memory.
+
+    Attributes:
+        paths: The files.
+        files: int32[num_examples], places in `paths`.
+        offsets: int64[num_examples].
+        sizes: int64[num_examples], in bytes.
+    """
+
+    paths: tuple[str, ...]
+    files: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def collect(cls, spans: Sequence[Span]) -> Self:
+        """Return spans as arrays, the files in their order."""
+        paths = tuple(dict.fromkeys(span.path for span in spans))
+        places = {path: place for place, path in enumerate(paths)}
+        rows = np.array([(places[path], offset, size) for path, offset, size in spans], np.int64).reshape(-1, 3)
+        return cls(paths, rows[:, 0].astype(np.int32), rows[:, 1].copy(), rows[:, 2].copy())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all parts, in bytes."""
+        return int(self.sizes.sum())
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, example: int) -> Span:
+        return Span(self.paths[self.files[example]], int(self.offsets[example]), int(self.sizes[example]))
+
+
+def read_content(root: str, key: str, content: Any) -> Any:
+    """Return an example's content: as a listing holds it, from its part of a file, or, of None, from its own file.
+
+    Raises:
+        InputError: If it cannot be read.
+    """
+    if content is None:
+        return storage.read_bytes(f"{root}/{key}")
+    return content.read() if isinstance(content, Span) else content
+
+
+def place_of(root: str, contents: Sequence[Any] | None) -> str:
+    """Return where contents are read from: of parts of larger files the first one's file, else the root."""
+    return contents[0].path if contents is not None and len(contents) and isinstance(contents[0], Span) else root

@@ -1,0 +1,175 @@
+"""Targets as a source writes them, turned into the numbers that are stored, and what the manifest says of them.
+
+`labels` are int32[num_examples] class indices, uint8[num_examples, num_classes] of 0 and 1 for multi-label data, or
+float32[num_examples, num_targets] for regression.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import TargetStatistics
+
+SEPARATOR = "|"  # Of the labels in a CSV cell.
+_SHOWN = 5
+
+
+def index_labels(
+    names: Sequence[str], class_names: Sequence[str], where: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return int32[num_examples] indices of names, and the class names: those wanted, or all that occur, sorted.
+
+    Args:
+        names: The class of every example.
+        class_names: The classes in order; empty for those found.
+        where: Name of each example in messages.
+
+    Raises:
+        InputError: If a name is not among the classes.
+    """
+    classes = _classes(set(names), class_names, lambda unknown: where[_first(name in unknown for name in names)])
+    index = {name: i for i, name in enumerate(classes)}
+    return np.fromiter((index[name] for name in names), np.int32, len(names)), classes
+
+
+def split_labels(
+    cells: Sequence[str], class_names: Sequence[str], where: Sequence[str]
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Read cells such as `cat|dog`, where an empty one has no label: uint8[num_examples, num_classes], and class names.
+
+    Args:
+        cells: The labels of every example.
+        class_names: See `index_labels`.
+        where: See `index_labels`.
+
+    Raises:
+        InputError: If a label is not among the classes, or there is none at all.
+    """
+    if not class_names and not any(SEPARATOR in cell for cell in cells):
+        joined = next((cell for cell in cells if re.search("[,;]", cell)), None)
+        if joined is not None:
+            raise InputError(
+                f"Labels in a cell are separated by {SEPARATOR!r}. Received: {joined!r}. Write {SEPARATOR!r} between "
+                "them, or, if it is one label, name all of them in data.class_names."
+            )
+    labels = [{name for part in cell.split(SEPARATOR) if (name := part.strip())} for cell in cells]
+    occurring = set().union(*labels)
+    classes = _classes(occurring, class_names, lambda unknown: where[_first(bool(own & unknown) for own in labels)])
+    index = {name: i for i, name in enumerate(classes)}
+    hot = np.zeros((len(cells), len(classes)), np.uint8)
+    for row, of_one in zip(hot, labels, strict=True):
+        row[[index[name] for name in of_one]] = 1
+    return hot, classes
+
+
+def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
+    """Check an array of truth values or of 0 and 1; returns uint8[num_examples, num_classes].
+
+    Raises:
+        InputError: If it is anything else.
+    """
+    fits = array.ndim == 2 and len(array) == num_examples and array.shape[1] and array.dtype.kind in "biu"
+    if not fits or array.min(initial=0) < 0 or array.max(initial=0) > 1:
+        raise InputError(
+            f"Labels do not fit in {source}: expected uint8 or bool [{num_examples}, classes] of 0 and 1, one column "
+            f"per class, received {array.dtype}{list(array.shape)}"
+            + (f" between {array.min()} and {array.max()}." if fits else ".")
+        )
+    return array.astype(np.uint8)
+
+
+def parse_numbers(cells: Sequence[Sequence[str]], columns: Sequence[str], where: Sequence[str]) -> np.ndarray:
+    """Read cells with numbers as float32[num_examples, num_targets].
+
+    Raises:
+        InputError: If a cell holds something else, or a number that is not finite as float32.
+    """
+    values = np.empty((len(cells), len(columns)))
+    for row, of_one, place in zip(values, cells, where, strict=True):
+        for i, cell in enumerate(of_one):
+            try:
+                row[i] = float(cell)
+            except ValueError as error:
+                raise InputError(
+                    f"Cannot use {place}: expected a number in {columns[i]!r}, received {cell!r}. Correct it."
+                ) from error
+    return check_finite(values, columns, where)
+
+
+def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str]) -> np.ndarray:
+    """Check that numbers are finite; returns them as float32[num_examples, num_targets].
+
+    Raises:
+        InputError: If one is not finite as float32.
+    """
+    with np.errstate(over="ignore"):
+        stored = values.astype(np.float32)
+    bad = np.argwhere(~np.isfinite(stored))
+    if len(bad):
+        row, column = bad[0].tolist()
+        raise InputError(
+            f"Targets must be finite numbers. Received: {values[row, column]} in {names[column]!r} at {where[row]}, "
+            f"one of {len(bad)}. Correct or remove these examples."
+        )
+    return stored
+
+
+def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
+    """Check that there is something to learn.
+
+    Raises:
+        InputError: If a target is the same in every row of float32[num_examples, num_targets].
+    """
+    for name, column in zip(names, values.T, strict=True):
+        if not np.ptp(column):
+            raise InputError(
+                f"The target {name!r} is {column[0]:g} in all {len(column)} training examples: there is nothing to "
+                "learn. Expected numbers that differ. Remove it from data.target_columns, or add data."
+            )
+
+
+def describe_targets(values: np.ndarray) -> tuple[TargetStatistics, ...]:
+    """Return the statistics of every column of float32[num_examples, num_targets]."""
+    values = values.astype(np.float64)
+    columns = (values.mean(0), values.std(0), values.min(0), values.max(0))
+    return tuple(TargetStatistics(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
+
+
+def shown(items: Sequence[str]) -> str:
+    """Return the first few of them, quoted."""
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(repr(item) for item in items[:_SHOWN]) + more
+
+
+def _first(flags: Iterable[bool]) -> int:
+    return next(i for i, flag in enumerate(flags) if flag)
+
+
+def _is_text(name: str) -> bool:
+    """Return whether UTF-8 can write a text: half of a surrogate pair it cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
+    """Return the classes: those given, which must hold those found, or those found, sorted."""
+    if unwritable := {name for name in occurring if not _is_text(name)}:
+        raise InputError(
+            f"Labels that are no text: {shown(sorted(unwritable))} (first at {example(unwritable)}). Expected "
+            "characters that UTF-8 can write. Correct the labels."
+        )
+    if class_names:
+        if unknown := occurring - set(class_names):
+            raise InputError(
+                f"Labels outside the class list: {shown(sorted(unknown))} (first at {example(unknown)}). Expected one "
+                f"of {list(class_names)}. Correct the labels, or add them to data.class_names."
+            )
+        return tuple(class_names)
+    # Python refuses to parse thousands of digits; 18 fit an int64.
+    numeric = all(name.isdecimal() and len(name) <= 18 for name in occurring)
+    return tuple(sorted(occurring, key=(lambda name: (int(name), name)) if numeric else None))

@@ -1,0 +1,130 @@
+"""TFRecords that others wrote, with images or texts: read in place, by the names of their features."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.example_ids import IDENTITY_TYPE, identify
+from tpu_components.core.examples.interface import IMAGE, TEXT
+from tpu_components.core.examples.records import DamagedRecordError, read_fields, read_frames
+from tpu_components.core.files import storage
+from tpu_components.core.sources.columns import Names
+from tpu_components.core.sources.containers import Container, list_containers, read_each, splits_of, version_of
+from tpu_components.core.sources.fields import (
+    Chosen,
+    choose_fields,
+    known_by,
+    read_ids,
+    read_kept,
+    read_splits,
+    read_targets,
+)
+from tpu_components.core.sources.listing import Listing, Source
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.spans import Span, Spans
+
+_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+
+
+class _Row(NamedTuple):
+    """A record: where its content is, that content's hash, and the values of the other fields."""
+
+    span: Span
+    identity: bytes
+    values: list[list[Any] | None]
+
+
+def list_tfrecords(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+    """List the records of files; every record is read once, to check it and to find the image or text in it."""
+    files = _list_files(location)
+    chosen = choose_fields(_fields_of(files[0]), params, files[0].path, labelled)
+    by_file = list(read_each(lambda file: list(_read_file(file, chosen)), files))
+    rows = [row for rows in by_file for row in rows]
+    keys = tuple(f"{file.name}[{i}]" for file, rows in zip(files, by_file, strict=True) for i in range(len(rows)))
+    values = {name: [row.values[place] for row in rows] for place, name in enumerate(chosen.wanted)}
+    labels, classes = read_targets(values, chosen, params, keys)
+    of_files, splits = (splits_of(files, location) if labelled else None), None
+    if labelled and "split" in chosen.names:
+        splits = read_splits(values[chosen.names["split"]], location)
+    elif of_files is not None:
+        splits = np.repeat(of_files, list(map(len, by_file)))
+    hashes = np.frombuffer(b"".join(row.identity for row in rows), IDENTITY_TYPE)
+    ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=labels,
+        class_names=classes,
+        splits=splits,
+        slices=read_kept(values, chosen, labelled),
+        spans=Spans.collect([row.span for row in rows]),
+        kind=TEXT if chosen.content == "text" else IMAGE,
+        version=version_of(files),
+        notes=chosen.notes,
+        identities=known_by(ids, Names.of_hashes(hashes)),
+        hashes=hashes if chosen.content == "text" else None,
+    )
+
+
+def _list_files(location: str) -> list[Container]:
+    try:
+        return list_containers(location, _SUFFIXES)
+    except InputError:
+        # As TensorFlow Datasets names them: NAME-train.tfrecord-00000-of-00004.
+        if any(sign in location for sign in "*?["):
+            raise
+        return list_containers(f"{location.rstrip('/')}/*.tfrecord-*", _SUFFIXES)
+
+
+def _fields_of(file: Container) -> list[str]:
+    """Return the features of the first record."""
+    try:
+        for frame, _ in _frames(file):
+            return sorted(read_fields(frame))
+    except DamagedRecordError as error:
+        raise _unreadable(file, 0, error) from error
+    raise InputError(f"Cannot read {file.path}: it holds no record. Expected TFRecords. Check the path.")
+
+
+def _frames(file: Container) -> Iterator[tuple[bytes, int]]:
+    with storage.open_file(file.path) as content:
+        yield from read_frames(content)
+
+
+def _read_file(file: Container, chosen: Chosen) -> Iterator[_Row]:
+    """Yield the records of a file.
+
+    Raises:
+        InputError: If one is damaged, or has no image or text.
+    """
+    name, number = chosen.names[chosen.content], 0
+    try:
+        for frame, offset in _frames(file):
+            fields = read_fields(frame)
+            values = fields.get(name, [])
+            if len(values) != 1 or not isinstance(values[0], bytes):
+                raise DamagedRecordError(f"expected one value of bytes in {name!r}, received {str(values)[:60]}")
+            # In a record bytes stand as they are: so they can be read in place, wherever equal ones begin.
+            span = Span(file.path, offset + frame.index(values[0]), len(values[0]))
+            yield _Row(span, identify(values[0]), [fields.get(other) for other in chosen.wanted])
+            number += 1
+    except DamagedRecordError as error:
+        raise _unreadable(file, number, error) from error
+
+
+def _unreadable(file: Container, number: int, error: DamagedRecordError) -> InputError:
+    return InputError(
+        f"Cannot read {file.path}, at record {number}: {error}. Expected TFRecords of tf.train.Example that are not "
+        "compressed. Write the file again."
+    )
+
+
+SOURCE = Source(
+    "tfrecords:GLOB",
+    list_tfrecords,
+    takes=("task",),
+    read_unlabelled=functools.partial(list_tfrecords, labelled=False),
+)

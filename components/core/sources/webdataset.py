@@ -1,0 +1,165 @@
+"""Tar archives of images, as WebDataset has them: read in place, nothing is unpacked.
+
+Format: https://github.com/webdataset/webdataset, files of one example follow each other and share a name up to its dot.
+"""
+
+import dataclasses
+import functools
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.images import has_image_suffix
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.csv_files import find_column
+from tpu_components.core.sources.containers import Container, list_containers, read_each, splits_of, version_of
+from tpu_components.core.sources.listing import Listing, Source, without_labels
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.spans import Span, Spans
+from tpu_components.core.sources.targets import index_labels, shown
+
+_CLASS_SUFFIXES = ("cls", "cls.txt", "label", "txt")
+_MOST_FACTS_BYTES = 1 << 20  # Of a .cls or .json file: more is none.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Example:
+    """An image in an archive, its label in words (None without one), and the columns to keep beside its answer."""
+
+    name: str
+    span: Span
+    label: str | None
+    kept: Mapping[str, Any]
+
+
+def list_webdataset(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+    """List the images of tar archives; the label stands in `.cls` or `.json` beside each, or is its folder's name."""
+    archives = list_containers(location, (".tar",))
+    read = functools.partial(_read_archive, params=params)
+    by_archive = list(read_each(lambda archive: list(read(archive)), archives))
+    examples = [example for examples in by_archive for example in examples]
+    if not examples:
+        raise InputError(f"Found no images in {location}: expected files as NAME.jpg in the archives. Check them.")
+    counts = Counter(example.name for example in examples)
+    repeated = len(counts) < len(examples)
+    keys = tuple(
+        f"{archive.name}/{example.name}" if repeated else example.name
+        for archive, examples in zip(archives, by_archive, strict=True)
+        for example in examples
+    )
+    if len(set(keys)) < len(keys):
+        twice = [key for key, count in Counter(keys).items() if count > 1]
+        raise InputError(f"Files of one name in an archive: {shown(twice)}. Expected each once. Make it again.")
+    if not labelled:
+        labels, classes = without_labels(len(keys))
+    else:
+        if bare := [key for key, example in zip(keys, examples, strict=True) if example.label is None]:
+            raise InputError(
+                f"Images without a label in {location}: {shown(bare)}. Expected NAME.cls or NAME.json beside NAME.jpg, "
+                "or a folder for each class."
+            )
+        labels, classes = index_labels([str(example.label) for example in examples], params.class_names, keys)
+    kept = [] if labelled else [n for n in ("id", *params.slice_columns) if any(n in each.kept for each in examples)]
+    of_archives = splits_of(archives, location) if labelled else None
+    sizes = list(map(len, by_archive))
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=labels,
+        class_names=classes,
+        splits=None if of_archives is None else np.repeat(of_archives, sizes),
+        slices={name: [example.kept.get(name) for example in examples] for name in kept},
+        spans=Spans.collect([example.span for example in examples]),
+        version=version_of(archives),
+        # Also where another archive has a file of that name: what is added gives no example another name.
+        identities=tuple(example.name for example in examples),
+    )
+
+
+def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]:
+    """Yield the images of an archive.
+
+    Raises:
+        InputError: If it is damaged, compressed or no tar archive, or a name in it is not UTF-8.
+    """
+    group = _Group("", archive.path, params)
+    try:
+        with storage.open_file(archive.path) as file, tarfile.open(fileobj=file, mode="r:") as members:
+            for member in members:
+                folder, _, name = member.name.removeprefix("./").rpartition("/")
+                if not member.isfile() or storage.is_hidden(name):
+                    continue
+                member.name.encode()  # Python reads the bytes of a name that is not UTF-8 as lone surrogates.
+                if member.issparse() or not 0 <= member.size <= archive.num_bytes - member.offset_data:
+                    raise tarfile.ReadError(f"{member.name!r} of {member.size:,} bytes that are not all there")
+                stem, _, suffix = name.partition(".")
+                stem = f"{folder}/{stem}" if folder else stem
+                if stem != group.stem:
+                    yield from group.examples()
+                    group = _Group(stem, archive.path, params)
+                group.add(member, suffix.lower(), members)
+            file.seek(members.offset)
+            if len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:  # An archive ends with empty blocks.
+                raise tarfile.ReadError("unexpected end of data")
+    except InputError:
+        raise
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"File names in {archive.path} that are not UTF-8: {error.object!r}. Rename them, and make it again."
+        ) from error
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:  # Of odd sizes in headers.
+        raise InputError(
+            f"Cannot read {archive.path}: expected a whole tar archive that is not compressed, received {error}. Make "
+            "it again, or unpack it with gunzip."
+        ) from error
+    yield from group.examples()
+
+
+class _Group:
+    """The files of an archive that share a name up to its dot."""
+
+    def __init__(self, stem: str, path: str, params: WriteParams) -> None:
+        self.stem, self._path, self._params = stem, path, params
+        self._images: list[tuple[str, Span]] = []
+        self._label: str | None = None
+        self._kept: dict[str, Any] = {}
+
+    def add(self, member: tarfile.TarInfo, suffix: str, members: tarfile.TarFile) -> None:
+        """Add a file; what says nothing of an image is left alone."""
+        if has_image_suffix(member.name):
+            name = member.name.removeprefix("./")
+            self._images.append((name, Span(self._path, member.offset_data, member.size)))
+        elif suffix in (*_CLASS_SUFFIXES, "json") and member.size <= _MOST_FACTS_BYTES:
+            content: Any = members.extractfile(member)
+            label = self._read_label(suffix, content.read())
+            if label is not None and (suffix != "txt" or self._label is None):
+                self._label = label
+
+    def _read_label(self, suffix: str, content: bytes) -> str | None:
+        try:
+            text = content.decode("utf-8-sig").strip()
+            if suffix != "json":
+                return text if suffix != "txt" or self._label is None else None
+            facts = typed_json.decode(text)
+            wanted = {"id": self._params.columns.get("id", "id"), **{name: name for name in self._params.slice_columns}}
+            self._kept |= {name: facts[field] for name, field in wanted.items() if field in facts}
+            name = self._params.columns.get("label") or find_column("label", list(facts))
+            return None if facts.get(name) is None else str(facts[name])
+        except (ValueError, AttributeError, TypeError) as error:
+            raise InputError(
+                f"Cannot read {self.stem}.{suffix} in {self._path}: expected the image's label, received {error}. "
+                "Correct it."
+            ) from error
+
+    def examples(self) -> Iterator[_Example]:
+        """Yield the images, with the label that stands beside them, else their folder's name."""
+        folder = self.stem.rpartition("/")[0].rpartition("/")[2] or None
+        for name, span in self._images:
+            yield _Example(name, span, self._label if self._label is not None else folder, self._kept)
+
+
+SOURCE = Source("webdataset:GLOB", list_webdataset, read_unlabelled=functools.partial(list_webdataset, labelled=False))

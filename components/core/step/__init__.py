@@ -1,0 +1,1 @@
+"""What every step shares as a step: its command line, its inputs, its record."""

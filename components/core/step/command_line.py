@@ -1,0 +1,174 @@
+"""What the steps' command lines share: flags from a Params dataclass, one JSON line out, exit codes."""
+
+import argparse
+import dataclasses
+import functools
+import inspect
+import json
+import re
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tpu_components.core.base import termination
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.import_path import leave_current_folder
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.terminal import paragraph
+from tpu_components.core.files import storage
+from tpu_components.core.step import step_inputs
+
+DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
+
+P = TypeVar("P")
+
+
+def attribute_docs(params: type) -> dict[str, str]:
+    """Return the lines of the `Attributes:` section of a docstring, by name."""
+    # Python 3.13 takes the indentation of the code out of a docstring when it compiles it; earlier versions keep it.
+    section = inspect.cleandoc(params.__doc__ or "").partition("Attributes:")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", text).replace("%", "%%") for name, text in entries}
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read a flag's value that is a JSON object.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'expected a JSON object such as {{"accuracy": 0.9}}, received {text!r}')
+    return value
+
+
+def _read(kind: Callable[[str], Any], text: str) -> Any:
+    try:
+        return kind(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def add_params(parser: argparse.ArgumentParser, params: type) -> None:
+    """Add a flag for every field of a Params dataclass; fields without a default are required.
+
+    A field that is a dataclass itself gives the flags of its own fields, but for those that are there already.
+    """
+    docs, hints = attribute_docs(params), typing.get_type_hints(params)
+    for field in sorted(dataclasses.fields(params), key=lambda field: dataclasses.is_dataclass(hints[field.name])):
+        flag, kind = "--" + field.name.replace("_", "-"), hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            add_params(parser, typing.cast(type, kind))
+            continue
+        if flag in parser._option_string_actions:
+            continue
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        options: dict[str, Any] = {"help": docs.get(field.name, ""), "required": required, "default": argparse.SUPPRESS}
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif typing.get_origin(kind) is tuple:
+            item = typing.get_args(kind)[0]
+            options.update(nargs="*", type=json_object if dataclasses.is_dataclass(item) else item)
+        elif typing.get_origin(kind) is Mapping:
+            options.update(type=json_object, metavar="JSON")
+        else:
+            options["type"] = kind
+        parser.add_argument(flag, **options)
+
+
+def flags_of(params: Any) -> list[str]:
+    """Return the flags that say a Params dataclass, which `add_params` takes."""
+    words = []
+    for field in dataclasses.fields(params):
+        flag, value = field.name.replace("_", "-"), getattr(params, field.name)
+        if dataclasses.is_dataclass(value):
+            words += flags_of(value)
+        elif isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            words += [f"--{flag}", *map(_as_word, value)]
+        else:
+            words.append(f"--{flag}={_as_word(value)}")
+    return words
+
+
+def _as_word(value: Any) -> str:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
+
+
+def params_from(namespace: argparse.Namespace, params: type[P]) -> P:
+    """Return the Params that the flags say."""
+    return step_inputs.params_from(vars(namespace), params)
+
+
+def run_step(
+    work: Callable[..., Any],
+    params: type,
+    reads: Mapping[str, str],
+    example: str,
+    folder: Callable[[str], Any] = Path,
+    accepted: str = "",
+    optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
+) -> int:
+    """Run a step from its command line; returns the exit code, 3 where its result is not accepted.
+
+    Args:
+        work: Function of the step; takes its parameters, the folders that it reads, and the folder that it writes.
+        params: Dataclass of its parameters.
+        reads: Flags of the folders that it reads, and the steps that wrote these.
+        example: Arguments as somebody may give them.
+        folder: Type of the folders that it reads.
+        accepted: Field of the result that says whether it is accepted; empty where every result is.
+        optional: Further flags, each with what reads its text, and its help; `work` takes them by name.
+    """
+    program = f"python -m {work.__module__.rpartition('.')[0]}"
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=(work.__doc__ or "").partition("\n\n")[0],
+        epilog=f"Example: {program} {example}",
+    )
+    for flag, step in reads.items():
+        parser.add_argument(f"--{flag}", required=True, type=folder, help=f"Folder that {step} wrote.")
+    parser.add_argument("--output", required=True, type=Path, help="Folder to write; appears whole or not at all.")
+    for flag, (kind, text) in optional.items():
+        parser.add_argument(f"--{flag.replace('_', '-')}", type=functools.partial(_read, kind), help=text)
+    add_params(parser, params)
+
+    def call(arguments: argparse.Namespace) -> tuple[Any, int]:
+        folders = [getattr(arguments, flag) for flag in (*reads, "output")]
+        more = {flag: getattr(arguments, flag) for flag in optional}
+        result = work(params_from(arguments, params), *folders, **more)
+        return result, REJECTED if accepted and not getattr(result, accepted) else DONE
+
+    return run(parser, call)
+
+
+def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:
+    """Parse, call `work`, print its result as one JSON line, and return its exit code; a user's mistake gives 2."""
+    leave_current_folder()
+    arguments = parser.parse_args()
+    try:
+        with termination.heard(), storage.naming_disk_faults():
+            result, code = work(arguments)
+    except InputError as error:
+        print(paragraph(f"error: {error}"), file=sys.stderr)
+        return BAD_INPUT
+    except PlatformError as error:
+        print(paragraph(f"error: {error}"), file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("error: interrupted; run the same command again to continue", file=sys.stderr)
+        return FAILED
+    except termination.Terminated as error:
+        print(paragraph(f"error: {error}"), file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(dataclasses.asdict(result)))
+    return code

@@ -1,0 +1,86 @@
+"""`step.json`: what became of a step, left beside its artifacts for whoever runs the pipeline.
+
+Runners differ in what they tell (kfp.local reports a failing container as a success in most runs), so a step says so
+itself.
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from tpu_components.core.base import termination
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.files import storage
+from tpu_components.core.files.typed_json import JsonFile
+from tpu_components.core.machines.hosts import is_writer
+
+STEP_RECORD_FILE = "step.json"
+RUN_VARIABLE = "TPU_PIPELINES_RUN"  # The name of the run that a step is part of, for the pages that it writes.
+# The process that runs the pipeline here; a step whose runner has died must not go on beside the next run's.
+RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
+_LOOK_EVERY_SECONDS = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", step="the pipeline"):
+    """`step.json`.
+
+    Attributes:
+        step: The step's name.
+        state: `succeeded` or `failed`.
+        seconds: Seconds that it ran. Negative in older files, if the clock was set back meanwhile.
+        error: Why it failed, in words, or with a stack trace.
+        is_input_error: Whether that was a user's mistake.
+    """
+
+    step: str
+    state: Annotated[str, ("succeeded", "failed")]
+    seconds: float = 0.0
+    error: str = ""
+    is_input_error: bool = False
+
+
+def end_with(pid: int) -> None:
+    """Have this process end soon after another one, however that ends."""
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)  # Sends nothing; only asks whether the process is there.
+                time.sleep(_LOOK_EVERY_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def step_record(step: str, artifact_path: str) -> Iterator[None]:
+    """Write `step.json` beside `artifact_path` when the block ends, however it ends; the exception goes on.
+
+    Of several hosts that train together, host 0 alone writes it.
+
+    Within the block SIGTERM is heard; see `termination`.
+    """
+    if runner := os.environ.get(RUNNER_VARIABLE):
+        end_with(int(runner))
+    start = time.monotonic()
+    state, message, mistake = "succeeded", "", False
+    try:
+        with termination.heard(), storage.naming_disk_faults():
+            yield
+    except BaseException as error:
+        state = "failed"
+        mistake = isinstance(error, InputError)
+        in_words = isinstance(error, InputError | PlatformError | termination.Terminated)
+        message = str(error) if in_words else traceback.format_exc()
+        raise
+    finally:
+        if is_writer():
+            StepRecord(step, state, time.monotonic() - start, message, mistake).save(Path(artifact_path).parent)

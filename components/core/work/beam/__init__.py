@@ -1,0 +1,1 @@
+"""Work that the workers of an Apache Beam runner do, Dataflow's among them."""

@@ -1,0 +1,84 @@
+"""Options of a Beam pipeline, by Beam's own names."""
+
+import contextlib
+import io
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.files import storage
+
+DATAFLOW = "DataflowRunner"
+_IN_THIS_PROCESS = "FnApiRunner"  # DirectRunner may fetch the binary of another one from the net.
+_NEEDED_BY_DATAFLOW = ("project", "region", "temp_location", "sdk_container_image")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def require_names(asked: Mapping[str, str]) -> None:
+    """Check that options are called as Beam's can be; needs no Beam.
+
+    Raises:
+        InputError: If one is not.
+    """
+    if strange := [name for name in asked if not _NAME.fullmatch(name)]:
+        raise InputError(
+            f"beam_options must have names of Beam's options, as worker_machine_type. Received: {strange[0]!r}."
+        )
+
+
+def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
+    """Return the options with the runner among them.
+
+    Args:
+        asked: Options as the user has set them.
+        reads: Places that workers read from, by what these are called; empty where there is none.
+
+    Raises:
+        InputError: If Beam is not installed, does not know one of them, or a runner on other machines lacks one.
+    """
+    try:
+        import apache_beam  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "Cannot have Apache Beam do it: it is not installed here. Run: make beam-env, which makes an "
+            "environment of its own, .beam, since Beam excludes libraries that others need; or use the image of `make "
+            "image-beam`, or another engine."
+        ) from error
+    options = {"runner": _IN_THIS_PROCESS, **asked}
+    known = as_beams_own({}).get_all_options()
+    for name in as_beams_own(options).get_all_options(retain_unknown_options=True):
+        if name not in known:
+            raise InputError(f"Beam has no option {name!r}. Check beam_options.{did_you_mean(name, known)}")
+    if options["runner"] != DATAFLOW:
+        return options
+    # The image has this project's code, and the runner takes nothing else from an index of packages.
+    options = {"sdk_location": "container", **options}
+    if missing := [name for name in _NEEDED_BY_DATAFLOW if not options.get(name)]:
+        raise InputError(f"Dataflow needs beam_options of these names too: {', '.join(missing)}.")
+    for name, uri in {"beam_options.temp_location": options["temp_location"], **reads}.items():
+        if uri and not storage.is_on_google(uri):
+            raise InputError(
+                f"Dataflow's workers see Cloud Storage alone: expected {name} on gs://. Received: {uri!r}."
+            )
+    return options
+
+
+def as_beams_own(options: Mapping[str, str]) -> Any:
+    """Return Beam's own form of options.
+
+    Raises:
+        InputError: If a value is none that the option takes.
+    """
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    flags = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):  # Where a command line that cannot be parsed is told to be one.
+            beam_options = PipelineOptions(flags)
+            beam_options.get_all_options(retain_unknown_options=True)
+    except SystemExit as error:
+        why = told.getvalue().strip().rpartition("error: ")[2]
+        raise InputError(f"Beam refuses beam_options: {why}. Correct the value.") from error
+    return beam_options

@@ -1,0 +1,106 @@
+"""What was written, in words, and whether too much of it was set aside."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import COPIES_FILE, SPLITS, TEST, TRAIN, VALIDATION, Manifest
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL
+from tpu_components.core.examples.text import END
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords.encoders import TextEncoder
+from tpu_components.create_tfrecords.planning import DatasetPlan, require_few
+
+STEP = "create_tfrecords"
+_SHOWN, _CLASSES_SHOWN = 5, 10
+_LISTED = 100  # Of bad inputs, when there are too many of them.
+
+
+def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
+    """Say how many words are known, and how many texts were cut or padded."""
+    texts = encoder.input
+    side = "first" if texts.truncate == END else "last"
+    progress.say(
+        STEP, f"{len(encoder.vocabulary):,} words known; of a longer text the {side} {texts.num_tokens} tokens are kept"
+    )
+    for name, split in manifest.splits.items():
+        told = split.statistics
+        line = (
+            f"{name}: {told['num_truncated']:,} of {split.num_examples:,} texts cut, {told['num_padded']:,} padded, "
+            f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens kept unknown"
+        )
+        progress.say(STEP, line)
+
+
+def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarray, splits: np.ndarray) -> None:
+    """Say how many examples are copies, and which of them flatter the result."""
+    plural = manifest.input.plural
+    if summary["sets"]:
+        equal = f"{summary['exact']:,} {plural} are equal to another one, {summary['near']:,} nearly so"
+        progress.say(STEP, f"{equal}; {COPIES_FILE} lists them")
+    if summary["left_out"]:
+        left_out = f"left out {summary['left_out']:,} {plural}, since a copy of each is held out for test or validation"
+        progress.say(STEP, f"{left_out}; data.group_column keeps what belongs together, as a series, in one split")
+    for name, split in manifest.splits.items():
+        if also := int(np.count_nonzero(is_copy & (splits == SPLITS.index(name)))):
+            here = f"{also:,} of {split.num_examples:,} {plural} in {name}"
+            progress.say(STEP, f"{here} stand in {TRAIN} too, equal or nearly so, and flatter the result")
+    if summary["contradictory"]:
+        first = summary["sets"][0]["examples"]
+        shown = " and ".join(f"{example['key']!r} ({example['label']})" for example in first[:_SHOWN])
+        progress.say(STEP, f"{summary['contradictory']:,} sets of copies have several labels, the first: {shown}")
+
+
+def say_content(manifest: Manifest) -> None:
+    """Say how many examples there are, of what, in which splits."""
+    splits = manifest.splits
+    line = f"{sum(split.num_examples for split in splits.values()):,} {manifest.input.plural}"
+    if manifest.task in (CLASSIFICATION, MULTI_LABEL):
+        counts = np.sum([split.class_counts for split in splits.values()], axis=0).tolist()
+        named = [f"{name} {count:,}" for name, count in zip(manifest.class_names, counts, strict=True)]
+        more = f" and {len(named) - _CLASSES_SHOWN} more" if len(named) > _CLASSES_SHOWN else ""
+        line += f" of {len(named)} classes ({', '.join(named[:_CLASSES_SHOWN])}{more})"
+    if turned := sum(split.statistics.get("num_turned", 0) for split in splits.values()):
+        progress.say(
+            STEP, f"{turned:,} photos turned as their EXIF says; data.apply_rotation=false leaves them as they lie"
+        )
+    progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
+
+
+def say_shares(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
+    """Say which share of the examples, and of each class, was wanted for a split, and which it has got."""
+    own, told = plan.listing.splits, []
+    total = sum(split.num_examples for split in manifest.splits.values())
+    all_counts = np.sum([split.class_counts for split in manifest.splits.values()], axis=0)
+    for name, wanted in ((TEST, params.test_fraction), (VALIDATION, params.validation_fraction)):
+        if not wanted or name not in manifest.splits or (own is not None and name in own):
+            continue
+        split = manifest.splits[name]
+        got = f"{split.num_examples / total:.1%}"
+        if manifest.task == CLASSIFICATION:
+            shares = np.divide(split.class_counts, all_counts)[all_counts > 0]
+            got += f" ({shares.min():.1%} to {shares.max():.1%} of a class)"
+        told.append(f"{name} {got}, wanted {wanted:.1%}")
+    if told:
+        line = "; ".join(told)
+        progress.say(STEP, f"{line}. Each example is drawn by itself, so that what was tested never trains later")
+
+
+def check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
+    """Say what was left out or set aside.
+
+    Raises:
+        InputError: If that is more than `max_bad_fraction`, or all of a split.
+    """
+    bad, total = sorted(manifest.quarantined, key=lambda item: item.key), plan.listing.num_inputs
+    for note in plan.listing.notes:
+        progress.say(STEP, note)
+    for item in bad[: _LISTED if len(bad) > params.max_bad_fraction * total else _SHOWN]:
+        progress.say(STEP, f"set aside {item.key!r}: {item.reason}")
+    require_few(bad, total, params, "are unreadable")
+    for name in plan.order:
+        if name not in manifest.splits or not manifest.splits[name].num_examples:
+            raise InputError(f"The {name!r} split has no readable examples left after {len(bad)} were set aside.")

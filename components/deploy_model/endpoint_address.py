@@ -1,0 +1,93 @@
+"""How an endpoint on Vertex AI is reached: at the service's address, at one of its own, or inside a network alone.
+
+https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type. The fourth type, peered with a network, has
+one model at a time and no traffic to split: a version would replace the champion before it has answered there, so it is
+not offered.
+"""
+
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import OutageError
+from tpu_components.deploy_model.params import DEDICATED, PRIVATE, PUBLIC, DeployParams
+
+
+def endpoint_fields(params: DeployParams, project: str) -> dict[str, Any]:
+    """Return what an endpoint is created with, so that it is reached as the parameters say.
+
+    Args:
+        params: Parameters that say how it is reached.
+        project: Project of the endpoint, which may always ask it.
+    """
+    if params.endpoint_access == DEDICATED:
+        return {"dedicated_endpoint_enabled": True}
+    if params.endpoint_access == PRIVATE:
+        owner = params.endpoint_network.split("/")[1]
+        config = {
+            "enable_private_service_connect": True,
+            "project_allowlist": sorted({project, owner, *params.endpoint_projects}),
+            "psc_automation_configs": [{"project_id": owner, "network": params.endpoint_network}],
+        }
+        return {"private_service_connect_config": config}
+    return {}
+
+
+def access_of(endpoint: Any) -> str:
+    """Return how an endpoint is reached."""
+    if endpoint.private_service_connect_config.enable_private_service_connect:
+        return PRIVATE
+    if endpoint.network:
+        return "peered with a network"
+    return DEDICATED if endpoint.dedicated_endpoint_enabled else PUBLIC
+
+
+def check_access(endpoint: Any, params: DeployParams, project: str) -> None:
+    """Check that an endpoint that is there already is reached as the parameters say: that cannot be changed.
+
+    Raises:
+        InputError: If it is not.
+    """
+    received, wanted = access_of(endpoint), params.endpoint_access
+    if received == PRIVATE == wanted:
+        config, fields = endpoint.private_service_connect_config, endpoint_fields(params, project)
+        asked = fields["private_service_connect_config"]
+        networks = {automated.network for automated in config.psc_automation_configs}
+        if lacking := sorted(
+            {*asked["project_allowlist"], params.endpoint_network} - {*config.project_allowlist, *networks}
+        ):
+            received, wanted = f"private without {', '.join(lacking)}", "private with them"
+    if received != wanted:
+        raise InputError(
+            f"Cannot deploy to {endpoint.name}: it is there already and {received}, expected {wanted}, and an endpoint "
+            "stays as it was created. Name another deploy.endpoint, or set deploy.endpoint_access to what it is."
+        )
+
+
+def address_of(endpoint: Any, network: str) -> str:
+    """Return the address at which an endpoint is asked; empty is the service's.
+
+    Args:
+        endpoint: Endpoint as the service has it; a private one has an address only while something is deployed to it.
+        network: Network from which a private one is asked.
+
+    Raises:
+        OutageError: If it has none yet.
+        InputError: If the service could not give it one.
+    """
+    access = access_of(endpoint)
+    if access == PUBLIC:
+        return ""
+    address: str = endpoint.dedicated_endpoint_dns
+    if access == PRIVATE:
+        configs = endpoint.private_service_connect_config.psc_automation_configs
+        config = next(entry for entry in configs if entry.network == network)
+        if config.error_message:
+            raise InputError(
+                f"{endpoint.name} got no address in {network}: {config.error_message}. Ask whoever administers that "
+                f"network for `gcloud network-connectivity service-connection-policies create NAME --network={network} "
+                "--service-class=gcp-vertexai --region=REGION --subnets=SUBNET`, and run again."
+            )
+        address = config.ip_address
+    if not address:
+        raise OutageError(f"{endpoint.name} has no address of its own yet.")
+    return address

@@ -1,1 +1,0 @@
-"""Versions of models and the aliases that point to them: in a folder, or on Vertex AI."""

@@ -1,1 +1,0 @@
-"""What is compiled: hyper-parameters, loss, optimizer, augmentation, averaging. Training and preflight share it."""

@@ -1,0 +1,1 @@
+"""What `import tpu_pipelines` gives: the commands as functions, from Python."""

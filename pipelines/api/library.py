@@ -1,0 +1,408 @@
+"""What `import tpu_pipelines` gives: the commands as functions, which take models and arrays as objects too.
+
+Importing this imports no framework.
+"""
+
+import dataclasses
+import hashlib
+import html
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpu_components.core.base.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tpu_components.preflight_training.findings import PreflightReport
+    from tpu_components.serving.inputs import ExamplePrediction
+    from tpu_pipelines.checking.config_check import Finding
+    from tpu_pipelines.config.configuration import Config
+    from tpu_pipelines.starting.data_overview import DataOverview
+
+Place = str | Path
+_WORKSPACE = Path("runs")
+_OBJECTS_DIR = ".objects"  # In a workspace: models and arrays that were given as objects, by their content.
+
+
+class RunFailedError(RuntimeError):
+    """A step of a run failed; `summary` says which, and how far it came."""
+
+    def __init__(self, summary: Mapping[str, Any]) -> None:
+        super().__init__(summary["error"])
+        self.summary = summary
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        path: Its folder.
+        summary: Content of summary.json.
+    """
+
+    path: Path
+    summary: Mapping[str, Any] = dataclasses.field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The configuration's name."""
+        return str(self.summary["config"]["name"])
+
+    @property
+    def status(self) -> str:
+        """`succeeded`, `rejected` by the gate, or `failed`."""
+        return str(self.summary["status"])
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """The figures on the split that the gate looks at; None for one that is not a number."""
+        return dict(self.summary["metrics"])
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Reasons that the gate gave."""
+        return tuple(self.summary["gate"]["reasons"])
+
+    @property
+    def report(self) -> Path:
+        """The page of the evaluation."""
+        from tpu_components.core.examples.artifacts import REPORT_FILE
+
+        return self.path / "evaluation" / REPORT_FILE
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return a mapping for each epoch: losses, metrics, learning rate, seconds."""
+        from tpu_components.core.examples.artifacts import load_history
+
+        return list(map(dict, load_history(self.path / "model")))
+
+    def export(self, **settings: Any) -> Path:
+        """Export the model whatever the gate says, to try it; returns the folder.
+
+        Args:
+            settings: Settings of section `export`, over those of the run.
+        """
+        from tpu_pipelines.runs.export_run import export_run
+
+        export_run(self.path, [f"export.{key}={json.dumps(value)}" for key, value in settings.items()], self._export)
+        return self._export
+
+    def predict(self, *inputs: "Place | np.ndarray", top: int = 3) -> "list[ExamplePrediction]":
+        """Answer with the exported model; see `predict`."""
+        return predict(self.path, *inputs, top=top)
+
+    @property
+    def _export(self) -> Path:
+        return self.path / "export"
+
+    def _repr_html_(self) -> str:
+        from tpu_components.core.results.metric_table import show
+
+        known = {name: value for name, value in self.metrics.items() if value is not None}
+        rows = {name: f"{value:,}" if isinstance(value, int) else show(value) for name, value in known.items()}
+        rows |= {name: "cached" if step["cached"] else step["state"] for name, step in self.summary["steps"].items()}
+        said = "".join(f"<li>{html.escape(reason)}</li>" for reason in self.reasons)
+        return f"<h4>{html.escape(self.name)}: {self.status}</h4>{_html_table(rows)}<ul>{said}</ul>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checks:
+    """The findings of a look at a configuration."""
+
+    findings: "tuple[Finding, ...]"
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing that was found would stop a run."""
+        from tpu_pipelines.checking.config_check import is_sound
+
+        return is_sound(self.findings)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{finding.state:<6}{finding.about:<10}{finding.said}" for finding in self.findings)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _html_table(rows: Mapping[str, Any]) -> str:
+    cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items())
+    return f"<table>{''.join(cells)}</table>"
+
+
+def look(data: Place, kind: str = "", **settings: Any) -> "DataOverview":
+    """Look at data: how many, of which classes and sizes, and what is damaged.
+
+    Args:
+        data: A folder, a file, or a source as `images:DIR`.
+        kind: Kind of the data, where they do not look like it: `images`, `csv`, `texts`, `arrays` or `corpus`.
+        settings: Settings of section `data`.
+
+    Raises:
+        InputError: If the data cannot be used.
+    """
+    from tpu_pipelines.config.configuration import read_data
+    from tpu_pipelines.starting.data_overview import guess_task, look_at, source_of
+
+    overrides = [f"data.{key}={json.dumps(value)}" for key, value in settings.items()]
+    return look_at(*guess_task(read_data(source_of(str(data), kind), overrides)))
+
+
+def train(
+    model: Any,
+    data: Any,
+    *,
+    name: str = "",
+    workspace: Place = _WORKSPACE,
+    force: bool = False,
+    **sections: Any,
+) -> Run:
+    """Train, evaluate, export and register a model here; unchanged steps are taken from earlier runs.
+
+    Args:
+        model: A keras.Model, which trains on from the weights that it has, or a ready model's name or a file.
+        data: Arrays `(x, y)`, or `((x, y), (x_validation, y_validation))`; a mapping of arrays, as `x_train`; a folder,
+            file or source; or the section `data`.
+        name: Name of the run; by default the model's.
+        workspace: Folder for runs.
+        force: Run every step, also those that are unchanged.
+        sections: Other sections of a configuration, as `training={"epochs": 3}`.
+
+    Returns:
+        The run, also one that the gate has rejected.
+
+    Raises:
+        InputError: If the model, the data or a setting cannot be used.
+        RunFailedError: If a step failed.
+    """
+    objects = Path(workspace) / _OBJECTS_DIR
+    raw = {"data": _as_section(data, objects), "model": _as_name(model, objects), **sections}
+    return run({"name": name or _name_of(model), **raw}, workspace=workspace, force=force)
+
+
+def run(
+    config: Place | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    workspace: Place = _WORKSPACE,
+    force: bool = False,
+) -> Run:
+    """Run the whole pipeline here; unchanged steps are taken from earlier runs.
+
+    Args:
+        config: A ready example's name, a YAML file, or a mapping of sections.
+        overrides: `section.key=value` each.
+        workspace: Folder for runs.
+        force: Run every step, also those that are unchanged.
+
+    Raises:
+        InputError: If the configuration or the data cannot be used.
+        RunFailedError: If a step failed.
+    """
+    from tpu_pipelines.runs.run_local import run_local
+
+    outcome = run_local(read_config(config, overrides), Path(workspace), force=force)
+    summary = outcome.summary
+    if outcome.is_input_error:
+        raise InputError(summary.error)
+    if summary.status == "failed":
+        raise RunFailedError(summary.as_dict())
+    return Run(Path(workspace) / summary.config["name"], summary.as_dict())
+
+
+def load_run(path: Place) -> Run:
+    """Return a run that is there, from its folder.
+
+    Raises:
+        InputError: If it is none.
+    """
+    from tpu_pipelines.runs.summary import SUMMARY_FILE, Summary
+
+    try:
+        return Run(Path(path), Summary.load(Path(path)).as_dict())
+    except InputError as error:
+        raise InputError(
+            f"Cannot read {path} as the folder of a run: expected {SUMMARY_FILE} in it ({error})."
+        ) from error
+
+
+def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, workspace: Place = _WORKSPACE) -> Checks:
+    """Find out within seconds what would stop a run of a configuration, or spoil it; arguments as those of `run`.
+
+    Raises:
+        InputError: If the configuration is none.
+    """
+    from tpu_pipelines.checking.config_check import check_config
+
+    return Checks(tuple(check_config(read_config(config, overrides), Path(workspace))))
+
+
+def preflight(
+    config: Place | Mapping[str, Any],
+    *machines: str,
+    overrides: Sequence[str] = (),
+    workspace: Place = _WORKSPACE,
+) -> "PreflightReport":
+    """Compile the training step for TPUs, without one: does it fit, how long does it take, what does it cost?
+
+    Args:
+        config: Configuration, as for `run`.
+        machines: Short names, as v5e-4; by default the configuration's.
+        overrides: Overrides, as for `run`.
+        workspace: Folder for the report.
+
+    Raises:
+        InputError: If the configuration cannot be used, or the compiler is not installed.
+    """
+    from tpu_pipelines.checking import preflight as work
+
+    parsed = read_config(config, overrides)
+    return work.preflight(parsed, machines, Path(workspace) / f"{parsed.name}-preflight")
+
+
+def predict(
+    model: Place, *inputs: "Place | np.ndarray", top: int = 3, workspace: Place = _WORKSPACE
+) -> "list[ExamplePrediction]":
+    """Answer images or texts on CPU with an exported model.
+
+    Args:
+        model: An export, a run's folder, or a registered `NAME`, `NAME@ALIAS` or `NAME@0001`.
+        inputs: Files, folders or texts, as the command `predict` takes them; or arrays of images, uint8[N, height,
+            width, channels].
+        top: Classes to name for each.
+        workspace: Folder for runs, whose registry is meant.
+
+    Raises:
+        InputError: If there is no such model, or an input cannot be read.
+    """
+    import tempfile
+
+    from tpu_components.core.registry.versions import fetch_folder
+    from tpu_components.serving.inputs import predict_inputs
+    from tpu_pipelines.runs.exports import find_export
+
+    with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
+        export_dir = fetch_folder(find_export(str(model), Path(workspace)), Path(scratch))
+        answers = predict_inputs(export_dir, [*_as_paths(inputs, Path(scratch))], top)
+        return [dataclasses.replace(answer, name=answer.name.removeprefix(f"{scratch}/")) for answer in answers]
+
+
+def _as_paths(inputs: Sequence[Any], folder: Path) -> Iterator[str]:
+    for i, item in enumerate(inputs):
+        if hasattr(item, "__array__"):
+            import numpy as np
+
+            path = folder / f"array_{i}.npy"
+            np.save(path, np.asarray(item))
+            yield str(path)
+        else:
+            yield str(item)
+
+
+def read_config(config: Place | Mapping[str, Any], overrides: Sequence[str] = ()) -> "Config":
+    """Return a configuration, from a ready example's name, a YAML file, or a mapping of sections.
+
+    Raises:
+        InputError: If it is none.
+    """
+    from tpu_pipelines.config.configuration import load_config, override, parse_config
+
+    if not isinstance(config, Mapping):
+        return load_config(str(config), overrides)
+    raw = json.loads(json.dumps(config))  # A copy of its own, and plain.
+    for text in overrides:
+        override(raw, text)
+    return parse_config(raw)
+
+
+def _name_of(model: Any) -> str:
+    name = model if isinstance(model, str | Path) else model.name
+    return Path(str(name).rpartition(":")[2]).stem
+
+
+def _as_name(model: Any, folder: Path) -> Any:
+    """Return a model as a configuration names it; of an object a file in `folder`, by its content."""
+    if isinstance(model, str | Path | Mapping):
+        return str(model) if isinstance(model, Path) else model
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise InputError(
+            f"Cannot train {type(model).__name__}: expected a keras.Model, a ready model's name or a model's file."
+        )
+    if not model.built:
+        raise InputError(
+            "Cannot train a model whose shapes are not known. Begin it with keras.Input(image_shape, dtype='uint8')."
+        )
+    digest = hashlib.sha256(model.to_json().encode())
+    for weight in model.get_weights():
+        digest.update(weight.tobytes())
+    path = folder / f"{_plain(model.name)}-{digest.hexdigest()[:12]}.keras"
+    if not path.is_file():  # Saved twice it would be another file, and another model.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model.save(path)
+    return str(path)
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+
+
+def _as_section(data: Any, folder: Path) -> Any:
+    """Data as section `data`; of arrays a file in `folder`, by their content."""
+    if isinstance(data, str | Path):
+        from tpu_pipelines.starting.data_overview import source_of
+
+        return {"source": source_of(str(data))}
+    if isinstance(data, tuple):
+        data = _by_name(data)
+    if not isinstance(data, Mapping):
+        raise InputError(
+            f"Cannot train on {type(data).__name__}: expected (x, y), a mapping of arrays, a folder or file, or the "
+            "section `data` of a configuration."
+        )
+    arrays = {name: value for name, value in data.items() if hasattr(value, "__array__")}
+    if not arrays:
+        return dict(data)
+    settings = {name: value for name, value in data.items() if name not in arrays}
+    return {"source": f"npz:{_save_arrays(arrays, folder)}", **settings}
+
+
+def _by_name(arrays: Sequence[Any]) -> dict[str, "np.ndarray"]:
+    """Name the arrays, or lists, of (x, y), or of ((x, y), (x, y)) for training and validation."""
+    import numpy as np
+
+    is_split = all(isinstance(pair, tuple) for pair in arrays)
+    pairs = dict(zip(("_train", "_validation"), arrays, strict=False)) if is_split else {"": arrays}
+    if len(arrays) != 2 or any(len(pair) != 2 for pair in pairs.values()):
+        raise InputError(
+            f"Cannot train on {len(arrays)} arrays: expected (x, y), or ((x, y), (x_validation, y_validation))."
+        )
+    try:
+        return {
+            side + split: np.asarray(array) for split, (x, y) in pairs.items() for side, array in (("x", x), ("y", y))
+        }
+    except ValueError as error:
+        raise InputError(f"Cannot train on lists that are no array: {error}. Give rows of one length.") from error
+
+
+def _save_arrays(arrays: Mapping[str, Any], folder: Path) -> Path:
+    import numpy as np
+
+    plain = {name: np.ascontiguousarray(value) for name, value in sorted(arrays.items())}
+    digest = hashlib.sha256()
+    for name, value in plain.items():
+        digest.update(repr((name, value.dtype.str, value.shape)).encode())
+        digest.update(value.tobytes())
+    path = folder / f"arrays-{digest.hexdigest()[:12]}.npz"
+    if not path.is_file():
+        from tpu_components.core.files import storage
+
+        np.savez(buffer := io.BytesIO(), **plain)  # type: ignore[arg-type]  # NumPy's own flag is a keyword too.
+        storage.write_bytes(path, buffer.getvalue())
+    return path

@@ -1,0 +1,1 @@
+"""What can be known before a run, from seconds of reading to a compiled training step."""

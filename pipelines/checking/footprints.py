@@ -1,0 +1,191 @@
+"""A training's step held against another's: that of a registered version, or of an earlier preflight."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
+from tpu_components.core.machines.footprint import Footprint
+from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.registry.opening import Origin, origin_of
+from tpu_components.deploy_model.params import PREFLIGHT
+from tpu_components.preflight_training.findings import PreflightReport
+from tpu_components.preflight_training.footprint import footprint_of
+from tpu_components.preflight_training.formatting import dollars, memory, time
+
+_ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """The footprint that a training is held against, and the name by which it is called."""
+
+    name: str
+    footprint: Footprint
+
+
+def load_baseline(text: str) -> Baseline:
+    """Return what a version keeps of its preflight, or what a report of preflight says of its first machine.
+
+    Args:
+        text: `REGISTRY/MODEL@VERSION_OR_ALIAS`, a folder that preflight wrote, or its `preflight.json`.
+
+    Raises:
+        InputError: If there is no such thing, or it has no footprint.
+    """
+    origin = origin_of(text)
+    return _of_report(text) if origin is None else _of_version(origin)
+
+
+def _of_version(origin: Origin) -> Baseline:
+    name, kept = origin.name, origin.lineage.get(PREFLIGHT)
+    if not kept:
+        raise InputError(
+            f"Cannot compare with {name}: expected a version that keeps what its preflight found, received one of a "
+            "run without preflight, or from before versions kept it. Compare with a preflight.json, as that of the "
+            "commit before."
+        )
+    try:
+        return Baseline(name, Footprint.read(kept))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"Cannot compare with {name}: what it keeps of its preflight is not of this version ({error!r}). Compare "
+            "with a preflight.json."
+        ) from error
+
+
+def _of_report(text: str) -> Baseline:
+    path = Path(os.path.expanduser(text))
+    report = PreflightReport.load(path.parent if path.name == PREFLIGHT_FILE else path)
+    footprint = footprint_of(report, report.machines[0])
+    if footprint is None:
+        raise InputError(
+            f"Cannot compare with {text}: expected a training that fits its machine, received one of which it says: "
+            f"{report.machines[0].summary}. Name another."
+        )
+    return Baseline(report.run or report.model, footprint)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A training beside another.
+
+    Attributes:
+        new: Footprint of the training.
+        old: The other's.
+        name: The other's name.
+        broken: Limits that the training breaks, in words.
+    """
+
+    new: Footprint
+    old: Footprint
+    name: str
+    broken: tuple[str, ...] = ()
+
+    @classmethod
+    def make(
+        cls, report: PreflightReport, baseline: Baseline, slower: float = math.inf, dearer: float = math.inf
+    ) -> Self | None:
+        """Compare the first machine of a report; None where the training does not fit that.
+
+        Args:
+            report: Findings of preflight.
+            baseline: Training to compare with.
+            slower: Share by which an epoch may take longer; by default any.
+            dearer: Share by which a run may cost more; by default any.
+        """
+        new = footprint_of(report, report.machines[0])
+        if new is None:
+            return None
+        comparison = cls(new, baseline.footprint.priced_like(new), baseline.name)
+        return dataclasses.replace(comparison, broken=comparison.broken_limits(slower, dearer))
+
+    def broken_limits(self, slower: float, dearer: float) -> tuple[str, ...]:
+        """Say which of two limits the training breaks; the arguments are those of `make`."""
+        new, old = self.new, self.old
+        limited = (
+            ("an epoch takes", new.epoch_seconds, old.epoch_seconds, slower, time),
+            (f"a run at {billed_by(new.target)} costs", new.usd_per_run, old.usd_per_run, dearer, dollars),
+        )
+        return tuple(
+            f"{what} {words(now)} on {new.machine}, {now / before - 1:.0%} more than the {words(before)} of "
+            f"{self.name} on {old.machine}: at most {limit:.0%} more is allowed"
+            for what, now, before, limit, words in limited
+            if now and before and now / before - 1 > limit + _ROUNDING
+        )
+
+    @property
+    def summary(self) -> str:
+        """The differences that a reviewer asks for, in a sentence."""
+        new, old = self.new, self.old
+        price = new.usd_per_run - old.usd_per_run if self._is_priced else 0.0
+        share = f" ({new.step_ms / old.step_ms - 1:+.0%})" if old.step_ms else ""
+        larger = (
+            f" of {new.global_batch / old.global_batch:.3g} × the batch" if new.global_batch != old.global_batch else ""
+        )
+        changes = [
+            _signed(price, dollars, f" a run at {billed_by(new.target)}"),
+            _signed((new.step_ms - old.step_ms) / 1e3, time, f" a step{larger}{share}"),
+            _signed(new.peak_bytes - old.peak_bytes, memory, " of memory"),
+        ]
+        told = ", ".join(filter(None, changes)) or f"the same as {self.name}"
+        before = "" if new.machine == old.machine else f", {old.machine} before"
+        return f"{told}, {'fits' if before else 'still fits'} {new.machine}{before}"
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """A row for each figure: its name, the training's, the other's, and the difference."""
+        new, old = self.new, self.old
+
+        def row(name: str, now: float, before: float, words: Callable[[float], str]) -> tuple[str, str, str, str]:
+            return name, words(now), words(before), f"{now / before - 1:+.0%}" if before and now != before else ""
+
+        rows = [
+            ("machine", new.machine, old.machine, ""),
+            row("parameters", new.parameters, old.parameters, "{:,.0f}".format),
+            row("batch of all replicas", new.global_batch, old.global_batch, "{:,.0f}".format),
+            row("step", new.step_ms / 1e3, old.step_ms / 1e3, time),
+            row("epoch, if the host keeps up", new.epoch_seconds, old.epoch_seconds, time),
+            row("epochs", new.epochs, old.epochs, str),
+            row("memory of a device", new.peak_bytes, old.peak_bytes, memory),
+        ]
+        if self._is_priced:
+            name = f"price of a run, {billed_by(new.target)}"
+            rows.append(row(name, new.usd_per_run, old.usd_per_run, dollars))
+        return rows
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Differences beside that of the training, in words."""
+        return tuple(self._caveats())
+
+    def _caveats(self) -> Iterator[str]:
+        for library, version in sorted(self.new.compiler.items()):
+            if (before := self.old.compiler.get(library, "another version")) != version:
+                yield f"compiled by {library} {version}, {self.name} by {before}"
+        if self.new.num_examples != self.old.num_examples:
+            yield f"{self.new.num_examples:,} training examples, {self.name} had {self.old.num_examples:,}"
+
+    @property
+    def _is_priced(self) -> bool:
+        return bool(self.new.usd_per_run and self.old.usd_per_run)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON holds it."""
+        return dataclasses.asdict(self) | {"summary": self.summary, "caveats": self.caveats}
+
+    def as_text(self) -> str:
+        """Return all of it for a terminal."""
+        columns = {"": "<", "now": ">", self.name: ">", "difference": ">"}
+        lines = [f"beside {self.name}: {self.summary}", "", *lay_out(columns, self.rows)]
+        return "\n".join([*lines, *(f"({words})" for words in self.caveats), *self.broken])
+
+
+def _signed(difference: float, words: Callable[[float], str], unit: str) -> str:
+    """Return a difference with its sign and unit; empty where there is none."""
+    return f"{'-' if difference < 0 else '+'}{words(abs(difference))}{unit}" if difference else ""

@@ -1,0 +1,203 @@
+"""Preflight of a configuration from the command line: no run, no records, no TPU."""
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.progress import say
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, TRAIN, Manifest
+from tpu_components.core.examples.interface import REGRESSION, ImageInput
+from tpu_components.core.examples.records import ENCODED
+from tpu_components.core.files import storage
+from tpu_components.core.machines.footprint import Footprint
+from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, parse_machine
+from tpu_components.core.sources.kinds import list_examples
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from tpu_components.create_tfrecords.writer import write_records
+from tpu_components.preflight_training import data, sandbox
+from tpu_components.preflight_training.examining import FEED_BATCH, CompilationsAhead
+from tpu_components.preflight_training.findings import PreflightReport
+from tpu_components.preflight_training.report import write_report
+from tpu_pipelines.config.configuration import Config, preflight_params
+from tpu_pipelines.config.resources import paid_on
+
+SAMPLE_EXAMPLES = 4096
+_SMALL_BYTES = 16 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedData:
+    """Data that are not here yet.
+
+    Attributes:
+        num_examples: Number of examples, of all splits.
+        image_bytes: Bytes of an image file; 0 is as many as those at hand have.
+
+    Raises:
+        InputError: If a number is not positive.
+    """
+
+    num_examples: int
+    image_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_examples < 1 or self.image_bytes < 0:
+            raise InputError(
+                f"Expected a positive number of examples, and of bytes. Received: --examples {self.num_examples}, "
+                f"--image-bytes {self.image_bytes}."
+            )
+
+    def split(self, at_hand: Mapping[str, int]) -> dict[str, int]:
+        """Divide the examples as those at hand are divided."""
+        whole = sum(at_hand.values())
+        return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
+
+    def assumed_of(self, facts: data.DataFacts, listing: Listing) -> data.DataFacts:
+        """Return facts that were measured on a sample, with what is assumed of the data to come."""
+        here = len(listing.keys)
+        held = "in memory" if facts.host.in_memory else "streamed from files"
+        words = f"{self.num_examples:,} examples are assumed, {held}; the host's rate is that of the {here:,} at hand"
+        inputs, host = facts.interface.input, facts.host
+        each = listing.num_bytes / here
+        if self.image_bytes and isinstance(inputs, ImageInput):
+            if inputs.encoding == ENCODED and not host.in_memory:
+                # Bytes stand for pixels, which decoding takes its time by.
+                slower = self.image_bytes / each
+                rates = ("read_per_second", "feed_per_second", "low_per_second", "high_per_second")
+                host = dataclasses.replace(host, **{name: getattr(host, name) / slower for name in rates})
+                words += f", divided by {slower:.3g} for {self.image_bytes:,} bytes an image and not {each:,.0f}"
+            else:
+                words += (
+                    f"; images have the size that data.image_size gives them, whatever {self.image_bytes:,} bytes hold"
+                )
+        return dataclasses.replace(facts, host=host, assumed=words)
+
+
+def preflight(
+    config: Config,
+    machines: Sequence[str],
+    directory: Path,
+    like: Footprint | None = None,
+    targets: Sequence[str] = (VERTEX,),
+    planned: PlannedData | None = None,
+) -> PreflightReport:
+    """Compile a configuration's training step for some machines, and write the report.
+
+    Args:
+        config: Configuration of the training.
+        machines: Short names; none is the configuration's own and its fallbacks, or the cheapest.
+        directory: For `preflight.json` and `preflight.html`; a report that it holds is replaced.
+        like: Footprint of another training: the data at hand are a sample, and stand for as many examples as that had.
+        targets: Platforms at whose prices each machine is judged: `vertex`, `kubeflow`.
+        planned: Data to be trained on, of which those at hand are a sample.
+
+    Raises:
+        InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
+    """
+    storage.require_output(directory, PREFLIGHT_FILE)
+    sandbox.require_compiler()
+    named = [parse_machine(name, config.training.backend) for name in machines]
+    specs = [_where_configured(candidate, config.machine) for candidate in named]
+    if not specs:
+        specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
+    candidates = [paid_on(config, spec, target) for spec in specs for target in targets]
+    params = preflight_params(config, candidates[0])
+    cache_dir = sandbox.default_cache_dir()
+    ahead = CompilationsAhead(params, candidates, cache_dir)
+    facts = describe_data(config, list_examples(config.data), cache_dir, _as_many(like, ahead), planned)
+    report = ahead.examine(_scaled(facts, like) if like else facts)
+    report = dataclasses.replace(report, run=config.name)
+    with storage.staged_directory(directory) as staged:
+        write_report(report, staged)
+    return report
+
+
+def _as_many(like: Footprint | None, ahead: data.Meanwhile) -> data.Meanwhile:
+    """Return what compiles ahead for as many examples as another training had."""
+    return (lambda interface, *_: ahead(interface, like.num_examples, like.num_validation)) if like else ahead
+
+
+def _scaled(facts: data.DataFacts, like: Footprint) -> data.DataFacts:
+    return dataclasses.replace(
+        facts,
+        num_examples=like.num_examples,
+        num_validation=like.num_validation,
+        decoded_bytes=facts.decoded_bytes * like.num_examples // facts.num_examples,
+    )
+
+
+def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
+    """Return a machine in the configuration's region, at its kind of price and with its time, where it has them."""
+    if configured is None:
+        return machine
+    region = configured.region if configured.region in machine.slice.regions else ""
+    machine = dataclasses.replace(machine, region=region, timeout_seconds=configured.timeout_seconds)
+    try:
+        return dataclasses.replace(machine, spot=configured.spot)
+    except InputError:  # Not as a spot machine.
+        return machine
+
+
+def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:
+    """Take the first training examples; of a regression also those with the least and greatest targets."""
+    training = plan.order[TRAIN]
+    if task != REGRESSION:
+        return training[:count]
+    targets = plan.listing.labels[training]
+    extremes = training[[*targets.argmin(0), *targets.argmax(0)]]
+    return np.unique(np.concatenate([extremes, training[:count]]))
+
+
+def describe_data(
+    config: Config,
+    listing: Listing,
+    cache_dir: Path,
+    meanwhile: data.Meanwhile = data.nothing,
+    planned: PlannedData | None = None,
+) -> data.DataFacts:
+    """Return what the training step must know of a configuration's data, measured on a sample written for it.
+
+    The sample goes through the same writer and reader as the data set will; what was measured is remembered for as long
+    as no file of the source changes its size or time.
+
+    Args:
+        config: Configuration of the training.
+        listing: Examples of its data; they are divided only where they are measured.
+        cache_dir: Folder that keeps what was measured.
+        meanwhile: Called before anything is measured; see `data.measure`.
+        planned: Data to be trained on, of which those at hand are a sample.
+
+    Raises:
+        InputError: If the source cannot be used.
+    """
+    training = config.training
+    reader = (FEED_BATCH, training.in_memory_mib, training.shuffle_buffer)
+
+    def measure_sample() -> data.DataFacts:
+        plan = plan_dataset(config.data, listing)
+        sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task)})
+        count = len(sample.order[TRAIN])
+        say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
+        with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
+            records_dir = Path(folder) / "records"
+            write_records(_alone(config.data, plan, count), records_dir, sample)
+            manifest = Manifest.load(records_dir, verify=False)
+            counts = planned.split(plan.split_examples) if planned else plan.split_examples
+            return data.measure(records_dir, manifest, counts, *reader, meanwhile)
+
+    more = (planned.num_examples,) if planned else ()
+    key = data.facts_key(listing.stat_digest(), dataclasses.asdict(config.data), *reader, *more)
+    facts = data.remembered(cache_dir, key, measure_sample)
+    return planned.assumed_of(facts, listing) if planned else facts
+
+
+def _alone(params: WriteParams, plan: DatasetPlan, count: int) -> WriteParams:
+    """Return the parameters with one worker where a sample is small: several take longer to start than it to write."""
+    each = plan.listing.num_bytes // len(plan.listing.keys)
+    return dataclasses.replace(params, num_workers=1) if count * each < _SMALL_BYTES else params

@@ -1,0 +1,1 @@
+"""A run's configuration: settings, step resources, machines, and their schema."""

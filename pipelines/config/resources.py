@@ -1,0 +1,232 @@
+"""What a step asks of the machine it runs on, and how long it may take there."""
+
+import dataclasses
+import math
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import VERTEX, MachineSpec, PaidMachine
+from tpu_components.core.sources.params import FAN_OUT
+from tpu_components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS, VERTEX_TASK_SECONDS
+from tpu_pipelines.config.configuration import Config, preflight_params
+from tpu_pipelines.config.step_resources import StepResources, gib
+
+# A node of 4 CPUs keeps some of them for itself. Vertex AI's own default is a machine of 4 and 16 GB; how it rounds
+# what is asked for is not said there, and taken to be up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
+_CPU = 3
+
+
+BASE_GIB = 4  # Python and TensorFlow take 1.
+
+
+_STEP_GIB = 12  # Arrays and models are held whole.
+
+
+# Of the 16 GB of its default machine Vertex AI's own agents take up to 40 %, and of larger ones little:
+# https://cloud.google.com/vertex-ai/docs/training/understanding-training-service
+_VERTEX_FREE_GIB, _VERTEX_AGENTS_GIB, _VERTEX_AGENTS_SHARE = 9, 6, 0.1
+
+
+# Of a training whose pod may be taken away: on a spot machine, or one that only follows the hosts of a slice.
+_RETRIES = 5
+
+
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
+VERTEX_DISK_GIB = 100
+
+
+# A task has 100 artifacts: https://cloud.google.com/vertex-ai/docs/quotas#pipelines. The step that merges has two more.
+_MOST_FAN_OUT_TASKS = 90
+
+
+# Of a training that nobody has estimated when its job is written, and whose budget nobody has set.
+TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
+
+
+def resources_of(config: Config, step: str, target: str = "") -> StepResources:
+    """Return what a step asks for: what the configuration sets, and what follows from it for the rest.
+
+    Preflight gets the memory that a compilation may take, training what it may hold of the split. On Kubeflow a pod on
+    a spot machine, and one that follows several hosts, asks to be started again; a custom job on Vertex AI need not.
+    """
+    asked = config.resources.get(step, StepResources())
+    held = {
+        "preflight_training": BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
+        "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # While it is read, a second time.
+    }
+    machine = config.machine if step == "train_model" and target == "kubeflow" else None
+    is_retried = machine is not None and (machine.spot or machine.slice.hosts > 1)
+    return dataclasses.replace(
+        asked,
+        cpu=asked.cpu or _CPU,
+        memory=asked.memory or f"{math.ceil(max(held.get(step, 0), _STEP_GIB))}Gi",
+        retries=asked.retries if asked.retries >= 0 else _RETRIES * is_retried,
+    )
+
+
+def with_agents(gib: float, target: str) -> float:
+    """Return the memory to ask a platform for, in GiB, so that a step has so much of it."""
+    if target != "vertex" or gib <= _VERTEX_FREE_GIB:
+        return gib
+    return gib * (1 + _VERTEX_AGENTS_SHARE) + _VERTEX_AGENTS_GIB
+
+
+def check_target(config: Config, target: str) -> None:
+    """Refuse what a platform has no words for.
+
+    Raises:
+        InputError: If something is asked of it that would be left out in silence.
+    """
+    training = config.resources.get("train_model", StepResources())
+    if training.timeout:
+        raise InputError(
+            f"The training's time is the machine's. Received: resources.train_model.timeout={training.timeout}. Set "
+            "machine.timeout_seconds."
+        )
+    if target != "vertex":
+        return
+    times = {f"resources.{step}.timeout": asked.timeout for step, asked in config.resources.items()}
+    times["machine.timeout_seconds"] = config.machine.timeout_seconds if config.machine else 0
+    for name, seconds in times.items():
+        if seconds > VERTEX_TASK_SECONDS:
+            raise InputError(
+                f"Vertex AI cancels a pipeline's task after 7 days: expected {name} of at most {VERTEX_TASK_SECONDS}. "
+                f"Received: {seconds}. Take a larger machine or fewer epochs, or run it on Kubeflow."
+            )
+    if config.data.engine == FAN_OUT and config.data.engine_tasks > _MOST_FAN_OUT_TASKS:
+        raise InputError(
+            f"On Vertex AI a step reads and writes 100 artifacts at most, and one step puts the parts of all others "
+            f"together: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
+            f"Received: {config.data.engine_tasks}."
+        )
+    for name in ("cpu", "memory", "disk"):
+        if value := getattr(training, name):
+            raise InputError(
+                f"On Vertex AI the training has the whole TPU host. Received: resources.train_model.{name}={value!r}. "
+                "Leave it out" + ("; machine.boot_disk_size_gb sets the disk." if name == "disk" else ".")
+            )
+    for step, asked in config.resources.items():
+        if asked.disk and gib(asked.disk) > VERTEX_DISK_GIB:
+            raise InputError(
+                f"A step on Vertex AI has a disk of {VERTEX_DISK_GIB} GB, and its pipelines can ask for no other. "
+                f"Received: resources.{step}.disk={asked.disk!r}. Leave it out, or run it on Kubeflow."
+            )
+
+
+def apply(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
+    """Ask for CPUs, memory and retries, in KFP's own words; the arguments as in `apply_retries`."""
+    task.set_cpu_limit(str(asked.cpu)).set_memory_limit(asked.memory)
+    return apply_retries(task, asked, timeout_seconds)
+
+
+def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
+    """Have a step started again when it fails.
+
+    Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go), and
+    KFP's default for it is an hour: a pod that is taken away after that would not be started again. After which
+    failures, the cluster decides: KFP has no word for Argo's `retryPolicy`, and `doctor` looks at the cluster's own.
+
+    Args:
+        task: The step.
+        asked: Number of retries, among the other resources.
+        timeout_seconds: Seconds of one attempt.
+        is_of_all: Whether these are the seconds of all attempts together.
+    """
+    if not asked.retries:
+        return task
+    seconds = timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
+    longest = seconds if is_of_all else (asked.retries + 1) * (seconds + 3600)  # And to get a machine.
+    return task.set_retry(asked.retries, "60s", 2.0, f"{longest}s")
+
+
+def as_root(task: Any) -> Any:
+    """Have a step's pod on Kubeflow run as root, who alone may write to a fresh disk: KFP has no word for `fsGroup`.
+
+    Such a root has no capabilities (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16
+    do not know the word, and leave the user to the image.
+    """
+    from kfp import kubernetes
+
+    return kubernetes.set_security_context(task, run_as_user=0)
+
+
+def place_on(target: str, task: Any, asked: StepResources) -> Any:
+    """Ask a platform for what KFP itself has no words for: disk and time."""
+    if target == "kubeflow":
+        from kfp import kubernetes
+
+        if asked.timeout:
+            kubernetes.set_timeout(task, asked.timeout)
+        if asked.disk:
+            # Steps stage what they write in the folder for temporary files.
+            kubernetes.add_ephemeral_volume(
+                task, volume_name="scratch", mount_path="/tmp", access_modes=["ReadWriteOnce"], size=asked.disk
+            )
+            as_root(task)
+    elif asked.timeout:  # A task of Vertex AI has no time of its own, so the container keeps it.
+        command = ["timeout", "--kill-after=60", str(asked.timeout)]
+        task.container_spec.command = [*command, *task.container_spec.command]
+    return task
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingTimeout:
+    """The time limit of a training, and its reason.
+
+    Attributes:
+        seconds: After so long, where nothing is estimated before.
+        is_estimated: Whether preflight's estimate, once it is there, takes the place of that.
+        reason: Why, in words.
+    """
+
+    seconds: int
+    is_estimated: bool
+    reason: str
+
+
+def training_timeout(config: Config, machine: MachineSpec, target: str) -> TrainingTimeout:
+    """Return when the training of a configuration is stopped on a machine.
+
+    1. As the machine says. 2. By preflight's estimate, as `preflight_training.params.timeout_seconds` makes it; that is
+    known while the pipeline runs, when only Vertex AI still takes a time. 3. By what the budget pays for, which
+    preflight holds the run to. 4. After a day.
+    """
+    hours, floor = "{:g} h".format, TIMEOUT_FLOOR_SECONDS / 3600
+    if machine.timeout_seconds:
+        reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
+        return TrainingTimeout(machine.timeout_seconds, False, reason)
+    seconds, why = TIMEOUT_WITHOUT_ESTIMATE_SECONDS, "nothing is estimated before it starts"
+    price = dataclasses.replace(machine.paid, target=target).price
+    if config.preflight and config.preflight.max_price_usd and price:
+        paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
+        seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
+        seconds = min(seconds, VERTEX_TASK_SECONDS) if target == "vertex" else seconds
+        why = f"{TIMEOUT_FACTOR} times what preflight.max_price_usd pays for, at least {hours(floor)}"
+    if config.preflight and target == "vertex":
+        why = f"{TIMEOUT_FACTOR} times preflight's estimate, at least {hours(floor)}"
+        return TrainingTimeout(seconds, True, f"training is stopped after {why}; machine.timeout_seconds sets another")
+    reason = f"training is stopped after {hours(seconds / 3600)}: {why}; machine.timeout_seconds sets another"
+    return TrainingTimeout(seconds, False, reason)
+
+
+def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
+    """Return a machine as a target bills it: by its price, until the training is stopped, as often as it may start."""
+    timeout = training_timeout(config, machine, target)
+    return dataclasses.replace(
+        machine.paid,
+        target=target,
+        timeout_seconds=0 if timeout.is_estimated else timeout.seconds,
+        attempts=resources_of(config, "train_model", target).retries + 1,
+    )
+
+
+def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Config:
+    """Return the same run on another machine, which preflight is to check as well, at the target's price.
+
+    Raises:
+        InputError: If the machine does not run the training's backend.
+    """
+    config = dataclasses.replace(config, machine=machine)
+    if config.preflight is None:
+        return config
+    return dataclasses.replace(config, preflight=preflight_params(config, paid_on(config, machine, target)))

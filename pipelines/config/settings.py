@@ -1,0 +1,240 @@
+"""Where pipelines run: project, region, bucket, accounts. Importing and compiling need none of it."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError, did_you_mean
+
+_PREFIX = "TPU_PIPELINES_"
+# Without these nothing can be sent to a platform.
+TARGET_SETTINGS = {"vertex": ("project", "region", "bucket"), "kubeflow": ("kfp_host",)}
+# What only one platform has, and would leave out unsaid on the other.
+_OF_TARGET = {
+    "vertex": ("network_attachment", "encryption_key", "tensorboard", "experiment"),
+    "kubeflow": ("kueue_queue", "provisioning", "s3_secret"),
+}
+_OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
+_LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # What both Google Cloud and Kubernetes take.
+
+
+def _text(example: str, pattern: str, hint: str = "") -> Any:
+    return dataclasses.field(default="", metadata={"example": example, "pattern": pattern, "hint": hint})
+
+
+def _pairs(example: str, pattern: str) -> Any:
+    return dataclasses.field(default_factory=dict, metadata={"example": example, "pattern": pattern})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One field per variable: `project` is TPU_PIPELINES_PROJECT. Empty is not set.
+
+    Attributes:
+        project: Google Cloud project.
+        region: Region of pipelines, and of jobs whose machine names none.
+        bucket: Under which pipelines write; `gs://BUCKET`, or a folder in it. On Kubeflow `s3://BUCKET` as well.
+        vertex_endpoint: Address of Vertex AI, where it is not the region's own, as behind Private Service Connect.
+        google_endpoint: Address at which `doctor` asks Google Cloud's other APIs, where they are not at their own, as
+            behind a gateway; `{host}` stands for the host of each.
+        service_account: Service account that a job runs as.
+        network: VPC network that a job is peered with.
+        network_attachment: Attachment on Vertex AI that connects a job with a VPC network by an interface, in place of
+            `network`.
+        encryption_key: Key of the user's own (CMEK) that encrypts jobs, models and endpoints on Vertex AI.
+        tensorboard: TensorBoard instance on Vertex AI that shows a training's curves while it runs; it wants a service
+            account.
+        experiment: Experiment on Vertex AI in which submitted runs are compared, by their parameters and metrics; it is
+            made where there is none. Runs that a schedule starts are not in it.
+        labels: Labels of every job and pod.
+        environment: Variables of the training step. They stand in the compiled file: no place for a secret.
+        kfp_host: URL of a Kubeflow Pipelines server.
+        kfp_namespace: Kubernetes namespace of the runs, on a server that has several users.
+        secrets: Kubernetes secrets that the training step mounts, and their paths there.
+        s3_secret: Kubernetes secret with which the pods of all steps that use s3:// sign in. It has the keys
+            AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and as they are needed AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3
+            and AWS_DEFAULT_REGION.
+        kueue_queue: Kueue's local queue that admits the training's pod, on Kubeflow.
+        provisioning: Way in which the training gets its node on GKE, `flex-start`; empty is as the cluster has it.
+        volumes: Persistent volume claims that the training step mounts, and their paths there. Checkpoints go onto the
+            first: without one, a pod that starts again trains from the start.
+
+    Raises:
+        InputError: If a value does not look like what it is to be.
+    """
+
+    project: str = _text("my-project", r"([a-z0-9.-]+:)?[a-z][a-z0-9-]*[a-z0-9]")
+    region: str = _text("us-west1", r"[a-z]+-[a-z]+\d+")
+    bucket: str = _text("gs://my-bucket", r"[a-z0-9]+://[^/\s]\S*")
+    vertex_endpoint: str = _text("https://us-west1-my-endpoint.p.googleapis.com", r"https?://[^/\s]+")
+    google_endpoint: str = _text("https://gateway.example.com/{host}", r"https?://[^/\s]*\S*\{host\}\S*")
+    service_account: str = _text("trainer@my-project.iam.gserviceaccount.com", r"[^@\s]+@[^@\s]+")
+    network: str = _text(
+        "projects/12345/global/networks/my-network",
+        r"projects/\d+/global/networks/[^/\s]+",
+        " The project stands there by its number: gcloud projects describe PROJECT --format='value(projectNumber)'.",
+    )
+    network_attachment: str = _text(
+        "projects/my-project/regions/us-west1/networkAttachments/my-attachment",
+        r"projects/[^/\s]+/regions/[^/\s]+/networkAttachments/[^/\s]+",
+    )
+    encryption_key: str = _text(
+        "projects/my-project/locations/us-west1/keyRings/my-ring/cryptoKeys/my-key",
+        r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+",
+    )
+    tensorboard: str = _text(
+        "projects/12345/locations/us-west1/tensorboards/678", r"projects/[^/\s]+/locations/[^/\s]+/tensorboards/[^/\s]+"
+    )
+    experiment: str = _text("digits-models", r"[a-z0-9][a-z0-9-]{2,126}[a-z0-9]")
+    labels: Mapping[str, str] = _pairs("team=vision,stage=test", rf"(?=[a-z]){_LABEL}=({_LABEL})?")
+    environment: Mapping[str, str] = _pairs("XLA_FLAGS=--xla_dump_to=/tmp/xla", r"[A-Za-z_]\w*=.*")
+    kfp_host: str = _text("https://kubeflow.example.com/pipeline", r"https?://[^/\s]\S*")
+    kfp_namespace: str = _text("team-vision", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+    s3_secret: str = _text("s3-credentials", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+    kueue_queue: str = _text("tpu-queue", r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+    provisioning: str = _text("flex-start", "flex-start")
+    secrets: Mapping[str, str] = _pairs("storage-key=/secrets/storage", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
+    volumes: Mapping[str, str] = _pairs("checkpoints=/mnt/checkpoints", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            texts = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else [value]
+            for text in texts:
+                if text and not re.fullmatch(field.metadata["pattern"], text):
+                    raise InputError(
+                        f"Cannot use the setting {field.name} ({variable(field.name)}): expected something like "
+                        f"{field.metadata['example']}. Received: {hide_credentials(text)!r}."
+                        f"{field.metadata.get('hint', '')}"
+                    )
+
+    def check_applies(self, target: str) -> None:
+        """Check that a platform has everything that these settings ask of it.
+
+        Raises:
+            InputError: If it has not, or two of them exclude each other; says which.
+        """
+        for name in _OF_TARGET["kubeflow" if target == "vertex" else "vertex"]:
+            if value := getattr(self, name):
+                raise InputError(
+                    f"The setting {name} ({variable(name)}) cannot be had with --target {target}. Received: {value!r}. "
+                    "Leave it out there."
+                )
+        self.check_region(self.region)
+        if self.network and self.network_attachment:
+            raise InputError(
+                f"A job has a network or a network attachment. Received: network={self.network!r} and "
+                f"network_attachment={self.network_attachment!r}. Leave out one of them."
+            )
+        if self.tensorboard and not self.service_account:
+            raise InputError(
+                f"A training that fills a TensorBoard runs as a service account of yours. Received: tensorboard="
+                f"{self.tensorboard!r} without one. Set {variable('service_account')}."
+            )
+
+    def check_region(self, region: str) -> None:
+        """Check that what is of a region lies in the one where a job runs.
+
+        Raises:
+            InputError: If something lies elsewhere; names it.
+        """
+        for name in _OF_REGION:
+            value = getattr(self, name)
+            if value and region and value.split("/")[3] != region:
+                raise InputError(
+                    f"The setting {name} ({variable(name)}) must be of the region {region}, where the job runs. "
+                    f"Received: {value!r}. Name one of that region."
+                )
+
+    def require(self, *names: str) -> None:
+        """Check that these settings are there.
+
+        Raises:
+            InputError: If some are missing; names them all, and how to set them.
+        """
+        if missing := [
+            field for field in dataclasses.fields(self) if field.name in names and not getattr(self, field.name)
+        ]:
+            exports = " ".join(f"{variable(field.name)}={field.metadata['example']}" for field in missing)
+            raise InputError(
+                f"Missing settings: {', '.join(field.name for field in missing)}. Set them in the environment, as in "
+                f"`export {exports}`, or in the YAML file that --settings names."
+            )
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a setting.
+
+    Example:
+        >>> variable("kfp_host")
+        'TPU_PIPELINES_KFP_HOST'
+    """
+    return _PREFIX + name.upper()
+
+
+def hide_credentials(text: str, mark: str = "***@") -> str:
+    """Return the text with a mark for whatever signs somebody in by a URL.
+
+    Example:
+        >>> hide_credentials("no answer from http://me:secret@kubeflow:8080/pipeline")
+        'no answer from http://***@kubeflow:8080/pipeline'
+    """
+    return re.sub(r"(\w+://)[^/\s]*@", rf"\g<1>{mark}", text)
+
+
+def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:
+    """Return the settings of a YAML file, if one is given, and over them those of the environment.
+
+    Args:
+        environment: Holds `TPU_PIPELINES_…`; several labels and such are `key=value,key=value`. Others are ignored.
+        file: Holds settings by their names in lower case; labels and such are mappings.
+
+    Raises:
+        InputError: If the file cannot be read, or a name or value is wrong.
+
+    Example:
+        >>> load_settings({"TPU_PIPELINES_LABELS": "team=vision,stage=test"}).labels
+        {'team': 'vision', 'stage': 'test'}
+    """
+    values = _read(file) if file else {}
+    for field in dataclasses.fields(Settings):
+        if text := environment.get(variable(field.name), ""):
+            values[field.name] = _split(field.name, text) if _is_mapping(field) else text
+    return Settings(**values)
+
+
+def _is_mapping(field: dataclasses.Field[Any]) -> bool:
+    return field.default_factory is dict
+
+
+def _split(name: str, text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(separator for _, separator, _ in pairs):
+        raise InputError(
+            f"Cannot use {variable(name)}: expected key=value,key=value. Received: {text!r}. A value with a comma goes "
+            "into the file that --settings names."
+        )
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    from tpu_pipelines.config.yaml_files import (
+        read_mapping,  # Not by the command line, which asks here for the targets.
+    )
+
+    raw = read_mapping(file, "the settings", "names and values")
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name not in fields:
+            raise InputError(
+                f"Unknown setting {name!r} in {file}: expected one of {', '.join(fields)}."
+                f"{did_you_mean(str(name), fields)} The image is set by TPU_PIPELINES_IMAGE alone."
+            )
+        if isinstance(value, dict) != _is_mapping(fields[name]) or value is None:
+            kind = "a mapping" if _is_mapping(fields[name]) else "text"
+            raise InputError(f"The setting {name} in {file} must be {kind}. Received: {value!r}.")
+        values[name] = {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else str(value)
+    return values

@@ -1,0 +1,1 @@
+"""The pipeline: wiring, cache keys, and the compiled file."""

@@ -1,0 +1,212 @@
+"""Keys under which a local run finds a step's outputs again: what goes in, and the code that works on it."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base import fingerprint
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.fingerprint import Code, LookedUp, code_of, digest_files
+from tpu_components.core.files import storage
+from tpu_components.core.models.lookup import model_code
+from tpu_components.core.sources.listing import Listing
+from tpu_components.preflight_training import compile_cache, sandbox
+from tpu_components.preflight_training.compiler import versions as compiler_versions
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.steps import STEP_TABLE, STEPS
+
+# What changes where and how fast a step runs, never what it gives.
+_WITHOUT_EFFECT = (
+    *("num_workers", "engine", "engine_tasks", "beam_options"),
+    *("checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib"),
+)
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@functools.cache
+def _code(step: str) -> Code:
+    return _codes()[step]
+
+
+@functools.cache
+def _codes() -> dict[str, Code]:
+    """Return the code of every step; what their files refer to is kept for the next time, by the files' contents."""
+    own = digest_files({"": Path(fingerprint.__file__)})
+    memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
+    kept = compile_cache.recall(memo, _read_references) or {}
+    fingerprint.references_known.update(kept)
+    looked_up = LookedUp()
+    codes = {step: code_of([f"tpu_components.{step}.component"], looked_up=looked_up) for step in STEPS}
+    used = fingerprint.references_known
+    if used.keys() != kept.keys():
+        compile_cache.keep(memo, {key: [imports, sorted(names)] for key, (imports, names) in used.items()})
+    return codes
+
+
+def _read_references(content: Any) -> dict[str, fingerprint.References]:
+    return {
+        key: (tuple((int(level), str(name)) for level, name in imports), frozenset(map(str, names)))
+        for key, (imports, names) in content.items()
+    }
+
+
+def code_version(step: str) -> str:
+    """Return the fingerprint of the code that a step runs."""
+    return _code(step).digest
+
+
+def _code_here(step: str) -> str:
+    """Return the same with the libraries that this machine runs it with; elsewhere, an image holds them."""
+    return _digest(code_version(step), _code(step).versions())
+
+
+def _model(config: Config, is_here: bool) -> str:
+    """Return the fingerprint of a model's code and of the files that it names, or that the configuration does."""
+    code = model_code(config.training.model, config.training.model_parameters)
+    return _digest(code.digest, code.versions() if is_here else {}, [_content(file) for file in config.model_files])
+
+
+def _content(place: str) -> str:
+    """Return the fingerprint of a file, or of all in a folder; in an object store by their checksums."""
+    if storage.is_remote(place):
+        return _digest(_remote_files(place))
+    return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
+
+
+def _remote_files(place: str) -> list[storage.StoredFile]:
+    """Return a file, or all in a folder or a bucket, of an object store."""
+    folder, _, name = place.rstrip("/").rpartition("/")
+    if folder.endswith(":/"):  # A bucket.
+        return storage.list_files(place)
+    same = [file for file in storage.list_files(folder) if f"{file.name}/".startswith(f"{name}/")]
+    if not same:
+        raise InputError(
+            f"Cannot read what model.files names: there is no {place!r}. Expected a file or a folder. Check the path."
+        )
+    return same
+
+
+def _folder_content(folder: Path) -> str:
+    files: dict[str, Path] = {}
+    for directory, folders, names in os.walk(folder, followlinks=True):
+        here = Path(directory)
+        folders[:] = [name for name in folders if not here.resolve().is_relative_to((here / name).resolve())]
+        paths = filter(Path.is_file, map(here.joinpath, names))
+        files.update({path.relative_to(folder).as_posix(): path for path in paths})
+    return digest_files(files)
+
+
+def data_version(listing: Listing, memo: Path) -> str:
+    """Return the fingerprint of a source's content, kept in `memo` for as long as no file's size or time changes."""
+    key = listing.stat_digest()
+    path = memo / f"{key}.txt"
+    if not path.is_file():
+        storage.write_bytes(path, listing.content_digest().encode())
+    return path.read_text()
+
+
+def _params(params: Any) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(params).items() if name not in _WITHOUT_EFFECT}
+
+
+def lineage(config: Config) -> dict[str, Any]:
+    """Return what a registry records of a run beside what its artifacts say: its name, configuration and code."""
+    code = {step: code_version(step) for step in config.steps}
+    return {"run": config.name, "config": _decisive(config), "code": code}
+
+
+def _decisive(config: Config) -> dict[str, Any]:
+    """Return a configuration without its fallbacks and how long it waits for them: these make it no other run."""
+    plain = config.as_dict()
+    for key in ("fallbacks", "max_wait_seconds"):
+        plain.get("machine", {}).pop(key, None)
+    return plain
+
+
+def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
+    """Return what a run follows from: short digests of its `data`, its `configuration` and its `code`.
+
+    Args:
+        config: The run's configuration.
+        data: The `data_version` of its source, or what else stands for it.
+        image: The image that its steps run in; empty on this machine, with its libraries.
+    """
+    version = code_version if image else _code_here
+    code = ({step: version(step) for step in STEPS}, _model(config, not image), image)
+    parts = {"data": data, "configuration": _decisive(config), "code": code}
+    return {name: _digest(part)[:12] for name, part in parts.items()}
+
+
+def platform_fingerprints(
+    config: Config, image: str, machine: str = "", environment: Mapping[str, str] | None = None
+) -> dict[str, dict[str, str]]:
+    """Return what decides each step's result beside its other inputs, as an input that a platform's cache counts.
+
+    The cache knows a step by its inputs, its image and its command. It does not know which code a tag of an image
+    means, nor what a model's files hold; and what the training step runs in stands where only some services look.
+
+    Args:
+        config: The run's configuration.
+        image: The image that its steps run in.
+        machine: Short name of what the training step runs on.
+        environment: Variables that the training step sees.
+    """
+    of_model, of_training = {"model": _model(config, is_here=False)[:12]}, {"image": image, "machine": machine}
+    if environment:
+        of_training["environment"] = _digest(dict(environment))[:12]
+    more = {"preflight_training": of_model, "train_model": {**of_model, **of_training}}
+    return {step: {"code": code_version(step)[:12], **more.get(step, {})} for step in STEPS}
+
+
+def trained(config: Config, fingerprint: Mapping[str, str]) -> dict[str, str]:
+    """Return what decides a training's weights, as far as it is known when its job is written.
+
+    The machine is left out: on another machine a training continues from the same checkpoint.
+
+    Args:
+        config: Configuration of the run, as it is compiled.
+        fingerprint: That of the training step, from `platform_fingerprints`.
+    """
+    asked = _digest(_params(config.data), _params(config.training))[:12]
+    return {**{part: value for part, value in fingerprint.items() if part != "machine"}, "configuration": asked}
+
+
+def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str, str]:
+    """Return a key per step.
+
+    Args:
+        config: The run's configuration.
+        data: The `data_version` of its source.
+        champion_digest: Digest of the champion that a registry names; empty for none.
+
+    Returns:
+        Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
+        Where an alias stands is no output: whoever takes deploy_model from a cache looks whether it still stands there.
+    """
+    model = _model(config, is_here=True)
+    champion, champion_files = config.gate.champion, champion_digest
+    if storage.is_remote(champion):
+        champion_files = _digest(storage.list_files(champion))
+    elif champion and Path(champion).is_dir():
+        champion_files = _folder_content(Path(champion))
+    beside: dict[str, tuple[Any, ...]] = {
+        "create_tfrecords": (data,),
+        "preflight_training": (compiler_versions(), model),
+        "train_model": (model,),
+        "evaluate_model": (champion_files,),
+    }
+    keys: dict[str, str] = {}
+    for name, step in STEP_TABLE.items():
+        params = getattr(config, step.section)
+        read = (keys[other] for other in step.reads)
+        keys[name] = _digest(_code_here(name), params and _params(params), *beside.get(name, ()), *read)
+    return keys

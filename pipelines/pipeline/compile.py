@@ -1,0 +1,309 @@
+"""The pipeline as a file for a cloud platform, its training step on the TPU that the configuration names.
+
+Only that step differs from the pipeline that runs on a laptop: on Vertex AI it is wrapped as a custom job, on Kubeflow
+its pod asks the cluster for a TPU.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.container_images import (
+    BEAM_IMAGE,
+    IMAGE,
+    LOCAL_IMAGE,
+    SERVING_IMAGE,
+    is_in_registry,
+    other_steps_image,
+)
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.files import storage
+from tpu_components.core.machines.machine_spec import MachineSpec
+from tpu_components.core.models.lookup import bundle_of, named_files
+from tpu_components.core.registry.opening import parse_reference
+from tpu_components.core.registry.reference import is_on_vertex
+from tpu_components.core.registry.signing import public_key_text
+from tpu_components.core.sources.params import BEAM
+from tpu_components.deploy_model.params import PRIVATE, VERTEX
+from tpu_components.train_model.params import TrainParams
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.resources import (
+    TrainingTimeout,
+    check_target,
+    on_machine,
+    place_on,
+    resources_of,
+    training_timeout,
+)
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.pipeline.cache_keys import lineage, platform_fingerprints, trained
+from tpu_pipelines.platforms import beam_job, s3
+from tpu_pipelines.platforms.custom_job import as_custom_job, in_region
+from tpu_pipelines.platforms.steps import Step
+from tpu_pipelines.platforms.tpu_pod import as_tpu_pod
+
+_HEADER = "# PIPELINE DEFINITION"  # How KFP begins what it compiles.
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledPipeline:
+    """A compiled pipeline, as it was written.
+
+    Attributes:
+        path: The file.
+        machine: Machine that the training step asks for.
+        image: Image that every step runs in.
+        timeout: When the training is stopped, and why then.
+        carried: Content of the files that the pipeline reads from the bucket, by their place there.
+    """
+
+    path: Path
+    machine: MachineSpec
+    image: str
+    timeout: TrainingTimeout
+    carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+
+def compile_pipeline(config: Config, target: str, output: Path, settings: Settings | None = None) -> CompiledPipeline:
+    """Write the pipeline as a YAML file that a platform takes.
+
+    Args:
+        config: Parameters of every step, and the machine.
+        target: `vertex` or `kubeflow`.
+        output: The file; only a compiled pipeline is overwritten.
+        settings: Those that are known by now go into the training step.
+
+    Raises:
+        InputError: If the machine cannot be had there, the cloud could not read the data or the model, or the file may
+            not be written.
+    """
+    settings = settings or Settings()
+    if target not in _WRAPPERS:
+        raise InputError(
+            f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
+        )
+    config = placed(config, target, settings)
+    machine = require_machine(config, target)
+    settings.check_applies(target)
+    if IMAGE != LOCAL_IMAGE:  # Compiling needs no settings: one that nobody has named yet is asked for when it is sent.
+        require_step_image(IMAGE, target)
+    config = _with_registry(config, target, settings)
+    if config.data.engine == BEAM:
+        _require_image(BEAM_IMAGE, target, "beam", "TPU_PIPELINES_BEAM_IMAGE")
+        config = beam_job.with_settings(config, target, settings)
+    _check_readable(config, target)
+    check_target(config, target)
+    made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
+    config, carried = _with_carried_model(config, target, settings)
+    _check_output(output)
+    training = _train_on(machine, config.training)
+    from kfp import compiler
+
+    from tpu_components.train_model.component import train_model
+    from tpu_pipelines.pipeline.training_pipeline import training_pipeline
+
+    timeout = training_timeout(config, machine, target)
+    machine = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
+    asked = resources_of(config, "train_model", target)
+    made_of = trained(config, made_with["train_model"])
+    step = _WRAPPERS[target](train_model, machine, settings, config.name, asked, made_of)
+    config = dataclasses.replace(config, training=training)
+    on_s3 = s3.steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
+
+    def place(name: str, task: Any) -> Any:
+        placed = place_on(target, task, resources_of(config, name)) if name != "train_model" else task
+        return s3.sign_in(placed, settings.s3_secret) if name in on_s3 else placed
+
+    pipeline = training_pipeline(
+        config,
+        train_step=lambda **inputs: place("train_model", step(**inputs)),
+        lineage=lineage(config),
+        fingerprints=made_with,
+        place=place,
+        estimated_timeout=timeout.is_estimated,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pipeline.yaml"
+        compiler.Compiler().compile(pipeline, str(path))
+        storage.write_bytes(output, path.read_bytes())
+    return CompiledPipeline(output, machine, IMAGE, timeout, carried)
+
+
+def require_step_image(image: str, target: str) -> None:
+    """Check that a platform can pull the image that training runs in, and that of the other steps, if it is another.
+
+    Raises:
+        InputError: If its name has no registry.
+    """
+    _require_image(image, target, "step", "TPU_PIPELINES_IMAGE")
+    if other := other_steps_image():
+        _require_image(other, target, "step", "TPU_PIPELINES_STEPS_IMAGE")
+
+
+def _require_image(image: str, target: str, what: str, variable: str) -> None:
+    if not is_in_registry(image, is_clusters_own=target == "kubeflow"):
+        platform = "Vertex AI" if target == "vertex" else "A cluster"
+        made = "make image-beam" if what == "beam" else "make image"
+        raise InputError(
+            f"{platform} cannot fetch the {what} image {image!r}: expected one in a registry, as "
+            f"europe-docker.pkg.dev/PROJECT/REPOSITORY/{what}@sha256:…. Build it with `{made}`, push "
+            f"it, and set {variable}."
+        )
+
+
+def require_machine(config: Config, target: str) -> MachineSpec:
+    """Return the machine of a configuration.
+
+    Raises:
+        InputError: If it names none, or one of several hosts for a backend that trains on one.
+    """
+    if config.machine is None:
+        raise InputError(
+            f"Cannot compile {config.name!r} for {target}: expected a machine to train on, received none. Use "
+            "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
+        )
+    training = config.training
+    if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator in ("cpu", "gpu")):
+        config.machine.require_one_host("The tensorflow backend trains on one host")
+    return config.machine
+
+
+def placed(config: Config, target: str, settings: Settings) -> Config:
+    """Return the configuration with its machine where it is paid for: on Vertex, the settings' region if it names none.
+
+    Raises:
+        InputError: If there is no machine, or not in that region.
+    """
+    machine = require_machine(config, target)
+    return on_machine(config, in_region(machine, settings) if target == "vertex" else machine, target)
+
+
+def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
+    """Return the same training, told to use the TPU: it must be asked for, and only this step has one."""
+    if training.accelerator == "auto":
+        training = dataclasses.replace(training, accelerator="tpu")
+    devices = machine.slice.devices
+    if training.accelerator == "tpu" and training.num_replicas not in (0, devices):
+        raise InputError(
+            f"A TPU slice is used whole: expected training.num_replicas={devices} or 0 with {machine.name}. "
+            f"Received: {training.num_replicas}."
+        )
+    return training
+
+
+def _check_readable(config: Config, target: str) -> None:
+    """Refuse what lies on this machine: a container elsewhere does not see it."""
+    refused = f"Cannot compile {config.name!r} for {target}:"
+    for name, place in (("data.source", config.data_location), ("gate.champion", config.gate.champion)):
+        reads = storage.is_on_google if target == "vertex" else storage.is_remote
+        if place and not reads(place) and not _is_vertex_reference(place):
+            where = "Cloud Storage" if target == "vertex" else "Cloud Storage, or on s3://"
+            raise InputError(
+                f"{refused} {name} must be on {where}, where the steps can read it. Received: {place!r}. Copy it "
+                "to gs://BUCKET/… and name that."
+            )
+    if config.deploy and config.deploy.registry and not is_on_vertex(config.deploy.registry):
+        raise InputError(
+            f"{refused} a folder on this machine is a registry that no container sees. Received: deploy.registry="
+            f"{config.deploy.registry!r}. Leave it out, or use deploy.registry=vertex."
+        )
+    if local := [file for file in config.model_files if not storage.is_remote(file)]:
+        raise InputError(
+            f"{refused} model.files names {local[0]!r}, which no container sees. Put it on gs://BUCKET/… and read it "
+            "from there; what the model's code names beside its file travels with it."
+        )
+    if named := named_files(config.training.model_parameters):
+        raise InputError(
+            f"{refused} a parameter of the model names the file {next(iter(named))!r}, which no container sees. Put it "
+            "beside the model's file and open it there as Path(__file__).parent / NAME: it travels with the model."
+        )
+
+
+def _with_carried_model(config: Config, target: str, settings: Settings) -> tuple[Config, dict[str, bytes]]:
+    """Name a model of the user's own by its place in the bucket; returns the configuration, and what lies there.
+
+    Its digest is part of the place, so that no step runs other code than this, and the platform's cache knows it by it.
+    """
+    model = config.training.model
+    bundle = bundle_of(model)
+    if bundle is None and model.endswith((".py", ".keras")):
+        raise InputError(
+            f"Cannot compile {config.name!r} for {target}: the model {model!r} lies among the code of this project or "
+            "of libraries, which does not travel. Put it into a folder of its own."
+        )
+    if bundle is None or storage.is_remote(model) or (":" in model and not settings.bucket):
+        return config, {}  # The image holds it, or the bucket does.
+    if not settings.bucket:
+        raise InputError(
+            f"Cannot compile {config.name!r} for {target}: the model {model!r} travels through a bucket, and none is "
+            f"set. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or install the model in the image, "
+            "and --set model=MODULE:build_model."
+        )
+    place = bundle.reference(f"{settings.bucket.rstrip('/')}/models")
+    config = dataclasses.replace(config, training=dataclasses.replace(config.training, model=place))
+    return on_machine(config, require_machine(config, target), target), {place: bundle.content}
+
+
+def _with_registry(config: Config, target: str, settings: Settings) -> Config:
+    """Return the configuration with its registry on Vertex AI, if it has one, where the settings say."""
+    deploy = config.deploy
+    if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
+        return config
+    if (
+        deploy.endpoint_access == PRIVATE
+        and target == "vertex"
+        and not (settings.network or settings.network_attachment)
+    ):
+        raise InputError(
+            f"Cannot compile {config.name!r} for vertex: the steps run outside of {deploy.endpoint_network}, and could "
+            f"not ask the private endpoint {deploy.endpoint!r} there before it serves. Set "
+            "TPU_PIPELINES_NETWORK_ATTACHMENT to an attachment of that network, or TPU_PIPELINES_NETWORK where it is "
+            "peered."
+        )
+    if deploy.signing_key and not storage.is_remote(deploy.signing_key):
+        raise InputError(
+            f"Cannot compile {config.name!r} for {target}: a key on this machine signs nothing in a container. "
+            f"Received: deploy.signing_key={deploy.signing_key!r}. Put it on gs://BUCKET/…, where the steps' account "
+            "alone may read it."
+        )
+    image = deploy.serving_image or SERVING_IMAGE
+    _require_image(image, "vertex", "serving", "TPU_PIPELINES_SERVING_IMAGE")
+    registry, artifacts_uri = deploy.registry, deploy.artifacts_uri
+    if registry == VERTEX:
+        settings.require("project", "region")
+        registry = f"projects/{settings.project}/locations/{settings.region}/models"
+    if not artifacts_uri:
+        settings.require("bucket")
+        artifacts_uri = f"{settings.bucket.rstrip('/')}/registry"
+    deploy = dataclasses.replace(
+        deploy,
+        registry=registry,
+        artifacts_uri=artifacts_uri,
+        serving_image=image,
+        encryption_key=deploy.encryption_key or settings.encryption_key,
+        verify_key=deploy.verify_key if storage.is_remote(deploy.verify_key) else public_key_text(deploy.verify_key),
+    )
+    return dataclasses.replace(config, deploy=deploy)
+
+
+def _is_vertex_reference(text: str) -> bool:
+    return is_on_vertex(text.rpartition("/")[0]) and parse_reference(text) is not None
+
+
+def _check_output(output: Path) -> None:
+    if output.suffix not in (".yaml", ".yml"):
+        raise InputError(f"Cannot write {output}: expected a name that ends in .yaml. Choose another --output.")
+    storage.require_writable(output.absolute().parent)
+    if output.is_dir() or (output.exists() and not output.read_bytes().startswith(_HEADER.encode())):
+        raise InputError(
+            f"Refused to overwrite {output}: expected a compiled pipeline, received something else. Choose another "
+            "--output."
+        )
+
+
+_WRAPPERS: dict[str, Callable[..., Step]] = {
+    "vertex": as_custom_job,
+    "kubeflow": as_tpu_pod,
+}

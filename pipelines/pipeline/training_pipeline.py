@@ -1,0 +1,158 @@
+"""The pipeline: wiring only."""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kfp import dsl
+
+from tpu_components.core.registry.opening import parse_reference
+from tpu_components.core.sources.params import BEAM, FAN_OUT
+from tpu_components.core.step.step_record import RUN_VARIABLE
+from tpu_components.create_tfrecords.component import (
+    create_tfrecords,
+    list_source,
+    merge_parts,
+    plan_parts,
+    write_parts,
+    write_with_beam,
+)
+from tpu_components.deploy_model.component import deploy_model
+from tpu_components.evaluate_model.component import evaluate_model, mark_promoted
+from tpu_components.export_model.component import export_model
+from tpu_components.preflight_training.component import preflight_training
+from tpu_components.train_model.component import train_model
+from tpu_pipelines.config.configuration import Config, without_tuples
+from tpu_pipelines.config.resources import apply, resources_of
+
+PIPELINE_NAME = "training-pipeline"
+
+
+def _constants(params: Any, *but: str) -> dict[str, Any]:
+    """Return the fields of a Params dataclass as component inputs, without those that arrive another way."""
+    values = {name: value for name, value in dataclasses.asdict(params).items() if name not in but}
+    return typing.cast(dict[str, Any], without_tuples(values))
+
+
+def training_pipeline(
+    config: Config,
+    train_step: Callable[..., dsl.PipelineTask] = train_model,
+    cache_keys: Mapping[str, str] | None = None,
+    lineage: Mapping[str, Any] | None = None,
+    place: Callable[[str, dsl.PipelineTask], dsl.PipelineTask] = lambda step, task: task,
+    estimated_timeout: bool = False,
+    fingerprints: Mapping[str, Mapping[str, str]] | None = None,
+) -> Any:
+    """Build the pipeline of a configuration.
+
+    Args:
+        config: Parameters of every step. The pipeline's own inputs are the few that an operator changes per run.
+        train_step: The training component: the plain one, or one that a target has wrapped with a machine.
+        cache_keys: A key per step, under which a local run finds its outputs again. Without it the platform makes its
+            own keys, for which a step of its own lists the source each time.
+        lineage: Facts that the registry records of the run beside what its artifacts say.
+        place: Asks a platform for what KFP itself has no words for.
+        estimated_timeout: Whether the training step takes its time from preflight, if there is that.
+        fingerprints: Facts that a platform's cache counts for each step beside its inputs; see `platform_fingerprints`.
+
+    Returns:
+        A KFP pipeline, to be compiled or, inside a kfp.local session, called.
+    """
+    # A platform knows a step by its inputs, and an alias is the same text wherever it stands.
+    uncached = ("evaluate_model", "deploy_model") if parse_reference(config.champion) else ()
+
+    def add(
+        step: str, component: Callable[..., dsl.PipelineTask], is_last: bool = True, **inputs: Any
+    ) -> dsl.PipelineTask:
+        task = component(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
+        if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Whose pages have it in their titles.
+            task.set_env_variable(RUN_VARIABLE, config.name)
+        if step != "train_model":  # Whose machine is the target's affair.
+            task = place(step, apply(task, resources_of(config, step)))
+        if cache_keys:  # Of a step that is several tasks, the last one's outputs are what is found again.
+            return task.set_caching_options(True, cache_keys[step]) if is_last else task.set_caching_options(False)
+        return task.set_caching_options(False) if step in uncached else task
+
+    @dsl.pipeline(name=PIPELINE_NAME, description="Labelled data to a checked Keras model for CPU serving.")
+    def pipeline(
+        source: str = config.data.source,
+        epochs: int = config.training.epochs,
+        learning_rate: float = config.training.learning_rate,
+        champion: str = config.champion,
+    ) -> None:
+        data = _constants(config.data, "source")
+        data_version: Any = ""
+        if not cache_keys:  # Which know it already.
+            listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
+            data_version = place("create_tfrecords", listed).set_caching_options(False).output
+        asked = {"source": source, "data": data, "data_version": data_version}
+        if config.data.engine == FAN_OUT:
+            planned = add("create_tfrecords", plan_parts, is_last=False, **asked).outputs["planned"]
+            with dsl.ParallelFor(list(range(config.data.engine_tasks)), name="ranges") as number:
+                written = add(
+                    "create_tfrecords", write_parts, is_last=False, planned=planned, number=number, **asked
+                ).outputs["parts"]
+            # Vertex AI collects artifacts (https://github.com/kubeflow/pipelines/issues/3412), Kubeflow Pipelines from
+            # 2.14 on (its CHANGELOG.md, pull request 11725).
+            writing = add("create_tfrecords", merge_parts, planned=planned, parts=dsl.Collected(written), **asked)
+        elif config.data.engine == BEAM:
+            writing = add("create_tfrecords", write_with_beam, **asked)
+        else:
+            writing = add("create_tfrecords", create_tfrecords, source=source, data_version=data_version, **data)
+        records = writing.outputs["records"]
+        preflight, limits, footprint = None, {}, {}
+        if config.preflight:
+            preflight = add(
+                "preflight_training",
+                preflight_training,
+                records=records,
+                epochs=epochs,
+                **_constants(config.preflight, "epochs"),
+            )
+            footprint = {"preflight": preflight.outputs["footprint"]}
+            if estimated_timeout:
+                limits = {"timeout": preflight.outputs["timeout"]}
+        training = add(
+            "train_model",
+            train_step,
+            records=records,
+            epochs=epochs,
+            learning_rate=learning_rate,
+            **_constants(config.training, "epochs", "learning_rate"),
+            **limits,
+        )
+        trained = training.outputs["trained"]
+        if preflight:
+            training.after(preflight)
+        evaluated = add(
+            "evaluate_model",
+            evaluate_model,
+            records=records,
+            model=trained,
+            champion=champion,
+            **_constants(config.gate, "champion"),
+        )
+        if not config.export and cache_keys:  # Nothing is left to do, and a local run reads the gate's decision itself.
+            return
+        with dsl.If(evaluated.outputs["Output"] == True, name="promoted"):  # noqa: E712 (KFP overloads ==)
+            if not config.export:
+                place("evaluate_model", apply(mark_promoted(model=trained), resources_of(config, "evaluate_model")))
+                return
+            exported = add(
+                "export_model", export_model, records=records, model=trained, **_constants(config.export)
+            ).outputs["exported"]
+            if config.deploy and config.deploy.registry:
+                add(
+                    "deploy_model",
+                    deploy_model,
+                    records=records,
+                    model=trained,
+                    exported=exported,
+                    evaluation=evaluated.outputs["evaluation"],
+                    lineage=dict(lineage or {"run": config.name}),
+                    **footprint,
+                    **_constants(config.deploy, "lineage", "preflight"),
+                )
+
+    return pipeline

@@ -1,0 +1,1 @@
+"""Whether a run is needed, and what CI shows of runs."""

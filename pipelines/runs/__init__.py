@@ -1,0 +1,1 @@
+"""Runs on this machine: start, cache, history, summary, comparison."""

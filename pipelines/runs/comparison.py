@@ -1,0 +1,406 @@
+"""Several runs side by side: what they reach, how fast, how large, and in what their configurations differ."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
+from tpu_components.core.examples.interface import TASKS, judged_figure
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.results.export_info import with_spread
+from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction, show
+from tpu_components.export_model.formats.table import FORMATS
+from tpu_pipelines.runs.summary import FAILED, SUMMARY_FILE, Summary
+
+_NOTHING = "–"
+_MAX_TEXT = 60
+_LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Of the runs beyond as many as there are colours.
+_LEGEND_CHARACTERS, _TITLED = 24, 3
+_COUNTS = ("num_examples", "top_k", "num_absent_classes")
+_NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
+_CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
+_JUDGED = tuple(task.judged for task in TASKS.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The facts of a training, from the section `training` of `model.json`; None where that is silent."""
+
+    epochs: int | None = None
+    seconds: float | None = None
+    examples_per_second: float | None = None
+    num_replicas: int | None = None
+    accelerator: str | None = None
+    precision: str | None = None
+    backend: str | None = None
+    sessions: int | None = None
+    goodput: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """The part of a `model.json` of any age that a comparison reads."""
+
+    training: Trained
+    dataset_fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The results that a run left.
+
+    Attributes:
+        label: A name that no other run of the comparison has.
+        summary: Its `summary.json`.
+        trained: Facts about the training of its model.
+        history: One mapping per epoch; empty if it did not train.
+        dataset: Fingerprint of its data set; empty if it did not train.
+    """
+
+    label: str
+    summary: Summary
+    trained: Trained = Trained()
+    history: tuple[Mapping[str, float | None], ...] = ()
+    dataset: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One property of every run.
+
+    Attributes:
+        name: Name of the property.
+        values: One per run; None where a run has none.
+        texts: The values as they are shown.
+        direction: `HIGHER` or `LOWER` is better, or `NEITHER`.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    texts: tuple[str, ...]
+    direction: int = NEITHER
+
+    @property
+    def best(self) -> frozenset[int]:
+        """The place of the best run; empty where none stands out, as among those that share the first place."""
+        known = [value for value in self.values if value is not None] if self.direction else []
+        if len(known) < 2:
+            return frozenset()
+        top = self.values.index(max(known) if self.direction == HIGHER else min(known))
+        return frozenset([top]) if self.texts.count(self.texts[top]) == 1 else frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Runs and what they differ in.
+
+    Attributes:
+        runs: In the order given.
+        sections: Rows under their headings.
+        notes: Remarks to read before trusting the comparison.
+    """
+
+    runs: tuple[Run, ...]
+    sections: Mapping[str, tuple[Row, ...]]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: a list for every property, in the order of the runs."""
+        sections = {title: {row.name: list(row.values) for row in rows} for title, rows in self.sections.items()}
+        return {"runs": [run.label for run in self.runs], **sections, "notes": list(self.notes)}
+
+
+def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Divide folders as a shell finds them, `runs/*`, into runs that have ended and others.
+
+    Raises:
+        InputError: If there is nothing of that name, or no run among them.
+    """
+    if missing := [path for path in paths if not path.exists()]:
+        raise InputError(f"Cannot compare {missing[0]}: there is no such folder. Check the path.")
+    runs = tuple(path for path in paths if (path / SUMMARY_FILE).is_file())
+    if not runs:
+        raise InputError(
+            f"Cannot compare {', '.join(map(str, paths))}: there is no {SUMMARY_FILE} in it. Expected the folder of a "
+            "run that has ended, as runs/digits."
+        )
+    return runs, tuple(path for path in paths if path not in runs)
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Compare runs.
+
+    Args:
+        folders: Folders of runs, as `tpu-pipelines run` wrote them; one that is given twice, as by a link to the
+            latest run, counts once.
+
+    Raises:
+        InputError: If one of them is no run's folder, or all are the same.
+    """
+    places = list(dict.fromkeys(folder.resolve() for folder in folders))
+    if len(places) == 1 < len(folders):
+        raise InputError(f"Cannot compare a run with itself. Received: {', '.join(map(str, folders))}. Name each once.")
+    runs = tuple(_load(place, label) for place, label in zip(places, _labels(places), strict=True))
+    one_dataset = len({run.dataset for run in runs if run.dataset}) < 2
+    sections = {
+        "results": _results(runs, one_dataset),
+        "training": _training(runs),
+        "export": _export(runs),
+        "preflight": _preflight(runs),
+        "configuration": _configuration(runs),
+    }
+    notes = [] if one_dataset else ["The runs were trained and scored on different data: their results do not compare."]
+    notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == FAILED]
+    notes += [
+        f"{run.label}: {absent:,} classes have no examples in the split and count 0 in the macro figures"
+        for run in runs
+        if (absent := run.summary.metrics.get("num_absent_classes", 0))
+    ]
+    return Comparison(runs, {title: rows for title, rows in sections.items() if rows}, tuple(notes))
+
+
+def _load(folder: Path, label: str) -> Run:
+    summary, model_dir = Summary.load(folder), folder / "model"
+    if not (model_dir / MODEL_FILE).is_file():
+        return Run(label, summary)
+    info = typed_json.load(
+        model_dir / MODEL_FILE,
+        "the description of a model",
+        "the pipeline",
+        lambda raw: typed_json.read(raw, _Model, any_version=True),
+    )
+    return Run(label, summary, info.training, load_history(model_dir), info.dataset_fingerprint)
+
+
+def _labels(places: Sequence[Path]) -> list[str]:
+    """Return each folder's name, after as much of its path as tells it from the others."""
+    labels = [place.name for place in places]
+    depth = 1
+    while len(set(labels)) < len(labels):
+        depth += 1
+        labels = ["/".join(place.parts[-depth:]) for place in places]
+    return labels
+
+
+def _row(name: str, values: Iterable[Any], form: Callable[[Any], str] = str, direction: int = NEITHER) -> Row:
+    values = tuple(values)
+    return Row(name, values, tuple(_NOTHING if value is None else form(value) for value in values), direction)
+
+
+def _known(*rows: Row) -> tuple[Row, ...]:
+    """Return the rows in which some run has a value."""
+    return tuple(row for row in rows if any(value is not None for value in row.values))
+
+
+def _results(runs: Sequence[Run], one_dataset: bool) -> tuple[Row, ...]:
+    metrics = [run.summary.metrics for run in runs]
+    names = dict.fromkeys(name for figures in metrics for name in figures if name not in _COUNTS)
+    return _known(
+        _row("status", [run.summary.status for run in runs]),
+        *(
+            _row(name, [figures.get(name) for figures in metrics], show, direction(name) if one_dataset else NEITHER)
+            for name in names
+        ),
+        _row("examples", [figures.get("num_examples") for figures in metrics], "{:,}".format),
+    )
+
+
+def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
+    def read(name: str) -> list[Any]:
+        return [getattr(run.trained, name) for run in runs]
+
+    devices = [f"{run.trained.num_replicas} × {run.trained.accelerator}" if run.dataset else None for run in runs]
+    return _known(
+        _row("host", [run.summary.host or None for run in runs]),
+        _row("ended", [run.summary.ended or None for run in runs], _day),
+        _row("epochs", read("epochs")),
+        _row("learning rate", [run.summary.training.learning_rate for run in runs], "{:g}".format),
+        _row("batch per replica", [run.summary.training.batch_size_per_replica for run in runs], "{:,}".format),
+        _row("trained in, s", read("seconds"), "{:,.1f}".format, LOWER),
+        _row("examples/s", read("examples_per_second"), "{:,.0f}".format, HIGHER),
+        _row("sessions", read("sessions")),
+        _row("goodput", read("goodput"), "{:.0%}".format, HIGHER),
+        _row("devices", devices),
+        _row("precision", read("precision")),
+        _row("backend", read("backend")),
+    )
+
+
+def _day(ended: str) -> str:
+    """Return a time as people read it: to the minute, in UTC."""
+    return ended[:16].replace("T", " ")
+
+
+def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
+    rows: list[Row] = []
+    for form in FORMATS:
+        exports = [run.summary.export for run in runs]
+        facts = [export.formats.get(form) if export else None for export in exports]
+        sizes = [fact and fact.bytes / 2**20 for fact in facts]
+        latencies = [fact and fact.latency_ms for fact in facts]
+        rates = [fact and fact.examples_per_second for fact in facts]
+        rows.append(_row(f"{form}, MiB", sizes, "{:.2f}".format, LOWER))
+        for figure in _JUDGED:
+            scores = [
+                fact.score if export and fact and export.judged == figure else None
+                for export, fact in zip(exports, facts, strict=True)
+            ]
+            rows.append(_row(f"{form}, {figure}", scores, show, direction(figure)))
+        rows.append(_row(f"{form}, ms for one", latencies, partial(with_spread, spread=None), LOWER))
+        rows.append(_row(f"{form}, in bulk, per s", rates, partial(with_spread, spread=None), HIGHER))
+    return _known(*rows)
+
+
+def _preflight(runs: Sequence[Run]) -> tuple[Row, ...]:
+    reports = [run.summary.preflight for run in runs]
+    steps, epochs, costs = (
+        [report and getattr(report, part) for report in reports] for part in ("step", "epoch", "cost")
+    )
+    return _known(
+        _row("machine", [report and report.machine for report in reports]),
+        _row("computation of a step, ms", [step and step.compute_ms for step in steps], "{:.3g}".format, LOWER),
+        _row("epoch, s", [epoch and epoch.seconds for epoch in epochs], "{:.3g}".format, LOWER),
+        _row("run, expected, $", [cost and cost.usd_per_run for cost in costs], "{:.2g}".format, LOWER),
+        _row("which is", [cost and billed_by(cost.target) for cost in costs]),
+    )
+
+
+def _configuration(runs: Sequence[Run]) -> tuple[Row, ...]:
+    """Return the keys in which configurations differ."""
+    configs = [dict(_flatten(run.summary.config)) for run in runs]
+    rows = [
+        _row(key, [config.get(key) for config in configs], _shorten)
+        for key in dict.fromkeys(key for config in configs for key in config)
+        if key not in _NAMES
+    ]
+    return tuple(row for row in rows if any(value != row.values[0] for value in row.values))
+
+
+def _flatten(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shorten(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _MAX_TEXT else f"…{text[1 - _MAX_TEXT :]}"
+
+
+def as_text(comparison: Comparison) -> str:
+    """Return a column for each run; a star marks the best."""
+    columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is the star's.
+    blocks = []
+    for title, rows in comparison.sections.items():
+        cells = [
+            [row.name, *(text + ("*" if place in row.best else " ") for place, text in enumerate(row.texts))]
+            for row in rows
+        ]
+        blocks.append("\n".join([title, *(f"  {line}" for line in lay_out(columns, cells))]))
+    return "\n\n".join([*blocks, *comparison.notes])
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """Return a table with a line for each run: its figures, its speed, its exports on CPU, and its host."""
+    rows = {row.name: row.texts for rows in comparison.sections.values() for row in rows}
+
+    def join(place: int, *names: str) -> str:
+        return " / ".join(rows[name][place] for name in names if name in rows)
+
+    def judged(place: int) -> str:
+        name = judged_figure(comparison.runs[place].summary.metrics)
+        return f"{name.replace('_', ' ')} {rows[name][place]}" if name else _NOTHING
+
+    columns = {
+        "trained in, s": ["trained in, s"],
+        "examples/s": ["examples/s"],
+        **{
+            f"{', '.join(FORMATS)}: {fact}": [f"{form}, {fact}" for form in FORMATS]
+            for fact in ("MiB", *_JUDGED, "ms for one")
+            if any(f"{form}, {fact}" in rows for form in FORMATS)
+        },
+    }
+    hosts = rows.get("host", ())
+    one_host = len(set(hosts)) == 1
+    if hosts and not one_host:
+        columns["host"] = ["host"]
+    lines = ["| run | on the test split | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
+    for place, run in enumerate(comparison.runs):
+        cells = (join(place, *names) for names in columns.values())
+        lines.append(f"| `{run.label}` | {judged(place)} | " + " | ".join(cells) + " |")
+    if one_host:
+        lines += ["", f"Host: {hosts[0]}."]
+    return "\n".join(lines)
+
+
+def check_page(path: Path) -> None:
+    """Check that the page may be written.
+
+    Raises:
+        InputError: If it may not, or the file is something else.
+    """
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(f"Cannot write {path}: expected a name that ends in .html. Choose another --output.")
+    storage.require_writable(path.absolute().parent)
+    if path.is_dir():
+        raise InputError(f"Cannot write {path}: it is a folder. Choose another --output.")
+
+
+def write_page(comparison: Comparison, path: Path) -> None:
+    """Write the comparison, with the curves of all trainings, as a page that needs nothing else."""
+    from tpu_components.core.pages import page
+
+    template = page.environment(Path(__file__).parent).get_template("comparison.html.jinja")
+    names = [run.label for run in comparison.runs]
+    title = f"{', '.join(names[:_TITLED])}{' and more' if len(names) > _TITLED else ''}: {len(names)} runs"
+    text = template.render(
+        title=title, comparison=comparison, curves=list(_curves(comparison.runs)), series=len(page.SERIES)
+    )
+    storage.write_bytes(path, text.encode())
+
+
+def _plain(label: str) -> str:
+    """Return the end of a label, in characters that mean nothing to what draws it."""
+    return re.sub(r"[^\w./-]", "_", label)[-_LEGEND_CHARACTERS:]
+
+
+def _curves(runs: Sequence[Run]) -> Iterator[Any]:
+    """Draw each figure that the histories follow; runs have their number and their name in the legend."""
+    from matplotlib.ticker import MaxNLocator
+
+    from tpu_components.core.pages import page
+
+    followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
+    for name in (name for name in followed if name.removeprefix("validation_") in _CURVES):
+
+        def plot(axes: Any, name: str = name) -> None:
+            for place, run in enumerate(runs):
+                points = [(epoch["epoch"], epoch[name]) for epoch in run.history if epoch.get(name) is not None]
+                if points:
+                    turn, place_of_color = divmod(place, len(page.SERIES))
+                    style, marker = _LINES[turn % len(_LINES)]
+                    color = page.SERIES[place_of_color]
+                    label = f"{place + 1} {_plain(run.label)}"
+                    # A marker for each epoch: a run of one has no line.
+                    axes.plot(
+                        *zip(*points, strict=True),
+                        color=color,
+                        label=label,
+                        linestyle=style,
+                        marker=marker,
+                        markersize=3.5,
+                    )
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            page.legend(axes)
+
+        title = name.replace("_", " ")
+        yield page.draw(title, "epoch", title, plot)

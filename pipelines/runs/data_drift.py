@@ -1,0 +1,129 @@
+"""Whether the data at hand look like those that the champion was made of, found before any records are written."""
+
+import contextlib
+import dataclasses
+import math
+import tempfile
+from pathlib import Path
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.progress import say
+from tpu_components.core.drift.comparison import find_shifts
+from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
+from tpu_components.core.drift.version_sketches import sketch_at, sketch_of
+from tpu_components.core.examples.artifacts import MANIFEST_FILE, Manifest
+from tpu_components.core.files import storage
+from tpu_components.core.registry.opening import open_registry, origin_of_version, parse_reference
+from tpu_components.core.registry.reference import reference
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords.measuring import MOST_MEASURED
+from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from tpu_components.create_tfrecords.writer import write_records
+from tpu_components.deploy_model.params import VERTEX
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.starting.data_overview import source_of
+
+_NAMED = 3
+_MOST_BAD = 0.99  # How many inputs may be unreadable is for the run to say; here more of them are a shift.
+
+
+@dataclasses.dataclass(frozen=True)
+class Drift:
+    """The data at hand beside those of the champion.
+
+    Attributes:
+        matters: Whether they have drifted, or nobody can say.
+        reason: In words.
+    """
+
+    matters: bool
+    reason: str
+
+
+def find_drift(config: Config, settings: Settings | None = None) -> Drift:
+    """Compare a sample of a configuration's data with the sketch that the champion keeps of its own.
+
+    Args:
+        config: The configuration.
+        settings: Settings of the platform, which say where a registry on Vertex AI is; None on this machine.
+
+    Raises:
+        InputError: If the data or the registry cannot be used.
+    """
+    referred = parse_reference(champion_of(config, settings))
+    champion = referred and referred[0].find(referred[1])
+    if not referred or not champion:
+        return Drift(True, "there is no registered champion whose data these could be compared with")
+    origin = origin_of_version(referred[0].model_name, champion)
+    if not origin.lineage.get(SKETCH):
+        return Drift(True, f"{origin.name} keeps no sketch of its data, so that nobody can say whether they drifted")
+    before = sketch_of(origin)
+    sample = sketch_sample(config.data)
+    shifts = [shift for shift in find_shifts(sample, before) if shift.drifted]
+    seen = f"by {sample.num_examples:,} examples against the {before.num_examples:,} of {origin.name}"
+    if not shifts:
+        return Drift(False, f"no figure of the data has drifted, {seen}")
+    words = [f"{shift.figure.replace('_', ' ')} {shift.now}, {shift.before} before" for shift in shifts[:_NAMED]]
+    more = f" and {len(shifts) - _NAMED} more" if len(shifts) > _NAMED else ""
+    return Drift(True, f"the data have drifted, {seen}: {'; '.join(words)}{more}")
+
+
+def sketch_place(place: str) -> DataSketch:
+    """Return the sketch of a folder of records, or of a registered version, as `sketch_at` does.
+
+    Raises:
+        InputError: If there is no such thing. For a folder of raw data it names the command that writes records.
+    """
+    is_records = parse_reference(place) is not None or storage.exists(storage.join(place, MANIFEST_FILE))
+    source = ""
+    if not is_records:
+        with contextlib.suppress(InputError):
+            source = source_of(place)
+    if source:
+        raise InputError(
+            f"Cannot compare {place}: expected a folder of records, received raw data ({source}). Write records with "
+            f"`python -m tpu_components.create_tfrecords --source {source} --output FOLDER`, "
+            "both sides with the same --image-size or --num-tokens, and compare FOLDER. `tpu-pipelines retrain CONFIG "
+            "--when drifted --dry-run` compares the data of a configuration as they are."
+        )
+    return sketch_at(place)
+
+
+def sketch_sample(params: WriteParams) -> DataSketch:
+    """Return the sketch of a sample of a source, the same share of every split, written as the records would be.
+
+    Raises:
+        InputError: If the source cannot be used, or is a corpus.
+    """
+    plan = plan_dataset(params)
+    if plan.listing.corpus is not None:
+        raise InputError(
+            f"Cannot tell whether {params.source!r} has drifted: expected images or texts, received a corpus, of which "
+            "no figures are kept. Use --when changed."
+        )
+    sample = _sample_of(plan)
+    count = sum(sample.split_examples.values())
+    say("create_tfrecords", f"looking at {count:,} of {sum(plan.split_examples.values()):,} examples, for drift")
+    lenient = dataclasses.replace(params, max_bad_fraction=_MOST_BAD)
+    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
+        records_dir = Path(folder) / "records"
+        write_records(lenient, records_dir, sample)
+        return DataSketch.make(Manifest.load(records_dir, verify=False))
+
+
+def _sample_of(plan: DatasetPlan) -> DatasetPlan:
+    """Return the plan of the same share of every split, as many examples as are measured of a large data set."""
+    share = min(1.0, MOST_MEASURED / sum(plan.split_examples.values()))
+    order = {name: examples[: math.ceil(share * len(examples))] for name, examples in plan.order.items()}
+    return dataclasses.replace(plan, order=order)
+
+
+def champion_of(config: Config, settings: Settings | None) -> str:
+    """Return the champion that a configuration's model is compared with; see `Config.champion`."""
+    deploy = config.deploy
+    if config.gate.champion or not deploy or deploy.registry != VERTEX or settings is None:
+        return config.champion
+    settings.require("project", "region")
+    root = f"projects/{settings.project}/locations/{settings.region}/models"
+    return reference(open_registry(root, deploy.model_name).root, deploy.model_name, deploy.alias)

@@ -1,0 +1,148 @@
+"""What `predict` and `serve` are pointed at: an export, a run, or a version in the registry."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import EXPORT_FILE
+from tpu_components.core.files import storage
+from tpu_components.core.registry.folder import ModelRegistry, list_models
+from tpu_components.core.registry.opening import parse_reference
+from tpu_components.core.registry.reference import (
+    ALIAS,
+    CHAMPION,
+    EXPORT_DIR,
+    MODEL_NAME,
+    VERSION_NUMBER,
+    VERTEX_MODEL_NAME,
+    VERTEX_ROOT,
+    reference,
+)
+from tpu_components.core.registry.versions import RegisteredVersion
+from tpu_components.core.sources.params import split_source
+from tpu_components.predict_batch.inputs import RECORDS
+from tpu_pipelines.runs.summary import SUMMARY_FILE, Summary
+from tpu_pipelines.starting.data_overview import source_of
+
+_EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of the registry"
+
+
+def find_export(name: str, workspace: Path) -> str:
+    """Find the export folder, local or on gs://, that a name means; `load_model` checks a registered version's.
+
+    Args:
+        name: An export folder, a run's folder, a version's folder, `NAME`, `NAME@ALIAS` or `NAME@VERSION` of the
+            workspace's registry, or the same of another registry with its path before it; NAME alone is its champion.
+        workspace: Folder for runs, whose registry is meant.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if (named := parse_reference(name)) is not None:
+        registry, version = named
+        return _of_version(registry.find(version), name, str(registry.root))
+    if storage.is_remote(name):
+        return name
+    path = Path(name)
+    if folder := _in_folder(path):
+        return str(folder)
+    if match := re.fullmatch(r"([\w-][\w.-]*)(?:@([\w-]+))?", name):
+        return _of_workspace(match[1], match[2] or CHAMPION, workspace, path.exists())
+    if path.exists():
+        raise InputError(
+            f"Cannot predict with {path}: there is no {EXPORT_FILE} in it, or in its {EXPORT_DIR}/. Expected "
+            f"{_EXPECTED}. `tpu-pipelines export {path}` exports the model of a run that the gate has rejected."
+        )
+    raise InputError(f"Cannot find {name}: expected {_EXPECTED}. Received: no such folder. Check the path.")
+
+
+def name_on_vertex(name: str) -> str:
+    """Return the name that a version on Vertex AI is signed with, its model's; empty where no such version is named.
+
+    Example:
+        >>> name_on_vertex("projects/my-project/locations/us-west1/models/digits@champion")
+        'digits'
+        >>> name_on_vertex("digits@champion")
+        ''
+    """
+    match = re.fullmatch(rf"{VERTEX_ROOT}/({VERTEX_MODEL_NAME})@.+", name)
+    return match[1] if match else ""
+
+
+def find_compared(name: str, workspace: Path, others: str = "") -> str:
+    """Find what `--against` means: a version as `REGISTRY/NAME@VERSION`, or anything else as it is.
+
+    Args:
+        name: `NAME@ALIAS` or `NAME@VERSION` of the workspace's registry, the same with a registry before it, or a path.
+        workspace: Folder for runs, whose registry is meant.
+        others: Things beside a version that may be meant, in words; empty for none.
+
+    Raises:
+        InputError: If there is no such thing.
+    """
+    if parse_reference(name) is not None or (
+        others and (storage.is_remote(name) or os.path.exists(os.path.expanduser(name)))
+    ):
+        return name
+    known = {model.model_name for model in list_models(workspace / "registry")}
+    match = re.fullmatch(f"({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", name)
+    if match and match[1] in known:
+        return reference(workspace / "registry", match[1], match[2])
+    raise InputError(
+        f"Cannot compare with {name!r}: expected NAME@VERSION or NAME@ALIAS of the registry in --workspace, as "
+        f"digits@champion, or of another one, REGISTRY/NAME@VERSION{others and f', or {others}'}. Received: nothing of "
+        f"that name; {workspace / 'registry'} holds {', '.join(sorted(known)) or 'no model'}."
+    )
+
+
+def columns_of_training(export_uri: str) -> dict[str, str]:
+    """Return the names of the columns with the examples, as the run that an export lies in read them; else nothing."""
+    run = Path(export_uri).parent
+    if storage.is_remote(export_uri) or not (run / SUMMARY_FILE).is_file():
+        return {}
+    columns = Summary.load(run).config.get("data", {}).get("columns") or {}
+    return {name: column for name, column in columns.items() if name in ("path", "image", "text")}
+
+
+def source_to_answer(inputs: Sequence[str]) -> str:
+    """Return the one source, as `images:DIR`, that is to be answered in a file.
+
+    Raises:
+        InputError: If there are several, or it does not tell what it holds.
+    """
+    if len(inputs) != 1:
+        raise InputError(
+            f"--output takes one INPUT: a folder, a table or a source as csv:FILE. Received: {len(inputs)}. Put them "
+            "into one folder, or list them in a CSV file."
+        )
+    return inputs[0] if split_source(inputs[0])[0] == RECORDS else source_of(inputs[0])
+
+
+def _in_folder(path: Path) -> Path | None:
+    """Return the export that a folder is or holds."""
+    return next((folder for folder in (path, path / EXPORT_DIR) if (folder / EXPORT_FILE).is_file()), None)
+
+
+def _of_workspace(model_name: str, version: str, workspace: Path, is_folder: bool) -> str:
+    registry = ModelRegistry(workspace / "registry", model_name)
+    known = [model.model_name for model in list_models(registry.root)]
+    if model_name not in known:
+        hint = "`tpu-pipelines registry list` shows what is registered; --workspace says where"
+        if (run := workspace / model_name).is_dir() and not is_folder:
+            hint = f"{run} is a run's folder: give its path"
+        what = f"a folder without {EXPORT_FILE}, and none" if is_folder else "neither a folder nor one"
+        raise InputError(
+            f"Cannot find {model_name}: expected {_EXPECTED}. Received: {what} of the models in {registry.root} "
+            f"({', '.join(known) or 'none'}); {hint}."
+        )
+    return _of_version(registry.find(version), f"{model_name}@{version}", str(registry.root))
+
+
+def _of_version(version: RegisteredVersion | None, name: str, root: str) -> str:
+    if version is None:
+        raise InputError(
+            f"Cannot find {name}: the alias stands nowhere in {root}. `tpu-pipelines registry list` shows the versions."
+        )
+    return f"{version.uri}/{EXPORT_DIR}"

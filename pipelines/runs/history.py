@@ -1,0 +1,306 @@
+"""The runs of a name: the latest where it always is, earlier ones numbered beside it.
+
+    WORKSPACE/digits/             the latest run
+    WORKSPACE/digits.runs/0001/   the first one, as it was; then 0002, …
+    WORKSPACE/digits.runs/latest  a link to the latest
+
+An earlier run shares its files with the cache, and so takes no room of its own until the cache is cleaned.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import datetime
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import in_one_line, lay_out
+from tpu_components.core.examples.interface import judged_figure
+from tpu_components.core.files import storage, typed_json
+from tpu_pipelines.config.steps import STEPS
+from tpu_pipelines.runs.summary import FAILED, LOG_FILE, SUMMARY_FILE, Summary, result_of
+
+KEPT = 10  # Earlier runs of a name.
+LATEST = "latest"
+RUNNING, INTERRUPTED = "running", "interrupted"
+_SUFFIX = ".runs"
+_NUMBER = r"\d{4,}"
+_COLUMNS = {"run": "<", "number": "<", "ended": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
+
+
+def history_dir(run_dir: Path) -> Path:
+    """Return where the earlier runs of a name are kept."""
+    return run_dir.with_name(run_dir.name + _SUFFIX)
+
+
+def check_history(run_dir: Path) -> None:
+    """Check that earlier runs can be kept beside a run.
+
+    Raises:
+        InputError: If what has that name is no folder, or is a run itself.
+    """
+    directory = history_dir(run_dir)
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
+        raise InputError(
+            f"Refused to keep earlier runs in {directory}: expected a folder for them, received something else of that "
+            "name. Use another --workspace or --set name=…"
+        )
+
+
+def set_aside(run_dir: Path, keep: int = KEPT) -> None:
+    """Number a run that has ended, and make room for the next one; the oldest beyond `keep` are deleted.
+
+    A run that was killed has left no summary, and stays where it is.
+    """
+    try:
+        summary = Summary.load(run_dir)
+    except InputError:
+        return
+    directory = history_dir(run_dir)
+    directory.mkdir(exist_ok=True)
+    place = directory / f"{max([0, *map(int, _numbers(directory))]) + 1:04d}"
+    raw = typed_json.decode((run_dir / SUMMARY_FILE).read_bytes())  # With what a newer version says beside.
+    moved = {"ended": _ended(summary, run_dir), "artifacts": _moved(summary.artifacts, run_dir, place)}
+    storage.write_json(run_dir / SUMMARY_FILE, raw | moved)
+    os.rename(run_dir, place)
+    with contextlib.suppress(OSError):  # It is there, or the disk has no links.
+        (directory / LATEST).symlink_to(Path("..") / run_dir.name)
+    delete_earlier(run_dir, keep)
+
+
+def _moved(artifacts: Mapping[str, str], run_dir: Path, place: Path) -> dict[str, str]:
+    return {
+        name: str(place / Path(path).relative_to(run_dir)) if Path(path).is_relative_to(run_dir) else path
+        for name, path in artifacts.items()
+    }
+
+
+def _ended(summary: Summary, run_dir: Path) -> str:
+    written = datetime.datetime.fromtimestamp((run_dir / SUMMARY_FILE).stat().st_mtime, datetime.UTC)
+    return summary.ended or written.isoformat(timespec="seconds")
+
+
+def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
+    """Delete all but the newest earlier runs of a name, those that failed first; returns where they were."""
+    directory = history_dir(run_dir)
+    for half in directory.glob(".*.old"):
+        shutil.rmtree(half, ignore_errors=True)
+    places = [directory / number for number in _numbers(directory)]
+    # A morning of mistakes must not push out the last run that has trained. The newest goes last: its number counts.
+    places = [*sorted(places[:-1], key=lambda place: not _has_failed(place)), *places[-1:]]
+    dropped = places[: max(0, len(places) - keep)]
+    for place in dropped:
+        _delete(place, directory)
+    return dropped
+
+
+def _delete(place: Path, directory: Path) -> None:
+    old = directory / f".{place.name}.old"
+    os.rename(place, old)  # A run is whole or not there.
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def delete_one(run_dir: Path, number: str) -> Path:
+    """Delete one run of a name, by its number or `LATEST`; returns where it was."""
+    directory = history_dir(run_dir)
+    place = run_dir if number == LATEST else directory / number
+    directory.mkdir(exist_ok=True)
+    _delete(place, directory)
+    if number == LATEST:
+        (directory / LATEST).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # Other runs are kept in it.
+        directory.rmdir()
+    return place
+
+
+def find_run(workspace: Path, reference: str) -> tuple[str, str]:
+    """Return the name and the number of a run.
+
+    Args:
+        workspace: Folder for runs.
+        reference: `NAME`, the latest run, also one that has not ended, or an earlier one as `NAME@3`.
+
+    Raises:
+        InputError: If there is none.
+    """
+    name, _, asked = reference.partition("@")
+    number = f"{int(asked):04d}" if asked.isdecimal() else asked or LATEST
+    known = {
+        run: [
+            number
+            for number, folder in runs_of(workspace / run)
+            if (folder / SUMMARY_FILE).exists() or _has_begun(folder)
+        ]
+        for run in sorted({*names(workspace), *unfinished(workspace)})
+    }
+    if number not in known.get(name, ()):
+        there = [name if number == LATEST else f"{name}@{int(number)}" for number in known.get(name, ())]
+        raise InputError(
+            f"There is no run {reference!r} in {workspace}: expected one of {', '.join(there or known) or 'none'}. "
+            "Check --workspace."
+        )
+    return name, number
+
+
+def own_bytes(places: Sequence[Path]) -> int:
+    """Return the bytes that are freed if folders go: of the files that have no further link elsewhere."""
+    files = [path.lstat() for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+    links = collections.Counter((file.st_dev, file.st_ino) for file in files)
+    sizes = {(file.st_dev, file.st_ino): (file.st_nlink, file.st_size) for file in files}
+    return sum(size for file, (count, size) in sizes.items() if links[file] == count)
+
+
+def _has_failed(place: Path) -> bool:
+    try:
+        return Summary.load(place).status == FAILED
+    except InputError:
+        return True
+
+
+def _numbers(directory: Path) -> list[str]:
+    numbers = [
+        path.name
+        for path in directory.glob("*")
+        if re.fullmatch(_NUMBER, path.name) and path.is_dir() and not path.is_symlink()
+    ]
+    return sorted(numbers, key=int)
+
+
+def runs_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the number and folder of every run of a name, the first one first and the latest last."""
+    directory = history_dir(run_dir)
+    yield from ((number, directory / number) for number in _numbers(directory))
+    yield LATEST, run_dir
+
+
+def names(workspace: Path) -> list[str]:
+    """Return the names of which a workspace holds runs."""
+    latest = {path.parent.name for path in workspace.glob(f"*/{SUMMARY_FILE}")}
+    earlier = {path.parent.parent.name.removesuffix(_SUFFIX) for path in workspace.glob(f"*{_SUFFIX}/*/{SUMMARY_FILE}")}
+    return sorted(latest | earlier)
+
+
+def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
+    """Return a row for each run that can be read: name, number, folder, end, status, metrics, gate and size.
+
+    A run that has not ended is `running` or `interrupted`; its `training` is the last log line of a step.
+
+    Raises:
+        InputError: If there is no run, or none of this name.
+    """
+    rows = []
+    for run in [name] if name else sorted({*names(workspace), *unfinished(workspace)}):
+        for number, folder in runs_of(workspace / run):
+            with contextlib.suppress(InputError):
+                rows.append(_row(run, number, folder))
+        if _has_begun(workspace / run):
+            rows.append(_unfinished_row(workspace, run))
+    if not rows:
+        raise InputError(
+            f"There is no run{f' of the name {name!r}' if name else ''} in {workspace}: "
+            f"{'expected one of ' + ', '.join(known) if (known := names(workspace)) else 'it holds none'}. Check "
+            "--workspace."
+        )
+    return rows
+
+
+def unfinished(workspace: Path) -> list[str]:
+    """Return the names whose latest run has begun and not ended: it runs, or was interrupted."""
+    return sorted(path.parent.name for path in workspace.glob(f"*/{LOG_FILE}") if _has_begun(path.parent))
+
+
+def _has_begun(folder: Path) -> bool:
+    return (folder / LOG_FILE).is_file() and not (folder / SUMMARY_FILE).exists()
+
+
+def curves_of(workspace: Path, name: str) -> Path | None:
+    """Return the TensorBoard log folder of the latest run, also while it trains; None if there is none."""
+    training = (workspace / ".cache" / name / "checkpoints").glob("*/tensorboard")
+    written = [workspace / name / "model" / "tensorboard", *training]
+    there = [folder for folder in written if folder.is_dir()]
+    return max(there, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
+    said = re.findall(
+        rf"^ *\[((?:{'|'.join(STEPS)})\] .+)$", (workspace / name / LOG_FILE).read_text(errors="replace"), re.MULTILINE
+    )
+    return {
+        "name": name,
+        "number": LATEST,
+        "directory": str(workspace / name),
+        "ended": "",
+        "status": RUNNING if _is_locked(workspace / ".cache" / name / "lock") else INTERRUPTED,
+        "training": said[-1].replace("] ", " ", 1) if said else "",
+        "metrics": {},
+        "gate": {},
+        "num_bytes": 0,
+    }
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process holds a lock; a run that asks for it at this very moment would be refused once."""
+    try:
+        with storage.locked(path, wait=False):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:  # There is none, or the disk cannot be written: nothing runs there.
+        return False
+
+
+def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
+    summary = Summary.load(folder)
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {
+        "name": name,
+        "number": number,
+        "directory": str(folder),
+        "ended": _ended(summary, folder),
+        "status": summary.status,
+        "training": _training(summary),
+        "metrics": summary.metrics,
+        "gate": dataclasses.asdict(summary.gate),
+        "num_bytes": sum(path.stat().st_size for path in files),
+    }
+
+
+def _training(summary: Summary) -> str:
+    """Return what tells a training from another at a glance: optimizer, learning rate, batch, and the host."""
+    settings, optimizer = summary.training, summary.config.get("training", {}).get("optimizer") or ""
+    optimizer = optimizer.get("name", "") if isinstance(optimizer, Mapping) else str(optimizer)
+    named = (("lr", settings.learning_rate), ("batch", settings.batch_size_per_replica))
+    return ", ".join(
+        [
+            *filter(None, [optimizer]),
+            *(f"{label} {value:g}" for label, value in named if value is not None),
+            *filter(None, [summary.host]),
+        ]
+    )
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows, to be read by people."""
+    lines = []
+    for row in rows:
+        metrics = row["metrics"]
+        judged = judged_figure(metrics)
+        score = f"{judged} {metrics[judged]:.4f}" if judged else "-"
+        loss = f"{metrics['loss']:.4f}" if metrics.get("loss") is not None else "-"
+        result, size = result_of(row["status"]), f"{row['num_bytes'] / 2**20:.1f}"
+        lines.append((row["name"], row["number"], row["ended"] or "-", result, score, loss, size))
+    notes = [in_one_line(_note(row)) for row in rows if row["status"] in (RUNNING, INTERRUPTED)]
+    return "\n".join([*lay_out(_COLUMNS, lines), *([""] if notes else []), *notes])
+
+
+def _note(row: Mapping[str, Any]) -> str:
+    """Describe the progress of an unfinished run in one sentence."""
+    said = row["training"] or "no step has said anything"
+    if row["status"] == RUNNING:
+        return f"{row['name']} is running: {said}"
+    return f"{row['name']} was interrupted after: {said}. `tpu-pipelines run` with its configuration continues it."

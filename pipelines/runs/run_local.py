@@ -1,0 +1,511 @@
+"""The whole pipeline on this machine, through kfp.local: the same object that is compiled for the cloud."""
+
+import builtins
+import contextlib
+import dataclasses
+import datetime
+import io
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.import_path import safe_children
+from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say
+from tpu_components.core.base.terminal import paragraph, printable
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE, REPORT_FILE, Manifest
+from tpu_components.core.files import storage
+from tpu_components.core.machines.device import describe_host
+from tpu_components.core.registry.opening import open_registry, parse_reference
+from tpu_components.core.registry.reference import is_on_vertex, reference
+from tpu_components.core.registry.versions import model_digest
+from tpu_components.core.results.evaluation_info import Decision, Evaluation
+from tpu_components.core.results.export_info import ExportInfo
+from tpu_components.core.sources import csv_file
+from tpu_components.core.sources.kinds import find_source, list_examples
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import LOCAL
+from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
+from tpu_components.deploy_model.params import VERTEX, DeployResult
+from tpu_components.preflight_training import sandbox
+from tpu_components.preflight_training.findings import PreflightReport
+from tpu_pipelines.checking.checks import check_run
+from tpu_pipelines.checking.model_check import check_model_works, needs_check
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.steps import STEP_TABLE, STEPS
+from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineage, step_keys
+from tpu_pipelines.runs import history
+from tpu_pipelines.runs.step_cache import StepCache, entry_key
+from tpu_pipelines.runs.summary import FAILED, LOG_FILE, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOutcome:
+    """The summary of a run, and whether a failure was the user's mistake."""
+
+    summary: Summary
+    is_input_error: bool = False
+
+
+def run_local(config: Config, workspace: Path, runner: str = "subprocess", force: bool = False) -> RunOutcome:
+    """Run the pipeline here; steps whose inputs, parameters and code are unchanged are taken from earlier runs.
+
+    The run of that name before is kept beside it, with a number; see `tpu_pipelines.runs.history`.
+
+    Args:
+        config: Configuration to run.
+        workspace: Folder for runs; this one's results go into `workspace/<name>`.
+        runner: `subprocess`, or `docker` with the image that TPU_PIPELINES_IMAGE names.
+        force: Run every step, also those that are unchanged.
+
+    Raises:
+        InputError: If the data or the configuration cannot be used; checked before any work.
+    """
+    workspace = workspace.absolute()
+    storage.require_utf8(workspace)
+    if config.machine:
+        config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
+    asked, config = config, with_registry(config, workspace)
+    plan = check_run(config, workspace)
+    config = _without_missing_compiler(config)
+    start = time.monotonic()
+    run_dir = workspace / config.name
+    cache_dir = workspace / ".cache" / config.name
+    with _only_run(run_dir, cache_dir):
+        data = _data_version(plan.listing, workspace)
+        made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
+        session = _LocalRun(config, data, run_dir, cache_dir, force)
+        if needs_check(config) and not session.is_trained:
+            say("train_model", "trying the model before it is trained")
+            check_model_works(config, plan)
+        if not session.is_the_same_again(made_of):
+            history.set_aside(run_dir)
+        run_dir.mkdir(exist_ok=True)
+        (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
+        if (run_dir / LOG_FILE).is_symlink() or not (run_dir / LOG_FILE).is_file():
+            storage.new_file(run_dir / LOG_FILE).close()
+        with storage.naming_full_disk(run_dir), safe_children():
+            session.run(runner)
+        return session.finish(start, made_of)
+
+
+def fingerprints_here(config: Config, workspace: Path, known: Mapping[str, str] = {}) -> dict[str, str]:
+    """Return what a run in a workspace follows from, without running it; see `fingerprints`.
+
+    Args:
+        config: The run's configuration.
+        workspace: Folder of the runs.
+        known: Fingerprints of a run that has been there: the very same is not checked once more.
+
+    Raises:
+        InputError: If the data or the configuration cannot be used.
+    """
+    workspace = workspace.absolute()
+    listing = list_examples(config.data)
+    made_of = fingerprints(config, _data_version(listing, workspace))
+    if made_of != known:
+        check_run(with_registry(config, workspace), workspace, listing)
+    return made_of
+
+
+def _data_version(listing: Listing, workspace: Path) -> str:
+    return data_version(listing, workspace / ".cache" / "sources")
+
+
+def with_registry(config: Config, workspace: Path) -> Config:
+    """Return the configuration with its registry, the workspace's where it names none."""
+    if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
+        return config
+    if config.deploy.registry == VERTEX:
+        raise InputError(
+            "A run on this machine knows no project. Received: deploy.registry=vertex. Use "
+            "deploy.registry=projects/PROJECT/locations/REGION/models, or leave it out."
+        )
+    registry = Path(config.deploy.registry or workspace / "registry").absolute()
+    return dataclasses.replace(config, deploy=dataclasses.replace(config.deploy, registry=str(registry)))
+
+
+def _without_missing_compiler(config: Config) -> Config:
+    """Return the configuration without preflight where its compiler is not installed: all else runs without it."""
+    if config.preflight:
+        try:
+            sandbox.require_compiler()
+        except InputError as error:
+            say("preflight_training", f"left out. {error}")
+            return dataclasses.replace(config, preflight=None)
+    return config
+
+
+@contextlib.contextmanager
+def print_as_before() -> Iterator[None]:
+    """Give `print` back as it was.
+
+    kfp.local has it indent while a step runs (kfp/local/logging_utils.py: indented_print); of steps that run at the
+    same time, as in a loop, the last one to end leaves another one's in its place.
+    """
+    before = builtins.print
+    try:
+        yield
+    finally:
+        builtins.print = before
+
+
+@contextlib.contextmanager
+def _only_run(run_dir: Path, cache_dir: Path) -> Iterator[None]:
+    """Hold the run's lock; the system lets go of it when the process dies, however it dies."""
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(storage.locked(cache_dir / "lock", wait=False))
+        except BlockingIOError as error:
+            raise InputError(
+                f"Another run is writing to {run_dir}. Wait for it, or use another --workspace or --set name=…"
+            ) from error
+        yield
+
+
+class _StepOutput(io.TextIOBase):
+    """Takes what kfp.local and the steps print: all of it into the log, the steps' own lines to stderr too."""
+
+    def __init__(self, log: TextIO) -> None:
+        self._log, self._line = log, ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._log.write(line + "\n")
+            if is_verbose() or (not is_quiet() and line.strip().startswith(tuple(f"[{step}]" for step in STEPS))):
+                print(printable(line.strip()), file=sys.stderr, flush=True)
+        self._log.flush()
+        return len(text)
+
+
+class _LocalRun:
+    """One local run: what was there before it, the run itself, and what is there after it."""
+
+    def __init__(self, config: Config, data: str, run_dir: Path, cache_dir: Path, force: bool = False) -> None:
+        self._config, self._run_dir, self._cache_dir = config, run_dir, cache_dir
+        self._cache = StepCache(cache_dir)
+        # What an interrupted run's last process still leaves in its folder is not ours.
+        self._earlier = set(cache_dir.glob("training-pipeline-*"))
+        if force:
+            self._cache.forget()
+            shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
+        self._keys = step_keys(config, data)
+        self._drop_leftovers()
+        if not force:
+            self._share_records()
+        self._champion, champion_digest = self._pin_champion()
+        self._keys = step_keys(config, data, champion_digest)
+        self._drop_undone_deployment()
+        self._steps = config.steps
+        self._cached = {step for step in self._steps if self._outputs(step) is not None}
+
+    @property
+    def _checkpoint_dir(self) -> Path:
+        return self._cache_dir / "checkpoints" / self._keys["train_model"][:16]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the training is taken from the cache."""
+        return "train_model" in self._cached
+
+    def _entry(self, step: str) -> str:
+        return entry_key(step, self._keys[step])
+
+    def _outputs(self, step: str) -> Path | None:
+        """Return where the step's artifact lies, if the step is done."""
+        return self._cache.output(self._entry(step), STEP_TABLE[step].artifact)
+
+    def _drop_leftovers(self) -> None:
+        """Forget cached records that no longer match their manifest, and delete what interrupted runs left."""
+        records = self._outputs("create_tfrecords")
+        if records is not None:
+            try:
+                Manifest.load(records)
+            except InputError as error:
+                print(paragraph(f"hint: cached records are not used: {error}"), file=sys.stderr)
+                self._cache.remove(records)
+        self._cache.drop_leftovers()
+        storage.drop_half_written(self._run_dir)
+        for replaced in self._run_dir.glob(".*.old"):
+            shutil.rmtree(replaced, ignore_errors=True)
+
+    def _pin_champion(self) -> tuple[str, str]:
+        """Return the champion as it is now, and the digest by which the cache knows it.
+
+        A run keeps the champion that it met when it began: deploy_model sees whether the alias has moved since. If this
+        run's model is the champion itself, it meets the one that it beat, so that a run can be found again.
+        """
+        if (named := parse_reference(self._config.champion)) is None:
+            return self._config.champion, ""
+        (registry, version), trained = named, self._outputs("train_model")
+        champion = registry.champion(version, model_digest(trained) if trained else "")
+        if champion is None:
+            return self._config.champion, ""
+        return reference(registry.root, registry.model_name, champion.number), champion.model_digest
+
+    def _drop_undone_deployment(self) -> None:
+        """Forget that a version was made the champion where it no longer is: the step has to run, and may refuse."""
+        deployment, deploy = self._outputs("deploy_model"), self._config.deploy
+        if deployment is not None and deploy is not None:
+            current = open_registry(deploy.registry, deploy.model_name).find(deploy.alias)
+            if not current or current.number != DeployResult.load(deployment).version:
+                self._cache.remove(deployment)
+
+    def is_the_same_again(self, fingerprints: Mapping[str, str]) -> bool:
+        """Return whether this run's results are there already: nothing has changed, and nothing is left to do."""
+        with contextlib.suppress(InputError):
+            there = Summary.load(self._run_dir)
+            return there.fingerprints == fingerprints and self._cached.issuperset(self._expected())
+        return False
+
+    def _share_records(self) -> None:
+        """Take the records from another run of the workspace that has written the same."""
+        others = sorted(path for path in self._cache_dir.parent.iterdir() if path.is_dir() and not path.is_symlink())
+        for other in others:
+            if self._outputs("create_tfrecords") is not None:
+                return
+            records = self._cache.adopt(self._entry("create_tfrecords"), "records", other)
+            if records is not None and not _are_whole(records):
+                self._cache.remove(records)
+
+    def run(self, runner: str) -> None:
+        """Run the pipeline; how it went is read from what the steps left."""
+        known = self._expected()
+        for step in known:
+            if step in self._cached:
+                say(step, "unchanged, taken from the cache")
+        # Importing kfp takes 2 s, and a condition needs its orchestrator: nothing of it if there is nothing to do.
+        if self._cached.issuperset(known):
+            return
+        from kfp import local
+
+        from tpu_pipelines.pipeline.training_pipeline import training_pipeline
+
+        with (
+            storage.new_file(self._run_dir / LOG_FILE) as log,
+            contextlib.redirect_stdout(_StepOutput(log)),
+            self._environment(),
+            self._cache.for_kfp() as entries_dir,
+            warnings.catch_warnings(),
+            print_as_before(),
+        ):
+            warnings.simplefilter("ignore")
+            local.init(
+                runner=_make_runner(runner, self._config),
+                pipeline_root=str(self._cache_dir),
+                enable_caching=True,
+                cache_root=str(entries_dir),
+                raise_on_error=False,
+            )
+            config = _on_one_step(self._config) if "create_tfrecords" in self._cached else self._config
+            pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
+            pipeline(champion=self._champion)
+
+    @contextlib.contextmanager
+    def _environment(self) -> Iterator[None]:
+        """Set what the steps' processes are to see beside our own environment."""
+        added = {
+            "AIP_CHECKPOINT_DIR": str(self._checkpoint_dir),
+            RUNNER_VARIABLE: str(os.getpid()),
+            RUN_VARIABLE: self._config.name,
+        }
+        if sys.stderr.isatty():
+            added[TERMINAL_VARIABLE] = "1"
+        saved = dict(os.environ)
+        os.environ.update(added)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(saved)
+
+    def _promoted(self) -> bool:
+        evaluation = self._outputs("evaluate_model")
+        return evaluation is not None and Evaluation.load(evaluation).gate.promote
+
+    def _expected(self) -> list[str]:
+        """Return the steps that have to run: export and deployment only where the gate says so."""
+        return (
+            self._steps if self._promoted() else [step for step in self._steps if not STEP_TABLE[step].needs_promotion]
+        )
+
+    def finish(self, start: float, fingerprints: Mapping[str, str]) -> RunOutcome:
+        """Publish the artifacts of the steps that are done, and write the summary."""
+        promoted = self._promoted()
+        expected = self._expected()
+        done = {step: path for step in expected if (path := self._outputs(step)) is not None}
+        failure, report = self._failure()
+        if failure is None and (missing := [step for step in expected if step not in done]):
+            failure = StepRecord(missing[0], FAILED, error=f"it did not run; see {self._run_dir / LOG_FILE}")
+        if report:  # It says why the run stopped there.
+            done["preflight_training"] = report
+        folders = {name: self._run_dir / step.folder for name, step in STEP_TABLE.items()}
+        for name, folder in folders.items():
+            if name in done:
+                storage.link_tree(done[name], folder)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+        if "train_model" in done:
+            shutil.rmtree(self._checkpoint_dir.parent, ignore_errors=True)
+        published = {name: folder for name, folder in folders.items() if name in done}
+        evaluation = Evaluation.load(published["evaluate_model"]) if "evaluate_model" in done else None
+        preflight = PreflightReport.load(published["preflight_training"]) if "preflight_training" in done else None
+        deployment = DeployResult.load(published["deploy_model"]) if "deploy_model" in done else None
+        summary = Summary(
+            status=FAILED if failure else SUCCEEDED if promoted else REJECTED,
+            config=self._config.as_dict(),
+            fingerprints=fingerprints,
+            seconds=time.monotonic() - start,
+            ended=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            host=describe_host(),
+            steps={step: self._step_summary(step, done.get(step), failure) for step in STEPS},
+            metrics=evaluation.metrics if evaluation else {},
+            gate=evaluation.gate if evaluation else Decision(False, ()),
+            preflight=preflight.machines[0] if preflight else None,  # The machine that the run is for.
+            export=ExportInfo.load(published["export_model"]) if "export_model" in done else None,
+            deployment=deployment,
+            artifacts=self._artifacts(published, deployment),
+            error=f"{failure.step}: {failure.error}" if failure else "",
+        )
+        summary.save(self._run_dir)
+        return RunOutcome(summary, bool(failure and failure.is_input_error))
+
+    def _artifacts(self, published: Mapping[str, Path], deployment: DeployResult | None) -> dict[str, str]:
+        """Return the places of the run's files, by name."""
+        artifacts = {folder.name: str(folder) for folder in published.values()}
+        if "preflight_training" in published:
+            artifacts["preflight_report"] = str(published["preflight_training"] / PREFLIGHT_REPORT_FILE)
+        if "evaluate_model" in published:
+            artifacts["report"] = str(published["evaluate_model"] / REPORT_FILE)
+        return artifacts | ({"version": deployment.version_dir} if deployment else {})
+
+    def _failure(self) -> tuple[StepRecord | None, Path | None]:
+        """Return the record of the step that failed in this run, if any did, and preflight's report if that failed."""
+        folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path not in self._earlier)
+        for path in (path for folder in folders for path in folder.rglob(STEP_RECORD_FILE)):
+            record = StepRecord.load(path.parent)
+            if record.state == FAILED:
+                report = path.parent / STEP_TABLE["preflight_training"].artifact
+                return record, report if (report / PREFLIGHT_FILE).is_file() else None
+        return None, None
+
+    def _step_summary(self, step: str, artifact: Path | None, failure: StepRecord | None) -> StepSummary:
+        cached = step in self._cached
+        if failure and failure.step == step:
+            return StepSummary(failure.seconds, FAILED, False)
+        if artifact is None:
+            return StepSummary(0.0, "skipped", False)
+        has_record = not cached and (artifact.parent / STEP_RECORD_FILE).is_file()
+        return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, SUCCEEDED, cached)
+
+
+def _on_one_step(config: Config) -> Config:
+    """Return the configuration for records that are there: nothing is left to be fanned out."""
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
+
+
+def _are_whole(records: Path) -> bool:
+    with contextlib.suppress(InputError):
+        Manifest.load(records)
+        return True
+    return False
+
+
+def _make_runner(runner: str, config: Config) -> Any:
+    from kfp import local
+
+    if runner == "subprocess":
+        return local.SubprocessRunner(use_venv=False)
+    import docker.errors
+    import docker.types
+
+    import docker
+
+    try:
+        docker.from_env().ping()  # type: ignore[attr-defined]  # mypy takes our folder docker/ for it.
+    except docker.errors.DockerException as error:
+        raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
+    source, location = find_source(config.data.source)
+    data = str(Path(location).parent) if source is csv_file.SOURCE else location  # A table names files beside it.
+    reads = [data, config.training.model, config.gate.champion]
+    reads += config.model_files
+    reads += [config.deploy.signing_key, config.deploy.verify_key] if config.deploy else []
+    mounts = []
+    for path in (path for path in reads if path and not storage.is_remote(path) and os.path.exists(path)):
+        if not os.path.isabs(path):
+            raise InputError(f"The docker runner needs absolute paths. Received: {path!r}.")
+        mounts.append(docker.types.Mount(path, path, "bind", read_only=True))
+    if config.deploy and not is_on_vertex(config.deploy.registry):
+        registry = config.deploy.registry
+        Path(registry).mkdir(parents=True, exist_ok=True)  # Docker mounts what is there.
+        mounts.append(docker.types.Mount(registry, registry, "bind"))
+    return local.DockerRunner(
+        mounts=mounts, environment={"AIP_CHECKPOINT_DIR": os.environ["AIP_CHECKPOINT_DIR"]}, user=str(os.getuid())
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Deleted:
+    """The places of runs that were deleted, and the bytes that this has freed."""
+
+    places: tuple[Path, ...]
+    num_bytes: int
+
+
+def clean_runs(workspace: Path, name: str, keep: int) -> Deleted:
+    """Delete the earlier runs of a name beyond the newest `keep`, and the cached steps that no run is made of any more.
+
+    Raises:
+        InputError: If a run of that name is going on, or there never was one.
+    """
+    if name not in history.names(workspace):
+        raise InputError(
+            f"There is no run of the name {name!r} in {workspace}: expected one of "
+            f"{', '.join(history.names(workspace)) or 'none'}. Check --workspace."
+        )
+    return _delete_runs(workspace, name, lambda run_dir, _: history.delete_earlier(run_dir, keep))
+
+
+def delete_run(workspace: Path, reference: str) -> Deleted:
+    """Delete one run, and the cached steps that no other run of its name is made of.
+
+    Args:
+        workspace: Folder for runs.
+        reference: See `history.find_run`.
+
+    Raises:
+        InputError: If there is none, or a run of that name is going on.
+    """
+    name, number = history.find_run(workspace, reference)
+
+    def delete(run_dir: Path, cache_dir: Path) -> list[Path]:
+        place = history.delete_one(run_dir, number)
+        if number == history.LATEST:  # Where it was killed or has failed, these are what would have continued it.
+            shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
+        return [place]
+
+    return _delete_runs(workspace, name, delete)
+
+
+def _delete_runs(workspace: Path, name: str, delete: Callable[[Path, Path], list[Path]]) -> Deleted:
+    run_dir, cache_dir = workspace.absolute() / name, workspace.absolute() / ".cache" / name
+    places = (run_dir, history.history_dir(run_dir), cache_dir)
+    with _only_run(run_dir, cache_dir):
+        history.check_history(run_dir)
+        before = history.own_bytes(places)
+        dropped = delete(run_dir, cache_dir)
+        StepCache(cache_dir).keep_only(folder for _, folder in history.runs_of(run_dir) if folder.is_dir())
+        with contextlib.suppress(OSError):  # There is a latest run in it.
+            run_dir.rmdir()
+        return Deleted(tuple(dropped), before - history.own_bytes(places))

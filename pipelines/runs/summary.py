@@ -1,0 +1,106 @@
+"""`summary.json`: what became of a local run, and what its steps found."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from tpu_components.core.files.typed_json import JsonFile, read
+from tpu_components.core.results.evaluation_info import Decision
+from tpu_components.core.results.export_info import ExportInfo
+from tpu_components.deploy_model.params import DeployResult
+from tpu_components.preflight_training.findings import MachineReport
+
+SUMMARY_FILE = "summary.json"
+LOG_FILE = "run.log"  # What the steps of a run on this machine say.
+SUCCEEDED, REJECTED, FAILED = "succeeded", "rejected", "failed"
+PROMOTED, NOT_PROMOTED = "promoted", "not promoted"
+# What a run has only of steps that it has, and an empty mapping stands for in the file.
+_OF_STEPS = ("preflight", "export", "deployment")
+
+
+def result_of(status: str) -> str:
+    """Return what became of a run's model, as people are told; of a run that has none, its status."""
+    return {SUCCEEDED: PROMOTED, REJECTED: NOT_PROMOTED}.get(status, status)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSummary:
+    """The outcome of a step: its seconds, and whether its result was taken from an earlier run.
+
+    The seconds are negative in older files, if the clock was set back meanwhile.
+    """
+
+    seconds: float
+    state: Annotated[str, (SUCCEEDED, FAILED, "skipped")]
+    cached: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The part of a configuration's training that is shown; None where an older one does not say."""
+
+    learning_rate: float | None = None
+    batch_size_per_replica: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="the pipeline"):
+    """`summary.json`.
+
+    Attributes:
+        status: `succeeded`; `rejected` by the gate; or `failed`.
+        config: The configuration, defaults filled in.
+        fingerprints: Fingerprints of what the run follows from: `data`, `configuration` and `code`.
+        seconds: Seconds that it took; see `StepSummary`.
+        ended: When it ended, UTC, ISO 8601; empty in older files.
+        host: The machine, in words; empty in older files.
+        steps: Outcome of every step, by name.
+        metrics: The model's figures.
+        gate: Whether it was promoted, and why.
+        preflight: Findings on the machine of the configuration, without the layers.
+        export: Exported formats and their figures.
+        deployment: Place of the model now.
+        artifacts: Places of the files, by name.
+        error: Step that failed, and why, in words; empty if none did.
+    """
+
+    status: Annotated[str, (SUCCEEDED, REJECTED, FAILED)]
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fingerprints: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    ended: str = ""
+    host: str = ""
+    steps: Mapping[str, StepSummary] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, int | float | None] = dataclasses.field(default_factory=dict)
+    gate: Decision = dataclasses.field(default_factory=lambda: Decision(False, ()))
+    preflight: MachineReport | None = None
+    export: ExportInfo | None = None
+    deployment: DeployResult | None = None
+    artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        _ = self.training  # Refuses what is no training.
+
+    @functools.cached_property
+    def training(self) -> Training:
+        """The configuration of the training."""
+        settings: Training = read(self.config.get("training", {}), Training, "config.training", any_version=True)
+        return settings
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        preflight = self.preflight.as_dict() if self.preflight else {}
+        preflight.pop("layers", None)
+        plain = dataclasses.asdict(dataclasses.replace(self, preflight=None, export=None))
+        return plain | {
+            "preflight": preflight,
+            "export": self.export.as_dict() if self.export else {},
+            "deployment": plain["deployment"] or {},
+        }
+
+    @staticmethod
+    def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a file of any age."""
+        return {**raw, **{name: raw.get(name) or None for name in _OF_STEPS}}

@@ -1,0 +1,1 @@
+"""A first configuration for data that nobody has prepared."""

@@ -1,0 +1,317 @@
+"""What can be seen of data within seconds: how many there are, of which classes and sizes, and what is damaged."""
+
+import contextlib
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.images import ImageRule, UnreadableImageError, decode_pixels, has_image_suffix
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    CORPUS,
+    IMAGE,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    REGRESSION,
+    TEXT,
+)
+from tpu_components.core.examples.text import has_words, split_words
+from tpu_components.core.files import storage
+from tpu_components.core.files.csv_files import has_decimal_comma
+from tpu_components.core.sources.kinds import SOURCES, list_examples
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
+
+# What data may be, as `--from` names it, and the source that reads it.
+KINDS = {
+    "images": "images",
+    "csv": "csv",
+    "texts": "text",
+    "arrays": "npz",
+    "corpus": "corpus",
+    "archives": "webdataset",
+    "parquet": "parquet",
+    "tfrecords": "tfrecords",
+}
+_OF_MANY = {".tar": "webdataset", ".parquet": "parquet", ".tfrecord": "tfrecords", ".tfrecords": "tfrecords"}
+_BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".npz": "npz", ".txt": "corpus", **_OF_MANY}
+_SEARCHED_FILES = 1_000
+_LOOKED_AT = 500
+_LOOK_SECONDS = 10.0
+_SHOWN = 5
+_MOST_LEVELS = 20  # Of numbers as classes; more of them are rather a measure.
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOverview:
+    """A description of data, as far as looking at some of them tells.
+
+    Attributes:
+        params: Parameters by which they are read.
+        kind: Kind of example: `image`, `text` or `corpus`.
+        split_examples: Number of examples by split.
+        class_examples: Number of examples by class or label; empty where there are none.
+        has_splits: Whether the source has splits of its own.
+        notes: Sentences for people on what the source left out or took for something.
+        num_looked_at: Examples that were read.
+        sizes: (height, width) of each image that was read.
+        channels: 1, 3 or both, as the images have them.
+        lengths: Words of each text that was read, or the characters of a corpus.
+        damaged: Those that were read and are damaged, with the reason.
+        unusable: Those of all that cannot be used, as far as that is known without reading files: rows of a table
+            without a label or a word, and files that are missing or empty.
+        num_inputs: Number of all.
+    """
+
+    params: WriteParams
+    kind: str
+    split_examples: Mapping[str, int]
+    class_examples: Mapping[str, int]
+    has_splits: bool
+    notes: tuple[str, ...]
+    num_looked_at: int
+    sizes: tuple[tuple[int, int], ...] = ()
+    channels: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    damaged: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unusable: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    num_inputs: int = 0
+
+    @property
+    def bad_share(self) -> float:
+        """Share that will be set aside: that of all which is known, or that of those that were read."""
+        return max(len(self.unusable) / max(1, self.num_inputs), len(self.damaged) / max(1, self.num_looked_at))
+
+    def lines(self) -> list[str]:
+        """Return the overview for a terminal."""
+        total = sum(self.split_examples.values())
+        splits = ", ".join(f"{name} {count:,}" for name, count in self.split_examples.items())
+        own = "the source's own" if self.has_splits else "held out by hash"
+        plural = {IMAGE: "images", TEXT: "texts"}.get(self.kind, "passages")
+        lines = [f"{total:,} {plural} ({splits}; {own})", *self._class_lines()]
+        if self.sizes:
+            colours = " and ".join({1: "grey", 3: "colour"}[count] for count in self.channels)
+            lines.append(f"{_span(self.sizes)} pixels, {colours}")
+        if self.kind == TEXT and self.lengths:
+            lines.append(f"{min(self.lengths):,} to {max(self.lengths):,} words, half of them within {self.typical:,}")
+        lines += self.notes
+        parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
+        parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
+        for bad, what in parts:
+            some = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:_SHOWN])
+            lines += [f"{len(bad):,} of {what}: {some}"] if bad else []
+        return lines
+
+    def _class_lines(self) -> list[str]:
+        if not self.class_examples:
+            return []
+        by_size = sorted(self.class_examples.items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {count:,}" for name, count in by_size[: 2 * _SHOWN])
+        what = "labels" if self.params.task == MULTI_LABEL else "classes"
+        return [f"{len(by_size):,} {what}: {shown}" + (", …" if len(by_size) > 2 * _SHOWN else "")]
+
+    @property
+    def typical(self) -> int:
+        """The median of the lengths."""
+        return int(statistics.median(self.lengths)) if self.lengths else 0
+
+
+def _span(sizes: tuple[tuple[int, int], ...]) -> str:
+    by_area = sorted(set(sizes), key=lambda size: size[0] * size[1])
+    least, most = (f"{height}×{width}" for height, width in (by_area[0], by_area[-1]))
+    return least if len(by_area) == 1 else f"from {least} to {most}"
+
+
+def source_of(place: str, kind: str = "") -> str:
+    """Return the source, as `images:DIR`, of a place and of what it holds; a source itself stays as it is.
+
+    Args:
+        place: A folder or file, here or on gs://.
+        kind: One of `KINDS`; empty to find out.
+
+    Raises:
+        InputError: If there is no such place, or it does not tell what it holds.
+    """
+    if split_source(place)[0] in SOURCES:
+        return place
+    if kind:
+        return f"{KINDS[kind]}:{place}"
+    if suffix := _BY_SUFFIX.get(Path(place).suffix.lower()):
+        return f"{suffix}:{place}"
+    if not storage.is_remote(place) and not os.path.exists(place):
+        raise InputError(f"Cannot look at {place!r}: there is no such file or folder. Check the path.")
+    names = _some_names(place)
+    if any(map(has_image_suffix, names)):
+        return f"images:{place}"
+    if any("-ubyte" in name for name in names):
+        return f"idx:{place}"
+    for suffix, source in _OF_MANY.items():
+        if any(name.lower().endswith(suffix) for name in names):
+            return f"{source}:{place}"
+    if any(name.lower().endswith(".txt") for name in names):
+        return f"text:{place}"
+    raise InputError(
+        f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
+        "or a .csv, .npz or .txt file. Say it "
+        f"with --from {'|'.join(KINDS)}."
+    )
+
+
+def _some_names(place: str) -> list[str]:
+    if storage.is_remote(place):
+        return [file.name for file in storage.list_files(place)]
+    names = (name for _, _, files in os.walk(place) for name in files)
+    return [name for name, _ in zip(names, range(_SEARCHED_FILES), strict=False)]
+
+
+def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
+    """Return the parameters with the task that the labels of a CSV file suggest: `cat|dog` or numbers with a fraction.
+
+    With them comes the listing by these parameters, where one was made.
+
+    Raises:
+        InputError: If the source cannot be listed.
+    """
+    if params.task != CLASSIFICATION or not params.source.startswith("csv:"):
+        return params, None
+    try:
+        listing = list_examples(params)
+    except InputError:
+        if _has_several_labels(several := dataclasses.replace(params, task=MULTI_LABEL)):
+            return several, None
+        raise
+    names = listing.class_names
+    if any("|" in name for name in names):
+        return dataclasses.replace(params, task=MULTI_LABEL), None
+    if _are_numbers(names) and (len(names) > _MOST_LEVELS or any("." in name for name in names)):
+        return dataclasses.replace(params, task=REGRESSION), None
+    if _have_decimal_commas(params, names):
+        return dataclasses.replace(params, task=REGRESSION), None
+    return params, listing
+
+
+def _has_several_labels(params: WriteParams) -> bool:
+    """Return whether some example has more than one label; then one without any is none of the mistakes of a file."""
+    with contextlib.suppress(InputError):
+        return bool((list_examples(params).labels.sum(axis=1) > 1).any())
+    return False
+
+
+def _are_numbers(names: tuple[str, ...]) -> bool:
+    try:
+        return all(np.isfinite(float(name)) for name in names)
+    except ValueError:
+        return False
+
+
+def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
+    """Return whether labels such as `80,50` are numbers; they are not if commas separate the cells."""
+    if not any(map(has_decimal_comma, names)):
+        return False
+    with contextlib.suppress(InputError):
+        list_examples(dataclasses.replace(params, task=REGRESSION))
+        return True
+    return False
+
+
+def look_at(params: WriteParams, listing: Listing | None = None, seconds: float = _LOOK_SECONDS) -> DataOverview:
+    """List the data, divide them, and read some of them.
+
+    Args:
+        params: Parameters by which to read them.
+        listing: Listing that was made by these; None to list them.
+        seconds: When to stop reading.
+
+    Raises:
+        InputError: If the source cannot be used.
+    """
+    # What cannot be used is told, and not refused.
+    return overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing), params, seconds)
+
+
+def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_SECONDS) -> DataOverview:
+    """Describe a plan's data; see `look_at`."""
+    listing = plan.listing
+    overview = DataOverview(
+        params=params,
+        kind=listing.kind if listing.corpus is None else CORPUS,
+        split_examples=plan.split_examples,
+        class_examples=_count_classes(listing, params),
+        has_splits=listing.splits is not None and listing.corpus is None,
+        notes=listing.notes,
+        num_looked_at=0,
+        unusable=dict(_find_unusable(listing)),
+        num_inputs=listing.num_inputs,
+    )
+    if listing.images is not None:
+        count, height, width, channels = listing.images.shape
+        return dataclasses.replace(overview, num_looked_at=count, sizes=((height, width),), channels=(channels,))
+    if listing.corpus is not None:
+        return overview
+    return _read_some(overview, plan, time.monotonic() + seconds)
+
+
+def _find_unusable(listing: Listing) -> Iterator[tuple[str, str]]:
+    """Yield what will be set aside, as far as that is known without reading files, and why."""
+    yield from ((item.key, item.reason) for item in listing.bad)
+    if listing.texts is not None:
+        yield from ((listing.keys[i], "no word in it") for i, text in enumerate(listing.texts) if not has_words(text))
+    if listing.files is not None:
+        yield from ((listing.keys[i], "missing or empty") for i in np.flatnonzero(listing.files.sizes == 0).tolist())
+
+
+def _count_classes(listing: Listing, params: WriteParams) -> dict[str, int]:
+    if params.asked in (REGRESSION, LANGUAGE_MODEL):
+        return {}
+    is_hot = params.task == MULTI_LABEL
+    counts = listing.labels.sum(0) if is_hot else np.bincount(listing.labels, minlength=len(listing.class_names))
+    return dict(zip(listing.class_names, counts.tolist(), strict=True))
+
+
+def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataOverview:
+    sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0
+    rule = ImageRule(None, overview.params.channels, upright=overview.params.apply_rotation)
+    for name, content in _some_contents(plan):
+        if name in overview.unusable:
+            continue
+        if time.monotonic() > until:
+            break
+        looked_at += 1
+        try:
+            if isinstance(content, str):
+                raise UnreadableImageError(content)
+            if overview.kind == TEXT:
+                lengths.append(len(split_words(content)))
+                continue
+            height, width, depth = decode_pixels(content, rule).shape
+            sizes.append((height, width))
+            channels.add(depth)
+        except UnreadableImageError as error:
+            damaged[name] = str(error)
+    return dataclasses.replace(
+        overview,
+        num_looked_at=looked_at,
+        sizes=tuple(sizes),
+        channels=tuple(sorted(channels)),
+        lengths=tuple(lengths),
+        damaged=damaged,
+    )
+
+
+def _some_contents(plan: DatasetPlan) -> Iterator[tuple[str, bytes | str]]:
+    """Examples from every split, with their names: their bytes, or in words why they cannot be read."""
+    listing = plan.listing
+    examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
+    for index in np.random.default_rng(0).permutation(examples)[:_LOOKED_AT].tolist():
+        key = listing.keys[index]
+        try:
+            yield key, listing.read(index)
+        except InputError as error:
+            yield key, str(error)

@@ -1,0 +1,305 @@
+"""A first configuration for data that nobody has prepared: written from what looking at them tells, with reasons."""
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+import statistics
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import in_one_line
+from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
+from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
+from tpu_components.core.files import storage
+from tpu_components.core.results.metric_table import HIGHER, direction
+from tpu_components.core.sources.params import WriteParams, split_source
+from tpu_pipelines.config.configuration import load_config, override
+from tpu_pipelines.config.schema import SCHEMA_FILE, as_text
+from tpu_pipelines.starting.data_overview import DataOverview
+
+WORKFLOW_FILE = Path(".github/workflows/retrain.yml")
+_STARTERS = Path(__file__).parents[1] / "starters"
+_MODELS = {IMAGE: "images", TEXT: "texts", CORPUS: "corpus"}
+_ANSWERS = {
+    "classification": ("one class of several", "A probability for every class."),
+    "multi_label": ("any number of labels", "A probability for every label by itself."),
+    "regression": ("numbers", "In standard deviations from the mean; their units are added."),
+    "language_model": ("the next character of each", "A probability for every character."),
+}
+_SIDES = (32, 48, 64, 96)  # Of the images to train on; more takes a CPU long.
+_SMALL_PIXELS = 128 * 128  # Images of one size up to this one are taken as they are.
+_WANTED_STEPS = 1_500
+_WIDTH = 110
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The files to begin with.
+
+    Attributes:
+        config_path: The configuration.
+        files: Contents to write, by path.
+        hints: Sentences to know beside.
+    """
+
+    config_path: Path
+    files: Mapping[Path, str]
+    hints: tuple[str, ...]
+
+    def write(self, overwrite: bool = False) -> None:
+        """Write the files.
+
+        Raises:
+            InputError: If one is there already and `overwrite` is not set, or they cannot be written.
+        """
+        # The schema is the same for all configurations of a folder, and nobody's own.
+        there = [str(path) for path in self.files if path.name != SCHEMA_FILE and path.exists()]
+        if there and not overwrite:
+            raise InputError(
+                f"Refused to overwrite {', '.join(there)}. Use another --name or --output, or overwrite with --force."
+            )
+        for path, content in self.files.items():
+            storage.require_writable(path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.write_bytes(path, content.encode())
+
+
+def name_of(place: str) -> str:
+    """Return a run's name from where its data are.
+
+    Example:
+        >>> name_of("images:/data/My flowers/"), name_of("csv:reviews 2.csv")
+        ('My-flowers', 'reviews-2')
+    """
+    words = re.sub(r"[^\w.-]+", "-", Path(split_source(place)[1].rstrip("/")).stem).strip("-.")
+    return words[:64] or "first"
+
+
+def plan_start(
+    overview: DataOverview,
+    name: str,
+    model: str = "",
+    folder: Path = Path(),
+    overrides: Sequence[str] = (),
+    workflow: bool = False,
+) -> Start:
+    """Choose a configuration for the data, and a model where none is named.
+
+    Args:
+        overview: The data.
+        name: Name of the runs, and of the files.
+        model: The model's name or file; empty to write one.
+        folder: Folder for the configuration and the model.
+        overrides: `section.key=value` each, over what is chosen.
+        workflow: Whether to write a GitHub workflow that retrains.
+
+    Raises:
+        InputError: If an override is wrong, or the configuration would be.
+    """
+    config_path, files = folder / f"{name}.yaml", {}
+    if not model:
+        path = folder / f"{name.replace('-', '_').replace('.', '_')}_model.py"
+        model, files[path] = str(path), _render(f"{_MODELS[overview.kind]}.py.jinja", name=name, **_facts(overview))
+    raw, reasons = _choose(overview, name, model)
+    for text in overrides:
+        override(raw, text)
+    if raw["training"].get("stages") and not any(text.startswith("training.epochs=") for text in overrides):
+        del raw["training"]["epochs"]  # They follow.
+    files = {config_path: _as_yaml(raw, reasons, overview, config_path)} | files
+    files[folder / SCHEMA_FILE] = as_text()
+    if workflow:
+        files[WORKFLOW_FILE] = _retraining(str(config_path))
+    hints = _hints(overview)
+    if workflow:
+        hints.append(
+            f"{WORKFLOW_FILE} installs tpu-pipelines from a checkout: set the repository's variables "
+            "TPU_PIPELINES_REPOSITORY, as OWNER/NAME, and TPU_PIPELINES_COMMIT"
+        )
+    return Start(config_path, files, tuple(hints))
+
+
+def _retraining(config: str) -> str:
+    """Return the ready workflow with a configuration of one's own; in an expression a quote is written twice."""
+    ready, quoted = (_STARTERS / "retrain.yaml").read_text(), config.replace("'", "''")
+    environment = {"env": {"CONFIG": f"${{{{ vars.TPU_PIPELINES_CONFIG || '{quoted}' }}}}"}}
+    _, line = yaml.safe_dump(environment, width=1 << 16, allow_unicode=True).split("\n", maxsplit=1)
+    return ready.replace("  CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'digits' }}\n", line)
+
+
+def check_start(start: Start) -> None:
+    """Check, once it is written, that the configuration is one.
+
+    Raises:
+        InputError: If it is none.
+    """
+    load_config(str(start.config_path))
+
+
+def _facts(overview: DataOverview) -> dict[str, str]:
+    task = TASKS[overview.params.asked]
+    answer, ending = _ANSWERS[task.name]
+    activation = "" if task.activation == "linear" else f'activation="{task.activation}", '
+    return {"answer": answer, "ending": ending, "size": task.size_fact, "activation": activation}
+
+
+def _render(template: str, **values: str) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_STARTERS),
+        autoescape=False,  # Python and YAML; what goes in is a name of ours, or JSON.
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(values)
+
+
+Reasons = dict[str, str]
+
+
+def _choose(overview: DataOverview, name: str, model: str) -> tuple[dict[str, Any], Reasons]:
+    """Return the configuration's sections, and for a key `section.key` why it is so."""
+    data, reasons = _choose_data(overview, model)
+    training, more = _choose_training(overview)
+    return {"name": name, "data": data, "model": model, "training": training}, reasons | more
+
+
+def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Reasons]:
+    params = overview.params
+    data: dict[str, Any] = {"source": params.source}
+    reasons: Reasons = {}
+    for field in dataclasses.fields(params):
+        value = getattr(params, field.name)
+        if field.name != "source" and field.default is not dataclasses.MISSING and value != field.default:
+            data[field.name] = list(value) if isinstance(value, tuple) else value
+    if params.columns:
+        data["columns"] = dict(params.columns)
+    if overview.kind == IMAGE and not params.image_size and (size := _choose_size(overview, model)):
+        data["image_size"], reasons["data.image_size"] = size
+    if len(overview.channels) > 1 and not params.channels:
+        data["channels"], reasons["data.channels"] = 3, "Grey and colour are mixed: all in colour; 1 for all in grey."
+    if overview.bad_share and not params.max_bad_fraction:
+        data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
+        reasons["data.max_bad_fraction"] = "Share that may be set aside and listed; what was found stands above."
+    if overview.kind == TEXT and overview.lengths:
+        data["num_tokens"] = _choose_length(overview.lengths)
+        reasons["data.num_tokens"] = "Words of a text that a model sees; longer ones lose their start."
+    if params.asked == "language_model":
+        # What is set stands, and the other follows from it.
+        is_set = params.num_tokens != WriteParams.num_tokens
+        tokens = params.num_tokens if is_set else max(128, 2 * params.context_tokens)
+        data |= {"num_tokens": tokens, "context_tokens": params.context_tokens or tokens // 2}
+        reasons["data.num_tokens"] = "Characters of a passage, and how many of them are only read where it is judged."
+    if not overview.has_splits:
+        data |= {"validation_fraction": params.validation_fraction, "test_fraction": params.test_fraction}
+        reasons["data.validation_fraction"] = "Held out by hash: the same examples on every machine."
+    return data, reasons
+
+
+def _choose_size(overview: DataOverview, model: str) -> tuple[list[int], str] | None:
+    if asked := _input_size(model):
+        return asked, "As the model takes them."
+    sizes = set(overview.sizes)
+    if not sizes or (len(sizes) == 1 and math.prod(overview.sizes[0]) <= _SMALL_PIXELS):
+        return None
+    typical = statistics.median(min(size) for size in overview.sizes)
+    side = max((side for side in _SIDES if side <= typical), default=max(8, int(typical)))
+    return [side, side], "All are brought to this height and width. Larger ones show more, and take longer."
+
+
+def _input_size(model: str) -> list[int] | None:
+    """Return the height and width that a .keras file takes, as its own description says; None where it does not."""
+    if not model.endswith(".keras"):
+        return None
+    try:
+        with zipfile.ZipFile(model) as archive:
+            shapes = re.findall(rb'"batch_shape": \[null, (\d+), (\d+), \d+\]', archive.read("config.json"))
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return None  # What is wrong with it is told by who loads it.
+    return [int(side) for side in shapes[0]] if shapes else None
+
+
+def _choose_length(lengths: Sequence[int]) -> int:
+    """Return a length that nine texts in ten do not exceed, in steps of 16, up to 400."""
+    longest = sorted(lengths)[int(0.9 * (len(lengths) - 1))]
+    return min(400, max(16, 16 * math.ceil(longest / 16)))
+
+
+def _choose_training(overview: DataOverview) -> tuple[dict[str, Any], Reasons]:
+    examples = overview.split_examples[TRAIN]
+    # Twenty steps an epoch at least, so that a trial of three epochs has learnt something, and not only warmed up.
+    batch = min(128, max(8, 2 ** int(math.log2(max(1, examples / 20)))), examples)
+    epochs = min(40, max(10, round(_WANTED_STEPS / math.ceil(examples / batch))))
+    training = {
+        "epochs": epochs,
+        "batch_size_per_replica": batch,
+        "learning_rate_schedule": "cosine",
+        "warmup_epochs": 0.5,
+    }
+    reasons = {
+        "training.epochs": "At most; more help as long as the validation loss still falls.",
+        "training.batch_size_per_replica": f"Of {examples:,} to train on. For a TPU rather 128 and more.",
+    }
+    if VALIDATION in overview.split_examples:
+        training["early_stopping_epochs"] = max(5, epochs // 4)
+    return training, reasons
+
+
+def _hints(overview: DataOverview) -> list[str]:
+    hints = []
+    examples = overview.split_examples.get(TEST, 0)
+    if examples < 100:
+        hints.append(f"{examples:,} test examples tell models apart only if they differ much; more data would help")
+    counts = sorted(overview.class_examples.values())
+    if counts and overview.params.asked == "classification" and counts[-1] > 10 * max(1, counts[0]):
+        hints.append("the classes differ much in size: judge by macro_f1 too, as gate: {minimum: {macro_f1: 0.8}}")
+    return hints
+
+
+_TAIL = """\
+# machine: v5e-1    # A TPU to train on, and to be preflighted for; `tpu-pipelines machines` lists them.
+gate:    # By default a model is promoted that beats the best constant answer, and the champion before it.
+  # {side}: {{{metric}: {value}}}    # Exit code 3 where it does not reach this.
+"""
+
+
+def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, path: Path) -> str:
+    # Names out of data stay on their line, and in its comment.
+    lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"]
+    lines += [f"# {' '.join(in_one_line(line).split())}" for line in overview.lines()]
+    place = in_one_line(shlex.quote(str(path)))
+    lines += [f"# Check:  tpu-pipelines check {place}", f"# Run:    tpu-pipelines run {place}"]
+    for section, values in raw.items():
+        if isinstance(values, dict):
+            lines.append(f"{section}:")
+            lines += [line for key, value in values.items() for line in _entry(section, key, value, reasons)]
+        else:
+            lines.append(f"{section}: {_scalar(values)}")
+    judged = TASKS[overview.params.asked].judged
+    side = "minimum" if direction(judged) == HIGHER else "maximum"
+    tail = "" if "gate" in raw else _TAIL.format(side=side, metric=judged, value=_VALUES.get(judged, 0.9))
+    return "\n".join(lines) + "\n" + tail
+
+
+_VALUES = {"bits_per_character": 2.5, "r2": 0.8, "micro_f1": 0.8}
+
+
+def _entry(section: str, key: str, value: Any, reasons: Reasons) -> list[str]:
+    line, reason = f"  {key}: {_scalar(value)}", reasons.get(f"{section}.{key}", "")
+    if not reason:
+        return [line]
+    return [f"{line}    # {reason}"] if len(line) + len(reason) < _WIDTH else [f"  # {reason}", line]
+
+
+def _scalar(value: Any) -> str:
+    """Return a value as YAML on one line: JSON is YAML, and plain words need no quotes."""
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value)
+    is_word = is_plain and value.lower() not in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+    return value if is_word else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""A run on a platform: submitted once, followed, scheduled."""

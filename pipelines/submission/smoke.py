@@ -1,0 +1,283 @@
+"""The smallest run on a platform, for what only the platform itself can say: sent twice, and told as a table."""
+
+import dataclasses
+import secrets
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
+from tpu_components.train_model.environment_report import REPORT_VARIABLE
+from tpu_pipelines.config.configuration import Config, load_config
+from tpu_pipelines.config.resources import paid_on
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms.custom_job import in_region
+from tpu_pipelines.platforms.jobs import CACHED, State, Submission, Submitter
+from tpu_pipelines.submission.submit import Plan, plan_submission, submit, wait
+
+_MINUTES = 30  # Which a training of seconds never takes, unless something is wrong.
+_EPOCHS = 5
+_SEVERAL_HOSTS = "what the hosts of a slice are told of each other (components/core/machines/hosts.py)"
+# What the code or its documents leave open and this run does not answer.
+_OPEN = (
+    "how CPUs and memory that a step asks for are rounded to a machine (pipelines/config/resources.py)",
+    "how long a change of an endpoint's traffic takes (components/deploy_model/vertex.py): needs deploy.endpoint",
+    "what becomes of a boot disk type that the machine does not have (components/core/machines/machine_spec.py)",
+    "why a pod waits, on Kubeflow (pipelines/platforms/kubeflow.py)",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Smoke:
+    """A run that was not sent yet.
+
+    Attributes:
+        config: Configuration of the run.
+        plan: Jobs of the run, as they will be sent.
+        report_uri: Place at which the training tells of its surroundings.
+        settings: Project, region, bucket and accounts.
+        target: The platform, as `vertex`.
+    """
+
+    config: Config
+    plan: Plan
+    report_uri: str
+    settings: Settings
+    target: str
+
+    @property
+    def paid(self) -> PaidMachine:
+        """The machine, and how it is paid for."""
+        return paid_on(self.config, self.plan.jobs[0].machine, self.target)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Return the price of its machine; None where none is known."""
+        price = self.paid.price
+        return price.usd_per_hour if price else None
+
+    @property
+    def price(self) -> str:
+        """Say what it costs at most: the second submission trains again if the cache does not answer it."""
+        machine = self.plan.jobs[0].machine
+        what = f"two trainings on {machine.name}, each of them stopped after {_MINUTES} minutes at the latest"
+        if (usd := self.usd_per_hour) is None:
+            return f"{what}; no price is known"
+        return (
+            f"at most ${2 * usd * _MINUTES / 60:.2f} at {billed_by(self.target)}: {what} (${usd:g} an hour); "
+            "the other steps, disks and storage come on top"
+        )
+
+
+def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequence[str] = ()) -> Smoke:
+    """Compile the smallest run: the digits, a few epochs.
+
+    Args:
+        target: The platform, as `vertex`.
+        machine: Machine to train on, as `v5e-1`.
+        settings: Project, region, bucket and images; must have a bucket.
+        overrides: `section.key=value` each, over what it is by itself.
+
+    Raises:
+        InputError: If settings are missing, or it cannot be compiled.
+    """
+    settings.require("bucket")
+    if not storage.is_remote(settings.bucket):
+        raise InputError(
+            f"The training tells of its surroundings through a bucket: expected one that can be read from here, as "
+            f"gs://BUCKET. Received: {settings.bucket!r}."
+        )
+    # Of its own each time: the first submission is to train, whatever was sent before.
+    number = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    report_uri = f"{settings.bucket.rstrip('/')}/smoke/{number}/training.json"
+    own = (
+        "name=smoke",
+        f"machine={{name: {machine}, timeout_seconds: {_MINUTES * 60}, max_wait_seconds: 0}}",
+        f"training.epochs={_EPOCHS}",
+        "gate.minimum={}",
+        "export.calibration_examples=50",
+    )
+    config = load_config("digits", [*own, *overrides])
+    settings = dataclasses.replace(settings, environment={**settings.environment, REPORT_VARIABLE: report_uri})
+    return Smoke(config, plan_submission(config, target, settings), report_uri, settings, target)
+
+
+@dataclasses.dataclass(frozen=True)
+class SmokeReport:
+    """The answers of the platform.
+
+    Attributes:
+        rows: A question and its answer, each.
+        has_succeeded: Whether both runs came to their end.
+        answers: Those rows that say how the platform is, whatever the run.
+        source: Platform, machine and day of the answers.
+    """
+
+    rows: tuple[tuple[str, str], ...]
+    has_succeeded: bool
+    answers: tuple[tuple[str, str], ...] = ()
+    source: str = ""
+
+    def as_rules(self) -> str:
+        """Return the answers as comments that name a rule and its source, as in tests/fakes."""
+        rules = (f"Rule: {question}: {answer} ({self.source})" for question, answer in self.answers)
+        lines = (textwrap.wrap(rule, 118, break_long_words=False, break_on_hyphens=False) for rule in rules)
+        return "".join(f"# {line}\n" for rule in lines for line in rule)
+
+    def __str__(self) -> str:
+        lines = ["| question | answer |", "|---|---|"]
+        return "\n".join([*lines, *(f"| {question} | {_cell(answer)} |" for question, answer in self.rows)])
+
+
+def run_smoke(
+    smoke: Smoke,
+    submitter: Submitter,
+    report: Callable[[Submission], None] = lambda _: None,
+    poll_seconds: float = 20,
+    sleep: Callable[[float], None] = time.sleep,
+) -> SmokeReport:
+    """Send the run, and when it has ended the same once more, which the platform's cache is to answer.
+
+    Args:
+        smoke: The run.
+        submitter: The platform.
+        report: Told of every state that is seen.
+        poll_seconds: Between two looks.
+        sleep: Waits.
+
+    Raises:
+        PlatformError: If a job vanishes.
+    """
+    plan, sent = smoke.plan, time.time()
+    first = wait(plan, submit(plan, submitter), submitter, report, poll_seconds, sleep)
+    told = _read(smoke.report_uri)
+    second, again = None, told
+    if first.state is State.SUCCEEDED:
+        second = wait(plan, submit(plan, submitter, again=True), submitter, report, poll_seconds, sleep)
+        again = _read(smoke.report_uri)
+    answers, cached = _surroundings(told), _cache(second, told, again) if second else ()
+    rows = (
+        ("machine", first.machine),
+        *_outcome("first run", first),
+        *answers,
+        *_times(smoke, told, sent),
+        *(_outcome("second run", second) if second else ()),
+        *cached,
+        *(("not asked here", question) for question in (*_open_without(plan.jobs[0].machine.slice.hosts), *_OPEN)),
+    )
+    source = f"tpu-pipelines smoke of {time.strftime('%Y-%m-%d')}, {smoke.target}, {first.machine}"
+    return SmokeReport(
+        rows, second is not None and second.state is State.SUCCEEDED, (*answers, *cached) if told else (), source
+    )
+
+
+def _open_without(hosts: int) -> Sequence[str]:
+    return [] if hosts > 1 else [f"{_SEVERAL_HOSTS}: needs a machine that has several, as --machine v5e-16"]
+
+
+def _read(uri: str) -> Mapping[str, Any]:
+    """Return what a training has told of its surroundings; empty where it has not."""
+    try:
+        return dict(typed_json.decode(storage.read_bytes(uri)))
+    except (ValueError, TypeError, PlatformError):
+        return {}
+
+
+def _outcome(what: str, run: Submission) -> Sequence[tuple[str, str]]:
+    steps = ", ".join(f"{step} {state}" for step, state in run.steps.items())
+    return [(what, f"{run.job_id}: {run.state}{f', {run.error}' if run.error else ''}"), (f"{what}, steps", steps)]
+
+
+def _surroundings(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """Return what the training found around it."""
+    if not told:
+        return [("surroundings of the training", "not told: it failed before, or may not write into the bucket")]
+    user, host, mount = told["user"], told["host"], dict(told["mount"])
+    folder = mount.pop("folder")
+    locked = told["locked_memory_bytes"]
+    files = "; ".join(f"{path}: {mode}" for path, mode in told["device_files"].items())
+    return [
+        ("user", f"uid {user['uid']}, gid {user['gid']}, groups {', '.join(map(str, user['groups'])) or 'none'}"),
+        ("device files of the TPU", files or "none"),
+        ("memory that may be locked", "any" if locked < 0 else f"{locked / 2**10:,.0f} KiB"),
+        ("devices seen", f"{len(told['devices'])}: {', '.join(dict.fromkeys(told['devices']))}"),
+        ("hosts", "; ".join(f"{where}: {answer}" for where, answer in told.get("hosts", {}).items())),
+        (f"rights in {folder}", "; ".join(f"{action}: {answer}" for action, answer in mount.items())),
+        (
+            "host",
+            f"{host['name']}, {host['memory_bytes'] / 2**30:,.0f} GiB of memory, "
+            f"{host['free_disk_bytes'] / 2**30:,.0f} GiB free on the local disk",
+        ),
+        ("libraries", ", ".join([f"Python {told['python']}", *(f"{k} {v}" for k, v in told["libraries"].items())])),
+    ]
+
+
+def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple[str, str]]:
+    """Return the measured times, beside those that preflight estimates."""
+    if not told:
+        return []
+    result = told["result"]
+    batch = smoke.config.training.batch_size_per_replica * result["num_replicas"]
+    seconds = told["ended"] - told["started"]
+    price = (
+        ""
+        if smoke.usd_per_hour is None
+        else f", ${smoke.usd_per_hour * seconds / 3600:.4f} at {billed_by(smoke.target)}"
+    )
+    return [
+        ("from the submission to the training", f"{told['started'] - sent:.0f} s, by the clocks of both"),
+        ("from there to the end of its first step", f"{result['first_step_seconds']:.1f} s"),
+        ("a step, measured", f"{1000 * batch / result['examples_per_second']:.3f} ms (median of the epochs)"),
+        ("a step, by preflight", _estimate(smoke)),
+        ("the training", f"{seconds:.0f} s{price}; what is billed, the invoice says"),
+    ]
+
+
+def _estimate(smoke: Smoke) -> str:
+    """Return the time of a step by preflight, on this machine."""
+    from tpu_components.core.sources.kinds import list_examples
+    from tpu_components.preflight_training import sandbox
+    from tpu_components.preflight_training.examining import examine
+    from tpu_pipelines.checking.preflight import describe_data
+    from tpu_pipelines.config.configuration import preflight_params
+
+    if smoke.config.preflight is None:
+        return "not known: preflight is switched off"
+    paid = dataclasses.replace(smoke.paid, region=in_region(smoke.plan.jobs[0].machine, smoke.settings).region)
+    try:
+        sandbox.require_compiler()
+        cache_dir = sandbox.default_cache_dir()
+        params = preflight_params(smoke.config, paid)
+        planned = smoke.plan.data
+        listing = planned.listing if planned else list_examples(smoke.config.data)
+        data = describe_data(smoke.config, listing, cache_dir)
+        (machine_report,) = examine(params, data, (paid,), cache_dir).machines
+    except InputError as error:
+        return f"not known: {error}"
+    if machine_report.step is None:
+        return machine_report.summary
+    return f"{machine_report.step.total_ms:.3f} ms on the device"
+
+
+def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """Say whether the cache has answered the second run: its training tells anew only where it runs."""
+    hits = [step for step, state in second.steps.items() if state == CACHED]
+    if not told:
+        training = "not known: the training tells nothing"
+    elif again.get("started") == told["started"]:
+        training = "hit: it was not trained again"
+    else:
+        training = "miss: it was trained again"
+    return [
+        ("cache, training of the second run", training),
+        ("cache, steps that the platform calls answered", ", ".join(hits) or "none"),
+    ]
+
+
+def _cell(text: str) -> str:
+    """Return text that stays in its cell."""
+    return text.replace("|", "\\|").replace("\n", " ")

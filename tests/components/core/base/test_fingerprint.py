@@ -1,0 +1,232 @@
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tpu_components.core.base.fingerprint import ROOT, Code, code_of, digest_files, is_installed
+from tpu_components.core.models.lookup import named_files
+from tpu_pipelines.config.steps import STEPS
+
+# What a step must not miss, and what must not concern it, in the places where keys were too narrow or too wide.
+_REACHED = {
+    "create_tfrecords": {"sources/csv_file.py", "interface.py", "storage.py", "data.html.jinja", "page.css"},
+    "preflight_training": {"compiler.py", "interface.py", "page.css", "preflight.html.jinja", "machine_catalogue.json"},
+    "train_model": {"interface.py", "models/step/wrapping.py", "models/ready/__init__.py", "callbacks.py"},
+    "evaluate_model": {"page.css", "report.html.jinja", "multi_label.html.jinja", "language_report.html.jinja"},
+    "export_model": {"verification.py", "formats/litert.py", "models/trained.py", "__init__.py"},
+    "deploy_model": {"health_check.py", "serving/exported.py", "serving/params.py", "registry/vertex.py"},
+}
+_NOT_REACHED = {
+    "create_tfrecords": {"machine_catalogue.json", "models/ready/__init__.py", "ready/digits_cnn.py"},
+    "preflight_training": {"ready/digits_cnn.py", "registry/folder.py", "training.py"},
+    "train_model": {"page.css", "page.py", "machine_catalogue.json", "ready/cifar10_cnn.py", "registry/folder.py"},
+    "evaluate_model": {"models/step/compiling.py", "machine_catalogue.json", "serving/server.py"},
+    "export_model": {"page.css", "registry/folder.py", "serving/exported.py"},
+    "deploy_model": {"page.css", "models/step/compiling.py", "report.html.jinja"},
+}
+
+
+def _code(step, root=ROOT):
+    return code_of([f"tpu_components.{step}.component"], (root,))
+
+
+def _has(step, name):
+    own = [file for file in _code(step).files if file.split("/")[1] in (step, "core", "serving")]
+    return any(file.endswith(f"/{name}") for file in own)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_steps_code_is_what_it_runs_and_nothing_else(step):
+    assert {name for name in _REACHED[step] if not _has(step, name)} == set()
+    assert {name for name in _NOT_REACHED[step] if _has(step, name)} == set()
+    others = [other for other in STEPS if other != step]
+    assert not [name for name in _code(step).files if name.split("/")[1] in others], "no step runs another's code"
+
+
+def test_a_mutation_changes_the_keys_of_the_steps_that_reach_the_file_and_no_others(tmp_path):
+    shutil.copytree(ROOT / "components", tmp_path / "components", ignore=shutil.ignore_patterns("__pycache__"))
+    codes = {step: _code(step, tmp_path) for step in STEPS}
+    assert {step: code.digest for step, code in codes.items()} == {step: _code(step).digest for step in STEPS}
+    paths = {path.relative_to(tmp_path).as_posix(): path for path in (tmp_path / "components").rglob("*.*")}
+    unreached = paths.keys() - {name for code in codes.values() for name in code.files}
+    for name in paths.keys() - unreached:
+        with open(paths[name], "ab") as file:
+            file.write(b"\n")
+        changed = {step for step, code in codes.items() if digest_files(code.files) != code.digest}
+        assert changed == {step for step, code in codes.items() if name in code.files}, name
+        paths[name].write_bytes((ROOT / name).read_bytes())
+    assert len(unreached) > 20
+    for name in unreached:
+        with open(paths[name], "ab") as file:
+            file.write(b"\n")
+    (tmp_path / "components" / "core" / "models" / "ready" / "a_new_model.py").write_text("import keras\n")
+    assert {step: _code(step, tmp_path).digest for step in STEPS} == {step: codes[step].digest for step in STEPS}
+    paths["components/core/pages/page.css"].write_text("")
+    changed = {step for step in STEPS if _code(step, tmp_path).digest != codes[step].digest}
+    assert changed == {"create_tfrecords", "preflight_training", "evaluate_model"}
+
+
+def test_what_a_step_imports_when_it_starts_is_all_in_its_code():
+    """Python itself is asked: whatever it has imported of this project must have been found without running it."""
+    script = (
+        "import importlib, json, os, sys\n"
+        "for step in sys.argv[1:]:\n"
+        "    if os.fork() == 0:\n"
+        "        importlib.import_module(f'tpu_components.{step}')\n"
+        "        ours = [m for n, m in sys.modules.items() if n.startswith('tpu_components')]\n"
+        "        files = [getattr(m, '__file__', None) for m in ours]\n"
+        "        print(json.dumps([step, files]), flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *STEPS], capture_output=True, text=True, check=True)
+    imported = dict(map(json.loads, done.stdout.splitlines()))
+    assert imported.keys() == set(STEPS)
+    for step in STEPS:
+        assert set(imported[step]) <= {str(path) for path in _code(step).files.values()}, step
+
+
+def test_imports_are_found_wherever_they_stand(tmp_path):
+    files = {
+        "start.py": "def f():\n    import inside\nclass A:\n    from package import part as other\n",
+        "inside.py": "import os, numpy.linalg\n",
+        "package/__init__.py": "from package.unused import x\n",
+        "package/part.py": "from . import near\nfrom .near import y\n",
+        "package/near.py": "",
+        "package/unused.py": "",
+        "for_types.py": "",
+    }
+    (tmp_path / "package").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "start.py").write_text(
+        files["start.py"] + "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import for_types\n"
+    )
+    code = code_of(["start"], (tmp_path,))
+    assert code.files.keys() == {"start.py", "inside.py", "package/__init__.py", "package/part.py", "package/near.py"}
+    assert code.libraries == {"numpy"}
+    assert code.versions().keys() == {"numpy"}
+
+
+def test_data_files_are_those_that_a_string_names(tmp_path):
+    for name, text in {
+        "start.py": "WEIGHTS = 'weights.h5'\nTEXT = 'other.py'\nPAGE = 'page.html.jinja'\nGONE = 'gone.json'\n",
+        "page.html.jinja": "{% include 'style.css' %}",
+        "style.css": "",
+        "weights.h5": "",
+        "unnamed.h5": "",
+        "other.py": "",
+    }.items():
+        (tmp_path / name).write_text(text)
+    files = code_of(["start"], (tmp_path,)).files
+    assert files.keys() == {"start.py", "weights.h5", "page.html.jinja", "style.css"}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "Path(__file__).parent / 'weights' / 'w.npz'",
+        "Path(__file__).parent / kind / 'weights' / 'w.npz'",
+        "os.path.join(os.path.dirname(__file__), 'weights', 'w.npz')",
+        "Path(__file__).parent.joinpath('weights').joinpath('w.npz')",
+        "Path('weights', 'w.npz')",
+        "Path('weights') / '..' / 'weights' / 'w.npz'",
+    ],
+)
+def test_a_data_file_is_found_in_the_folder_to_which_its_name_is_joined(tmp_path, expression):
+    (tmp_path / "weights").mkdir()
+    for name in ("weights/w.npz", "weights/other.npz"):
+        (tmp_path / name).touch()
+    (tmp_path / "start.py").write_text(f"NUMBER = 1 / 2 / {' / '.join(['3'] * 500)}\nWEIGHTS = {expression}\n")
+    assert code_of(["start"], (tmp_path,)).files.keys() == {"start.py", "weights/w.npz"}
+
+
+@pytest.mark.parametrize(
+    ("test", "followed"),
+    [
+        ("TYPE_CHECKING", "otherwise.py"),
+        ("typing.TYPE_CHECKING", "otherwise.py"),
+        ("not TYPE_CHECKING", "near.py"),
+        ("NOT_TYPE_CHECKING", "near.py"),
+    ],
+)
+def test_only_what_a_type_checker_alone_reads_is_left_out(tmp_path, test, followed):
+    (tmp_path / "start.py").write_text(f"if {test}:\n    import near\nelse:\n    import otherwise\n")
+    for name in ("near.py", "otherwise.py"):
+        (tmp_path / name).touch()
+    assert followed in code_of(["start"], (tmp_path,)).files
+    is_for_types = followed == "otherwise.py"
+    assert ("near.py" in code_of(["start"], (tmp_path,)).files) is not is_for_types
+
+
+def test_a_long_sum_is_read_to_its_end(tmp_path):
+    (tmp_path / "start.py").write_text(f"SUM = {'1 + ' * 1500}1\nimport near\n")
+    (tmp_path / "near.py").touch()
+    assert code_of(["start"], (tmp_path,)).files.keys() == {"start.py", "near.py"}
+
+
+@pytest.mark.parametrize("text", ["a" * 400, "a" * 200 + "/" + "b" * 54 + "." + "c" * 300, "a\0b", ""])
+def test_a_text_that_is_no_path_names_no_file(tmp_path, text):
+    (tmp_path / "start.py").write_text(f"TEXT = {text!r}\n")
+    assert code_of(["start"], (tmp_path,)).files.keys() == {"start.py"}
+    assert named_files({"prompt": [text]}) == {}
+
+
+def test_code_that_is_no_python_counts_by_its_bytes(tmp_path):
+    (tmp_path / "start.py").write_text("def (")
+    before = code_of(["start"], (tmp_path,)).digest
+    (tmp_path / "start.py").write_text("def [")
+    assert code_of(["start"], (tmp_path,)).digest != before
+
+
+def test_libraries_beside_the_installed_project_are_none_of_its_code(tmp_path):
+    installed = tmp_path / "site-packages"
+    files = {"tpu_components/step.py": "import keras, tpu_components.near\n", "tpu_components/near.py": ""}
+    for name, text in files.items():
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text(text)
+    (installed / "keras.py").write_text("import numpy\n")
+    code = code_of(["tpu_components.step"], (installed,))
+    assert code.files.keys() == {"tpu_components/step.py", "tpu_components/near.py"}
+    assert code.libraries == {"keras"}
+
+
+def test_of_two_modules_of_a_name_the_one_counts_that_python_imports(tmp_path, monkeypatch):
+    own, installed = tmp_path / "own", tmp_path / "site-packages"
+    for folder in (own, installed):
+        folder.mkdir()
+        (folder / "of_both.py").touch()
+    (own / "start.py").write_text("import of_both\n")
+    monkeypatch.setattr(sys, "path", [str(installed), *sys.path])
+    code = code_of(["start"], (own,))
+    assert (code.files.keys(), code.libraries) == ({"start.py"}, {"of_both"})
+    monkeypatch.setattr(sys, "path", [str(own), *sys.path])
+    code = code_of(["start"], (own,))
+    assert (code.files.keys(), code.libraries) == ({"start.py", "of_both.py"}, set())
+
+
+def test_a_librarys_version_is_found_whatever_its_distribution_is_called():
+    versions = Code({}, frozenset({"PIL", "yaml", "numpy", "is_not_installed"})).versions()
+    assert versions == {
+        "PIL": importlib.metadata.version("pillow"),
+        "yaml": importlib.metadata.version("PyYAML"),
+        "numpy": importlib.metadata.version("numpy"),
+        "is_not_installed": "",
+    }
+
+
+def test_pythons_own_modules_are_never_the_users_code(tmp_path, monkeypatch):
+    (tmp_path / "start.py").write_text("import json\nfrom wave import open\n")
+    (tmp_path / "wave.py").write_text("")
+    assert code_of(["start"], (tmp_path, Path(json.__file__).parents[1])).files.keys() == {"start.py"}
+    linked = tmp_path / "python"
+    linked.symlink_to(sysconfig.get_path("stdlib"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(linked))
+    assert is_installed(Path(json.__file__))
+    assert is_installed(linked)
+    assert not is_installed(tmp_path)

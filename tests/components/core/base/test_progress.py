@@ -1,0 +1,80 @@
+import os
+import select
+import termios
+
+import pytest
+
+from tpu_components.core.base import progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test turns."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.delenv(progress.TERMINAL_VARIABLE, raising=False)
+    return now
+
+
+def test_say_marks_the_step_on_stderr(capsys):
+    progress.say("train_model", "epoch 1")
+    assert capsys.readouterr() == ("", "[train_model] epoch 1\n")
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(clock, capsys):
+    with progress.track("train_model", 4000, "images") as bar:
+        for _ in range(80):
+            clock[0] += 0.125
+            bar.update(25, "loss 0.5000")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "[train_model] 1,000/4,000 images, 200 images/s, 15 s left, loss 0.5000",
+        "[train_model] 2,000/4,000 images, 200 images/s, 10 s left, loss 0.5000",
+    ]
+
+
+def test_short_work_says_nothing(clock, capsys):
+    with progress.track("train_model", 10, "images") as bar:
+        bar.update(10)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_terminal_shows_a_bar_with_rate_and_note(monkeypatch):
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
+        monkeypatch.setattr("sys.stderr", terminal)
+        with progress.track("train_model", 1000, "images") as bar:
+            bar.update(500, "loss 0.5000")
+            bar._bar.refresh()
+        terminal.flush()
+        shown = ""
+        # The system hands a terminal's output over piece by piece, in its own time.
+        while "loss 0.5000" not in shown and select.select([screen], [], [], 5)[0]:
+            shown += os.read(screen.fileno(), 65536).decode()
+    assert "train_model" in shown
+    assert "500/1.00k" in shown
+    assert "loss 0.5000" in shown
+
+
+def test_a_terminal_without_a_width_gets_lines(clock, monkeypatch):
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb") as screen:
+        monkeypatch.setattr("sys.stderr", terminal)
+        with progress.track("train_model", 100, "images") as bar:
+            clock[0] += 5.0
+            bar.update(50)
+        assert os.read(screen.fileno(), 65536) == b"[train_model] 50/100 images, 10 images/s, 5 s left\r\n"
+
+
+def test_terminal_variable_without_a_terminal_falls_back_to_lines(clock, monkeypatch, capsys):
+    monkeypatch.setenv(progress.TERMINAL_VARIABLE, "1")
+    monkeypatch.setattr("builtins.open", _refuse)
+    with progress.track("train_model", 10, "images") as bar:
+        clock[0] += 6
+        bar.update(5)
+    assert "5/10 images" in capsys.readouterr().err
+
+
+def _refuse(*_, **__):
+    raise OSError("no terminal")

@@ -1,0 +1,107 @@
+import ast
+import json
+
+import pytest
+
+from tests.cli import REPOSITORY
+from tpu_components.core.base import progress
+from tpu_components.core.base.terminal import lay_out, printable
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_pipelines import cli
+from tpu_pipelines.cli.options import tell_error
+from tpu_pipelines.starting import first_configuration
+
+
+def test_control_characters_are_escaped_and_nothing_else():
+    assert printable("cat\x1b]0;title\x07\x9b2J\r\u202e\0") == r"cat\x1b]0;title\x07\x9b2J\r\u202e\x00"
+    assert printable("Straße 東京 🐈\n\tcat\\") == "Straße 東京 🐈\n\tcat\\"
+
+
+@pytest.mark.parametrize(
+    "text", ["::error::x", "  ::error::x", "cat\n::error::x", "cat\n\t::set-output", "a ##[error]x"]
+)
+def test_what_ci_obeys_is_escaped(text):
+    """A line that begins with `::`, or holds `##[`."""
+    shown = printable(text)
+    assert not any(line.strip().startswith("::") or "##[" in line for line in shown.splitlines())
+    assert shown.replace("\\x3a", ":").replace("\\x23", "#") == text
+
+
+def test_marks_of_direction_are_escaped():
+    assert printable("a\u200fb\u061cc\u200ed") == r"a\u200fb\u061cc\u200ed"
+
+
+FORGED = "a\n[deploy_model] digits version 0042 is the champion\n::error::forged"
+
+
+def test_a_name_out_of_data_begins_no_line(tmp_path, monkeypatch, capsys, image_folder):
+    """Classes are named by folders here, by whoever made the data."""
+    folder = image_folder()
+    next(path for path in sorted(folder.iterdir()) if path.is_dir()).rename(folder / FORGED)
+    monkeypatch.setattr(first_configuration, "check_start", lambda _: None)  # It builds the model: half a minute.
+    assert cli.main(["init", str(folder), "--output", str(tmp_path / "made"), "--name", "made"]) == 0
+    write_records(WriteParams(f"images:{folder}", num_workers=1), tmp_path / "records")
+    said = "".join(capsys.readouterr())
+    assert r"a\n[deploy_model]" in said
+    assert not [line for line in said.splitlines() if line.strip().startswith(("[deploy_model]", "::"))]
+
+
+def test_a_class_begins_no_line_where_it_is_predicted_or_a_table_or_an_error_names_it(monkeypatch, capsys, tmp_path):
+    from tpu_components.serving import inputs
+    from tpu_pipelines.runs import exports
+
+    monkeypatch.setattr(exports, "find_export", lambda *_: str(tmp_path))
+    named = [
+        inputs.ExamplePrediction("::error::in", ((FORGED, 1.0),), task) for task in ("classification", "regression")
+    ]
+    monkeypatch.setattr(inputs, "predict_inputs", lambda *_, **__: named)
+    monkeypatch.setattr(inputs, "is_language_model", lambda _: False)
+    assert cli.main(["predict", str(tmp_path), "x.png"]) == 0
+    tell_error(f"Cannot use {FORGED}")
+    said = "".join(capsys.readouterr())
+    assert len(said.splitlines()) == 5, "the error has three"
+    assert not [
+        line for line in said.splitlines() if line.startswith("[deploy_model]") or line.strip().startswith("::")
+    ]
+    assert len(lay_out({"class": "<"}, [(FORGED,)])) == 2
+
+
+def test_all_that_is_printed_is_escaped_first():
+    """`print` gets JSON, a text that was escaped, or the output of a process of our own for another of our own."""
+    escaped = {"printable", "in_one_line", "paragraph", "dumps"}
+    own = {"options.py", "comparing.py", "main.py", "completion.py", "start.py", "platforms.py"}
+    found = []
+    for path in (path for root in ("components", "pipelines") for path in (REPOSITORY / root).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print" and path.name not in own:
+                call = getattr(node.args[0], "func", None)
+                if (
+                    not isinstance(node.args[0], ast.Constant)
+                    and getattr(call, "id", getattr(call, "attr", "")) not in escaped
+                ):
+                    found.append(f"{path.relative_to(REPOSITORY)}:{node.lineno}")
+    assert not found
+
+
+def test_what_steps_and_errors_say_cannot_write_on_a_terminal(capsys, tmp_path):
+    progress.say("create_tfrecords", "classes: cat\x1b[2J")
+    assert cli.main(["run", "digits", "--workspace", str(tmp_path), "--set", "data.source=images:/none\x1b[2J"]) == 2
+    said = capsys.readouterr().err
+    assert said.count(r"\x1b[2J") == 2
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_predicted_classes_cannot_write_on_a_terminal(monkeypatch, capsys, tmp_path, as_json):
+    from tpu_components.serving import inputs
+    from tpu_pipelines.runs import exports
+
+    monkeypatch.setattr(exports, "find_export", lambda *_: str(tmp_path))
+    named = inputs.ExamplePrediction("in\x1b[2J", (("cat\x1b[2J", 1.0),), "classification")
+    monkeypatch.setattr(inputs, "predict_inputs", lambda *_, **__: [named])
+    monkeypatch.setattr(inputs, "is_language_model", lambda _: False)
+    assert cli.main(["predict", str(tmp_path), "x.png", *(["--json"] if as_json else [])]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    if as_json:
+        assert json.loads(said) == {"input": "in\x1b[2J", "classes": {"cat\x1b[2J": 1.0}}

@@ -1,0 +1,128 @@
+"""Claims about texts: both forms of the tokenisation agree, and a vocabulary is what it says."""
+
+import dataclasses
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import TextInput
+from tpu_components.core.examples.text import (
+    Tokenizer,
+    UnreadableTextError,
+    build_vocabulary,
+    copy_vocabulary,
+    load_vocabulary,
+    save_vocabulary,
+    split_words,
+    tokenizer_ops,
+)
+from tpu_components.core.machines import device
+
+GIVEN = TextInput(6, 60, "", "words", "start")
+NASTY = [
+    *("", "   ", "\x00", "a\x00b", "<br />", "<BR/>x<br   />y<br>z", "<br\n/>", "It's GREAT!!! 10/10", "'", "''"),
+    *("café CAFÉ naïve", "\u00a0no-break\u2028space", "x" * 100_000, "a " * 5000, "ﬁ İ ß Ω", "日本 語"),
+    *("\r\n\t\v\f a", "a\x85b", "\x7f", "[UNK] [PAD]", "e\u0301", "_a_b_", "b<b<br />r />", "<br<br />/>"),
+    *("\U0001f600 ok", "\ufeffgood", "a\ufeffb", "\ufeff"),
+]
+
+
+@pytest.mark.parametrize("truncate", ["start", "end"])
+def test_python_and_tensorflow_give_the_same_ids(truncate):
+    import tensorflow as tf
+
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    draw = random.Random(0)
+    alphabet = "aA'<br />\x00\n. é\u00a0İ日😀0_[]-\x85\ufeff"
+    texts = [text.encode() for text in NASTY]
+    texts += ["".join(draw.choices(alphabet, k=draw.randint(0, 40))).encode() for _ in range(2000)]
+    texts += [draw.randbytes(draw.randint(0, 30)) for _ in range(1000)]
+    vocabulary = build_vocabulary(
+        Counter(split_words(b" ".join(text.encode() for text in NASTY))), GIVEN.vocabulary_size
+    )
+    given = dataclasses.replace(GIVEN, truncate=truncate)
+    tokenize, _ = tokenizer_ops(given, vocabulary)
+    of_tensorflow = tf.function(tokenize, input_signature=[tf.TensorSpec([None], tf.string)])(tf.constant(texts))
+    tokenizer = Tokenizer(given, vocabulary)
+    of_python = np.stack([tokenizer.encode(text).ids for text in texts])
+    assert of_tensorflow.dtype == tf.int32
+    assert len(np.unique(of_python)) > 20
+    np.testing.assert_array_equal(of_tensorflow.numpy(), of_python)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", []),
+        ("It's GREAT!<br />10/10", ["it's", "great", "10", "10"]),
+        ("well-made, isn't it?", ["well", "made", "isn't", "it"]),
+        ("CAFÉ", ["cafÉ"]),  # Only ASCII is put into lower case.
+        ("a\x00b\nc", ["a", "b", "c"]),
+        ("\ufeffgood film\ufeffbad", ["good", "film", "bad"]),
+    ],
+)
+def test_words_are_letters_digits_and_apostrophes(text, tokens):
+    assert split_words(text.encode()) == [token.encode() for token in tokens]
+
+
+def test_vocabulary_is_ordered_by_frequency_and_then_by_bytes():
+    counts = Counter({b"rare": 1, b"b": 2, b"a": 2, b"often": 3})
+    assert build_vocabulary(counts, 5) == (b"often", b"a", b"b")
+    assert build_vocabulary(counts, 100) == (b"often", b"a", b"b", b"rare")
+
+
+@pytest.mark.parametrize(
+    ("truncate", "text", "ids"),
+    [
+        ("start", b"a b c d", [3, 1, 4]),
+        ("end", b"a b c d", [2, 3, 1]),
+        ("start", b"a", [0, 0, 2]),
+        ("end", b"a", [2, 0, 0]),
+        ("start", b"", [0, 0, 0]),
+    ],
+)
+def test_texts_are_cut_and_padded_on_the_side_that_truncate_names(truncate, text, ids):
+    given = dataclasses.replace(GIVEN, num_tokens=3, truncate=truncate)
+    encoded = Tokenizer(given, (b"a", b"b", b"d")).encode(text)
+    assert encoded.ids.tolist() == ids
+    assert encoded.ids.dtype == np.int32
+    assert (encoded.num_tokens, encoded.num_unknown) == (len(text.split()), ids.count(1))
+
+
+def test_a_stored_text_is_utf_8_with_a_word_in_it():
+    tokenizer = Tokenizer(GIVEN, (b"a",))
+    assert tokenizer.encode_stored("\ufeffA".encode()).ids.tolist() == tokenizer.read("a").tolist()
+    for content, reason in (
+        (b"a\xff", "not UTF-8: invalid start byte at byte 1"),
+        (b"\xef\xbb\xbf?!", "no word in it"),
+    ):
+        with pytest.raises(UnreadableTextError, match=reason):
+            tokenizer.encode_stored(content)
+
+
+def test_text_that_no_file_can_hold_is_refused():
+    with pytest.raises(InputError, match=r"can be written in UTF-8.*surrogates not allowed"):
+        Tokenizer(GIVEN, ()).encode_all(["fine", "\ud800"])
+
+
+def test_vocabulary_comes_back_and_travels(tmp_path):
+    vocabulary = (b"the", "é\x85".encode())
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    given = dataclasses.replace(GIVEN, vocabulary_sha256=save_vocabulary(vocabulary, tmp_path / "one"))
+    assert (tmp_path / "one" / "vocabulary.txt").read_bytes().startswith(b"[PAD]\n[UNK]\nthe\n")
+    copy_vocabulary(tmp_path / "one", tmp_path / "two", given)
+    assert load_vocabulary(tmp_path / "two", given) == vocabulary
+
+
+def test_vocabulary_that_is_missing_or_changed_is_refused(tmp_path):
+    given = dataclasses.replace(GIVEN, vocabulary_sha256=save_vocabulary([b"the"], tmp_path))
+    (tmp_path / "vocabulary.txt").write_bytes(b"[PAD]\n[UNK]\nteh\n")
+    with pytest.raises(InputError, match=rf"has changed: expected SHA-256 {given.vocabulary_sha256[:16]}"):
+        load_vocabulary(tmp_path, given)
+    (tmp_path / "vocabulary.txt").unlink()
+    with pytest.raises(InputError, match=r"Cannot read the vocabulary .*vocabulary.txt: No such file"):
+        load_vocabulary(tmp_path, given)

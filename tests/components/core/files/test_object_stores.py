@@ -1,0 +1,234 @@
+"""Claims about buckets that speak S3, against a server in this process; test_storage.py has those of Cloud Storage."""
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.files import object_stores, storage
+from tpu_components.create_tfrecords import WriteParams, plan_dataset
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.pipeline import cache_keys
+from tpu_pipelines.pipeline.compile import compile_pipeline
+from tpu_pipelines.submission.submit import plan_submission, put_carried
+
+
+def put(name, content):
+    object_stores.s3_client().put_object(Bucket="bucket", Key=name, Body=content)
+
+
+@pytest.fixture
+def folder(s3_server, tmp_path):
+    """A place of its own in the bucket."""
+    return f"s3://bucket/{tmp_path.name}"
+
+
+def test_a_folder_goes_there_and_comes_back(folder, tmp_path):
+    (tmp_path / "model" / "weights").mkdir(parents=True)
+    (tmp_path / "model" / "weights" / "w").write_bytes(b"\0" * 100)
+    (tmp_path / "model" / "model.json").write_text("{}")
+    storage.upload(tmp_path / "model", f"{folder}/model")
+    storage.upload(tmp_path / "model" / "model.json", f"{folder}/alone.json")
+    found = storage.list_files(folder)
+    assert [(file.name, file.num_bytes) for file in found] == [
+        ("alone.json", 2),
+        ("model/model.json", 2),
+        ("model/weights/w", 100),
+    ]
+    back = storage.localize(f"{folder}/model", tmp_path / "scratch")
+    assert sorted(path.name for path in back.rglob("*") if path.is_file()) == ["model.json", "w"]
+    assert storage.localize(f"{folder}/alone.json", tmp_path / "scratch").read_text() == "{}"
+    assert storage.read_bytes(f"{folder}/alone.json") == b"{}"
+    assert [storage.exists(f"{folder}/{name}") for name in ("alone.json", "model", "none")] == [True, False, False]
+
+
+def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_path, monkeypatch):
+    for place in (folder, str(tmp_path / "disk")):
+        assert storage.names_in(place) == set()
+        storage.write_file(f"{place}/alone", b"1")
+        with storage.staged_folder(f"{place}/deep") as staged:
+            (staged / "a.json").write_text("{}")
+            (staged / "z.npz").write_bytes(b"\0")
+            assert storage.names_in(f"{place}/deep") == set()
+        assert storage.names_in(place) - {"deep"} == {"alone"}
+        assert storage.names_in(f"{place}/deep/") == {"a.json", "z.npz"}
+    copied = []
+    monkeypatch.setattr(storage, "upload", lambda path, uri: copied.append(uri.rpartition("/")[2]))
+    with storage.staged_folder(folder) as staged:
+        for name in ("a.json", "z.npz"):
+            (staged / name).write_bytes(b"\0")
+    assert copied == ["z.npz", "a.json"]
+
+
+def test_a_version_changes_with_the_content_and_never_else(folder):
+    name = folder.removeprefix("s3://bucket/")
+    versions = []
+    for content in (b"one", b"one", b"two"):
+        put(f"{name}/file", content)
+        versions.append(storage.list_files(folder)[0].version)
+    assert versions[0] == versions[1] != versions[2]
+
+
+def test_folders_that_a_console_makes_and_hidden_files_are_no_files(folder):
+    name = folder.removeprefix("s3://bucket/")
+    for file in ("cat/", "cat/1.png", "cat/.DS_Store", "cats.txt"):
+        put(f"{name}/{file}", b"x")
+    assert [file.name for file in storage.list_files(f"{folder}/cat")] == ["1.png"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s3://bucket/none", r"Cannot use 's3://bucket/none': there is no such file or bucket"),
+        ("s3://nobody-has-this/x", r"there is no such file or bucket"),
+        ("s3:///x", r"expected s3://BUCKET/PATH, received no bucket name"),
+        ("s3://My_Bucket!/x", r"Cannot use 's3://My_Bucket!/x': 'My_Bucket!' is no name of a bucket"),
+    ],
+)
+def test_what_is_not_there_is_refused(s3_server, uri, message):
+    with pytest.raises(InputError, match=message):
+        storage.read_bytes(uri)
+
+
+def test_a_store_that_does_not_answer_is_an_outage(s3_server, monkeypatch, request):
+    request.addfinalizer(object_stores.s3_client.cache_clear)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    object_stores.s3_client.cache_clear()
+    with pytest.raises(PlatformError, match=r"The object store does not answer for 's3://bucket/x'"):
+        storage.read_bytes("s3://bucket/x")
+
+
+def test_nothing_is_uploaded_to_what_is_no_bucket(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"Cannot upload to '/elsewhere': expected gs://BUCKET/… or s3://BUCKET/…"):
+        storage.upload(tmp_path / "file", "/elsewhere")
+
+
+def test_a_csv_file_names_pictures_in_a_bucket(folder):
+    name = folder.removeprefix("s3://bucket/")
+    rows = [f"{folder}/photos/{label}/{number}.png,{label}" for label in ("cat", "dog") for number in range(10)]
+    for row in rows:
+        put(row.partition(",")[0].removeprefix("s3://bucket/"), b"a picture")
+    put(f"{name}/labels.csv", "\n".join(["path,label", *rows]).encode())
+    plan = plan_dataset(WriteParams(source=f"csv:{folder}/labels.csv"))
+    assert plan.listing.root == f"{folder}/photos"
+    assert len(plan.listing.keys) == 20
+
+
+@pytest.mark.parametrize("is_whole_bucket", [False, True])
+def test_files_that_a_model_declares_there_count_by_their_content(folder, is_whole_bucket):
+    place = "s3://bucket" if is_whole_bucket else folder
+    config = load_config("digits", [f"model={{name: digits_cnn, files: ['{place}']}}"])
+    versions = set()
+    for content in (b"1", b"2"):
+        put(f"{folder.removeprefix('s3://bucket/')}/weights.npz", content)
+        versions.add(cache_keys.step_keys(config, "v")["train_model"])
+    assert len(versions) == 2
+
+
+def test_a_kubeflow_run_reads_and_writes_there_and_its_model_travels_there(folder, tmp_path):
+    name = folder.removeprefix("s3://bucket/")
+    for label in ("cat", "dog"):
+        for number in range(10):
+            put(f"{name}/photos/{label}/{number}.png", f"{label} {number}".encode())
+    model = tmp_path / "mine" / "model.py"
+    model.parent.mkdir()
+    model.write_text("def build_model(input_shape, num_classes):\n    return None\n")
+    overrides = [f"data.source=images:{folder}/photos", f"model={model}", "training.batch_size_per_replica=8"]
+    config = load_config("digits", [*overrides, "machine=v5e-4"])
+    settings = Settings(kfp_host="http://kfp", bucket=f"{folder}/runs")
+    plan = plan_submission(config, "kubeflow", settings)
+    put_carried(plan)
+    (place,) = plan.carried
+    assert place.startswith(f"{folder}/runs/models/")
+    assert storage.read_bytes(place) == plan.carried[place]
+    assert f"{folder}/photos" in json.dumps(plan.jobs[0].specification)
+    with pytest.raises(InputError, match=r"data\.source must be on Cloud Storage, where the steps can read it"):
+        compile_pipeline(config, "vertex", tmp_path / "pipeline.yaml")
+
+
+PASSWORD = Settings(kfp_host="http://kfp", s3_secret="s3-credentials")
+
+
+def signed_in(path):
+    """The steps whose pods have the secret, and what they have of it."""
+    spec, platform = yaml.safe_load_all(path.read_text())
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    labels = {one["executorLabel"] for one in spec["components"].values() if "executorLabel" in one}
+    assert executors.keys() <= labels
+    return {name.removeprefix("exec-"): one["secretAsEnv"] for name, one in executors.items() if "secretAsEnv" in one}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bucket", "steps"),
+    [
+        ([], "gs://bucket", set()),
+        (["data.source=npz:s3://bucket/digits.npz"], "gs://bucket", {"list-source", "create-tfrecords"}),
+        (["gate.champion=s3://bucket/champion"], "", {"evaluate-model"}),
+        (
+            ["model={name: digits_cnn, files: [s3://bucket/stopwords.txt]}", "preflight={max_price_usd: 5}"],
+            "gs://bucket",
+            {"preflight-training", "train-model", "evaluate-model", "export-model"},
+        ),
+        (
+            [],
+            "s3://bucket",
+            {"list-source", "create-tfrecords", "preflight-training", "train-model", "evaluate-model", "export-model"},
+        ),
+    ],
+)
+def test_the_pods_that_use_s3_have_its_secret_and_no_others(s3_server, tmp_path, overrides, bucket, steps):
+    put("stopwords.txt", b"and")
+    config = load_config("digits", [*overrides, "machine=v5e-4"])
+    path = tmp_path / "pipeline.yaml"
+    compile_pipeline(config, "kubeflow", path, dataclasses.replace(PASSWORD, bucket=bucket))
+    found = signed_in(path)
+    assert set(found) == steps
+    for needed, optional in found.values():
+        assert {needed["secretName"], optional["secretName"]} == {"s3-credentials"}
+        assert [one["envVar"] for one in needed["keyToEnv"]] == ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
+        assert (needed.get("optional", False), optional["optional"]) == (False, True)
+
+
+def test_where_no_secret_is_set_the_cluster_signs_its_pods_in(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    settings = dataclasses.replace(PASSWORD, bucket="s3://bucket", s3_secret="")
+    compile_pipeline(load_config("digits", ["machine=v5e-4"]), "kubeflow", path, settings)
+    assert signed_in(path) == {}
+
+
+def test_a_part_of_a_file_is_read_and_a_file_from_any_place(folder):
+    put(f"{folder.removeprefix('s3://bucket/')}/file", bytes(range(100)))
+    assert storage.read_range(f"{folder}/file", 10, 3) == bytes([10, 11, 12])
+    assert storage.read_range(f"{folder}/file", 98, 9) == bytes([98, 99])
+    with storage.open_file(f"{folder}/file") as file:
+        assert (file.seek(-2, 2), file.read()) == (98, bytes([98, 99]))
+        assert (file.seek(5), file.read(2), file.tell()) == (5, bytes([5, 6]), 7)
+    with pytest.raises(InputError, match="no such file"):
+        storage.open_file(f"{folder}/none")
+
+
+def test_folders_are_listed_at_the_same_time_and_every_object_once():
+    names = ["top", "a/", "a/b/1", "a/b/c/2", "a/3", "d/4", "e/f/g/5"]
+    asked = []
+
+    def list_below(prefix, is_level):
+        asked.append((prefix, is_level))
+        rest = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        here = [name for name in rest if not is_level or "/" not in name[:-1]]
+        folders = {name.partition("/")[0] + "/" for name in rest if is_level and "/" in name[:-1]}
+        objects = [object_stores.StoredObject(prefix + name, 0, "") for name in here if name]
+        return objects, sorted(prefix + folder for folder in folders)
+
+    def listed(prefix):
+        return sorted(stored.name for stored in object_stores.list_by_prefix(list_below, prefix))
+
+    assert listed("") == sorted(set(names) - {"a/"})
+    levels = [asked[:1], sorted(asked[1:4]), sorted(asked[4:])]  # The folders of a level are asked for in any order.
+    assert levels == [[("", True)], [(f"{name}/", True) for name in "ade"], [("a/b/", False), ("e/f/", False)]]
+    assert listed("a/b") == ["a/b/1", "a/b/c/2"], "a prefix that is no folder is not looked into"

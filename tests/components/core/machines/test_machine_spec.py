@@ -1,0 +1,372 @@
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import (
+    CATALOGUE_FILE,
+    KUBEFLOW,
+    MachineSpec,
+    PaidMachine,
+    load_catalogue,
+    parse_machine,
+)
+
+CATALOGUE = load_catalogue()
+SLICES = CATALOGUE.slices
+NAMES = [one.name for one in SLICES]
+RESERVATION = "projects/mine/zones/us-west1-c/reservations/tpus"
+
+# Prints, for each topology that it reads, how many devices and how many hosts the TPU compiler makes of it.
+BUILD_TOPOLOGIES = """
+import json, sys
+from jax.experimental import topologies
+for name, bounds in json.load(sys.stdin):
+    more = {"chips_per_host_bounds": tuple(bounds)} if bounds else {}
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **more).devices
+    kinds = {device.device_kind for device in devices}
+    print(json.dumps([len(devices), len({device.process_index for device in devices}), *kinds]))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install '.[preflight]'")
+def test_the_tpu_compiler_builds_every_slice_with_its_devices_and_hosts():
+    environment = {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "JAX_PLATFORMS": "cpu",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD_TOPOLOGIES],
+        input=json.dumps([(one.libtpu_topology, one.chips_per_host_bounds) for one in SLICES]),
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    built = dict(zip(NAMES, map(json.loads, done.stdout.splitlines()), strict=True))
+    assert built == {one.name: [one.devices, one.hosts, one.generation.device_kind] for one in SLICES}
+
+
+def test_the_catalogue_has_every_slice_once():
+    assert len(NAMES) == len(set(NAMES)) == 40
+    assert len({tuple(one.vertex_fields.values()) for one in SLICES}) == 40
+
+
+@pytest.mark.parametrize("one", SLICES, ids=NAMES)
+def test_a_slice_is_consistent_with_itself(one):
+    assert one.devices == one.chips * one.generation.devices_per_chip
+    assert bool(one.tpu_topology) != bool(one.accelerator_type)
+    assert bool(one.accelerator_type) == bool(one.accelerator_count) == (one.generation.name in ("v2", "v3"))
+    topology = one.libtpu_topology.partition(":")[2]
+    assert math.prod(map(int, topology.split("x"))) == one.chips
+    assert one.tpu_topology in ("", topology)
+    counted = one.accelerator_count or one.chips
+    assert one.name in (f"{one.generation.name}-{counted}", f"{one.generation.name}-{counted}-4t")
+    if chips_per_host := re.search(r"-(\d)t$", one.machine_type):
+        assert one.chips == one.hosts * int(chips_per_host[1])
+    if one.chips_per_host_bounds:
+        assert one.chips == one.hosts * math.prod(one.chips_per_host_bounds)
+    assert {price.region for price in one.prices} <= set(one.regions)
+    assert (one.host is None) == (one.machine_type == "cloud-tpu")
+
+
+def test_every_value_has_a_source_and_a_date():
+    raw = json.loads(CATALOGUE_FILE.read_text())
+    assert all(source["text"] and re.match(r"20\d\d", source["date"]) for source in raw["sources"].values())
+    cells = [cell for row in raw["generations"] for key, cell in row.items() if key != "name"]
+    rows = [row for table in ("slices", "hosts", "prices", "not_offered") for row in raw[table]]
+    assert {row["source"] for row in cells + rows} == set(raw["sources"])
+    for generation in CATALOGUE.generations:
+        assert set(generation.sources) >= {"hbm_usable_bytes", "peak_bf16_flops", "clock_hz", "regions"}
+
+
+def test_machine_spec_imports_nothing_heavy():
+    code = (
+        "import sys, tpu_components.core.machines.machine_spec; "
+        "print([m for m in ('numpy', 'yaml', 'jax', 'kfp') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("v2-8", ("cloud-tpu", "TPU_V2", 8, "")),
+        ("v3-32", ("cloud-tpu", "TPU_V3", 32, "")),
+        ("v5e-4", ("ct5lp-hightpu-4t", "", 0, "2x2")),
+        ("v5e-8", ("ct5lp-hightpu-8t", "", 0, "2x4")),
+        ("v5e-8-4t", ("ct5lp-hightpu-4t", "", 0, "2x4")),
+        ("v6e-8", ("ct6e-standard-8t", "", 0, "2x4")),
+        ("7x-4", ("tpu7x-standard-4t", "", 0, "2x2x1")),
+    ],
+)
+def test_short_names_and_vertex_fields_say_the_same(name, fields):
+    assert parse_machine(name) == MachineSpec(*fields)
+    given = dict(zip(("machine_type", "accelerator_type", "accelerator_count", "tpu_topology"), fields, strict=True))
+    assert parse_machine({key: value for key, value in given.items() if value}).name == name
+    assert parse_machine(given | {"name": name}).name == name
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("v5litepod-8", "v5e-8"),
+        ("V6E-4", "v6e-4"),
+        ("v5e:4x4", "v5e-16"),
+        ("7x:2x2x1", "7x-4"),
+        ("tpu7x:4x4x4", "7x-64"),
+    ],
+)
+def test_other_names_are_understood_where_they_mean_one_slice(alias, name):
+    assert parse_machine(alias).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v5e-12", r"no v5e slice of 12 chips\. Received: 'v5e-12'\. Nearest: v5e-8, v5e-16\."),
+        ("v5e-512", r"no v5e slice of 512 chips.*Nearest: v5e-256\."),
+        ("v3-16", r"no v3 slice of 16 cores.*Nearest: v3-8, v3-32\."),
+        ("v3-4", r"no v3 slice of 4 cores.*Nearest: v3-8\."),
+        ("v4-8", r"does not offer v4 for training. Received: 'v4-8'\. Nearest: v2-8, v3-8, v5e-4, v6e-4, 7x-4\."),
+        ("v5p-128", r"does not offer v5p .*Nearest: v2-128, v3-128, v5e-64, v6e-64, 7x-64\."),
+        ("v5e:2x4", r"'v5e:2x4' can mean v5e-8 \(ct5lp-hightpu-8t, 2x4\) or v5e-8-4t \(ct5lp-hightpu-4t, 2x4\)"),
+        ("v5e:3x3", r"no slice 'v5e:3x3'\. Expected one of v5e-1, v5e-4, v5e-8,"),
+        ("tpu7x-8", r"'tpu7x-8' may count chips or cores\. Expected 7x- and the number of chips: 7x-4, 7x-8\."),
+        ("ct6e-standard-8t", r"is a machine type, not a slice\. Expected one of v6e-8 \(ct6e-standard-8t, 2x4\)\."),
+        ("v5-8", r"no machine 'v5-8'\. .*Did you mean 'v5e-8'\? `tpu-pipelines machines` lists all"),
+        ("", r"no machine ''\. Expected a short name such as v5e-8"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest(name, message):
+    with pytest.raises(InputError, match=f"Cannot use machine: .*{message}"):
+        parse_machine(name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"machine_type": "ct5lp-hightpu-4t", "accelerator_type": "TPU_V5_LITEPOD", "accelerator_count": 8},
+            r"takes tpu_topology, not accelerator_type and accelerator_count\. Received: "
+            r"accelerator_type='TPU_V5_LITEPOD', accelerator_count=8\..*Nearest: v5e-8-4t \(ct5lp-hightpu-4t, 2x4\)",
+        ),
+        (
+            {"machine_type": "ct5lp-hightpu-1t", "tpu_topology": "2x2"},
+            r"has no tpu_topology='2x2'\. Expected one of 1x1\. Nearest: v5e-4 \(ct5lp-hightpu-4t, 2x2\)",
+        ),
+        (
+            {"machine_type": "ct6e-standard-8t"},
+            r"ct6e-standard-8t has no tpu_topology=''\. Expected one of 2x4\. Nearest: v6e-8",
+        ),
+        (
+            {"machine_type": "tpu7x-standard-4t", "tpu_topology": "2x2"},
+            r"has no tpu_topology='2x2'\. Expected one of 2x2x1, 2x2x2,.* Nearest: 7x-4",
+        ),
+        (
+            {"machine_type": "cloud-tpu", "accelerator_type": "TPU_V3", "accelerator_count": 16},
+            r"has no accelerator_count=16\. Expected one of 8, 32, 64, .*Nearest: v3-8 .*, v3-32 \(",
+        ),
+        (
+            {"machine_type": "cloud-tpu", "accelerator_type": "TPU_V2", "accelerator_count": 64},
+            r"has no accelerator_count=64\. Expected one of 8, 32, 128, 256, 512\. Nearest: v3-64 .*, v2-32 ",
+        ),
+        (
+            {"machine_type": "cloud-tpu", "accelerator_type": "TPU_V4", "accelerator_count": 8},
+            r"has no accelerator_type='TPU_V4'\. Expected one of TPU_V2, TPU_V3\. Nearest: v2-8 .*, v3-8 ",
+        ),
+        (
+            {"machine_type": "cloud-tpu", "accelerator_type": "TPU_V3", "tpu_topology": "4x4"},
+            r"takes accelerator_type and accelerator_count, not tpu_topology\. .*'4x4'.*Nearest: v3-32",
+        ),
+        (
+            {"machine_type": "ct6e-standard-4", "tpu_topology": "2x2"},
+            r"no TPU machine type 'ct6e-standard-4'\. Expected one of cloud-tpu,.* Did you mean 'ct6e-standard-4t'\?",
+        ),
+        ({"machine_type": "ct5p-hightpu-4t", "tpu_topology": "2x2x1"}, r"does not offer v5p .*Nearest: v2-8, v3-8"),
+        ({"name": "v5e-8", "tpu_topology": "4x4"}, r"'v5e-8' means tpu_topology='2x4'\. Received: tpu_topology='4x4'"),
+        ({"spot": True}, r"Expected a name or a machine_type\. Received: {'spot': True}"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, message):
+    with pytest.raises(InputError, match=f"Cannot use machine: .*{message}"):
+        parse_machine(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"name": "v5e-8", "region": "europe-west4"},
+            r"serves on v5e, but does not train on it\. Received: v5e-8, region='europe-west4'\. "
+            r"Expected one of us-central1, us-east1, us-west1, us-west4\. Nearest in europe-west4: v2-8, v3-8, v6e-8\.",
+        ),
+        (
+            {"name": "v3-32", "region": "us-central1"},
+            r"trains on v3 of one host only, and v3-32 has 4\. .*Expected one of europe-west4\. "
+            r"Nearest in us-central1: v2-32, v3-8, v5e-16, v6e-16, 7x-16\.",
+        ),
+        ({"name": "7x-4", "region": "us-west1"}, r"us-west1 does not train on 7x\. .*Nearest in us-west1: v5e-4\."),
+        ({"name": "v5e-8", "region": "us-west1-c"}, r"region='us-west1-c'.* Did you mean 'us-west1'\?"),
+        ({"name": "v5e-16", "spot": True}, r"v5e-16 has 4\. Received: spot=True\..*nearest single host: v5e-8\."),
+        ({"name": "v2-32", "spot": True}, r"v2-32 has 4\. Received: spot=True\..*nearest single host: v2-8\."),
+        ({"name": "v5e-8", "reservation": "tpus"}, r"must be projects/PROJECT/.*Received: 'tpus'"),
+        ({"name": "v5e-8", "reservation": RESERVATION, "spot": True}, r"spot machine uses no reservation.*spot=True"),
+        (
+            {"name": "v5e-8", "reservation": RESERVATION, "region": "us-east1"},
+            r"must be in the region 'us-east1'\. Received: one in 'us-west1'",
+        ),
+        ({"name": "v5e-8", "boot_disk_type": "pd-sdd"}, r"Received: 'pd-sdd'\. Did you mean 'pd-ssd'\?"),
+        (
+            {"name": "v5e-8", "boot_disk_type": "hyperdisk-balanced"},
+            r"v5e has no disk .* pd-ssd or pd-standard, or left",
+        ),
+        (
+            {"name": "v6e-8", "boot_disk_type": "pd-ssd"},
+            r"v6e has no disk of the type pd-ssd: .* hyperdisk-balanced, or",
+        ),
+        ({"name": "v5e-8", "boot_disk_size_gb": 50}, r"boot_disk_size_gb must be from 100 to 64000\. Received: 50"),
+        (
+            {"name": "v5e-8", "timeout_seconds": -1},
+            r"timeout_seconds must not be negative; 0 is derived\. Received: -1",
+        ),
+        ({"name": "v5e-8", "max_wait_seconds": -1}, r"max_wait_seconds must not be negative.*Received: -1"),
+        (
+            {"name": "v5e-8", "disable_retries": True, "restart_job_on_worker_restart": True},
+            r"disable_retries would override restart_job_on_worker_restart\. Received: both true",
+        ),
+    ],
+)
+def test_what_vertex_would_refuse_is_refused(fields, message):
+    with pytest.raises(InputError, match=f"Cannot use machine: .*{message}"):
+        parse_machine(fields)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (8, r"Cannot use machine: expected a short name or a mapping of fields\. Received: 8"),
+        ({"name": 8}, r"machine\.name must be str\. Received: 8"),
+        ({"name": "v5e-8", "spot": "yes"}, r"machine\.spot must be bool\. Received: 'yes'"),
+        ({"name": "v5e-8", "timeout_seconds": 1.5}, r"machine\.timeout_seconds must be int\. Received: 1\.5"),
+        ({"name": "v5e-8", "spto": True}, r"Unknown key 'spto' in machine: .*Did you mean 'spot'\?"),
+        ({"machineType": "cloud-tpu"}, r"Unknown key 'machineType' in machine: .*Did you mean 'machine_type'\?"),
+        ({"name": "v5e-8", "fallbacks": "v6e-8"}, r"machine\.fallbacks: expected a list .*Received: 'v6e-8'"),
+        ({"name": "v5e-8", "fallbacks": [["v6e-8"]]}, r"machine\.fallbacks\[0\]: expected a short name .*\['v6e-8'\]"),
+        (
+            {"name": "v5e-8", "fallbacks": ["v3-8", "v6e-9"]},
+            r"machine\.fallbacks\[1\]: There is no v6e slice of 9 chips",
+        ),
+        ({"name": "v5e-8", "fallbacks": [{"name": "v6e-8", "fallbacks": ["v3-8"]}]}, r"has no fallbacks of its own"),
+    ],
+)
+def test_what_is_no_machine_is_refused_by_its_place(value, message):
+    with pytest.raises(InputError, match=message):
+        parse_machine(value)
+
+
+@pytest.mark.parametrize("name", ["v6e-8", "7x-4"])
+def test_tensorflow_is_refused_on_v6e_and_later(name):
+    with pytest.raises(
+        InputError, match=rf"does not run TensorFlow\. Received: {name}, backend='tensorflow'.*v3-8, v5e-"
+    ):
+        parse_machine(name, backend="tensorflow")
+    with pytest.raises(InputError, match=rf"machine\.fallbacks\[0\]: .*{name}, backend='tensorflow'"):
+        parse_machine({"name": "v5e-8", "fallbacks": [name]}, backend="tensorflow")
+    assert parse_machine(name, backend="auto") == parse_machine(name, backend="jax")
+    assert parse_machine("v5e-8", backend="tensorflow").name == "v5e-8"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [(("v5e-7",), "v5e-7"), (("v5e-8", "mars-west1"), "mars-west1"), (("v3-32", "", True), r"spot=True")],
+)
+def test_a_machine_that_cannot_be_paid_for_is_refused(fields, message):
+    with pytest.raises(InputError, match=f"Cannot use machine: .*{message}"):
+        PaidMachine(*fields)
+
+
+def test_a_machine_is_paid_for_where_and_how_it_trains():
+    spec = parse_machine({"name": "v6e-1", "region": "us-central1", "spot": True, "boot_disk_size_gb": 200})
+    assert spec.paid == PaidMachine("v6e-1", "us-central1", spot=True)
+    assert spec.paid.price == spec.slice.price("us-central1", spot=True)
+    assert dataclasses.replace(PaidMachine(), target=KUBEFLOW).price.usd_per_hour == min(
+        price.usd_per_hour for one in load_catalogue().slices for price in one.prices if not price.is_spot
+    ), "the cheapest"
+
+
+@pytest.mark.parametrize("values", [{"target": "verteks"}, {"timeout_seconds": -1}, {"attempts": 0}])
+def test_a_machine_is_paid_for_by_a_known_target_for_a_time(values):
+    ((name, value),) = values.items()
+    with pytest.raises(InputError, match=f"{name}.*{value}"):
+        PaidMachine(**values)
+
+
+def test_a_spec_made_in_code_is_checked_as_well():
+    with pytest.raises(InputError, match=r"has no accelerator_count=9"):
+        MachineSpec("cloud-tpu", "TPU_V2", 9)
+
+
+def test_fallbacks_take_what_they_do_not_set_from_the_machine_but_its_reservation():
+    spec = parse_machine(
+        {
+            "name": "v5e-8",
+            "region": "us-west1",
+            "boot_disk_size_gb": 200,
+            "reservation": RESERVATION,
+            "fallbacks": ["v5e-4", {"name": "v6e-8", "region": "us-east5", "spot": True}],
+        }
+    )
+    first, second = spec.fallbacks
+    assert (first.name, first.region, first.boot_disk_size_gb, first.reservation) == ("v5e-4", "us-west1", 200, "")
+    assert (second.name, second.region, second.boot_disk_size_gb, second.spot) == ("v6e-8", "us-east5", 200, True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_dict_is_plain_and_reads_back(name):
+    spec = parse_machine({"name": name, "timeout_seconds": 60, "fallbacks": ["v2-8", {"name": "v6e-1", "spot": True}]})
+    assert parse_machine(json.loads(json.dumps(spec.as_dict()))) == spec
+
+
+def test_a_clusters_prices_are_the_listed_ones_and_never_made_up():
+    def usd(name, *arguments):
+        price = CATALOGUE.find(name).price(*arguments, target=KUBEFLOW)
+        return price and (price.usd_per_hour, price.region)
+
+    assert usd("v2-8") == (4.5, "us-central1")
+    assert usd("v2-8", "asia-east1") == (5.22, "asia-east1")
+    assert usd("v3-32") == (32.0, "europe-west4")
+    assert usd("v5e-256", "us-east1") == (307.2, "us-east1")
+    assert usd("v6e-8", "europe-west4") == (23.76, "europe-west4")
+    assert usd("v5e-1", "", True) == (0.298, "us-central1")
+    # Not listed: the pods of v2 and v3, 7x, spot slices of several chips, and regions that do not train.
+    assert usd("v3-64") == usd("v2-128") == usd("7x-4") is None
+    assert usd("v5e-8", "", True) is usd("v5e-8", "europe-west4") is None
+    price = CATALOGUE.find("v5e-8").price(target=KUBEFLOW)
+    assert (price.kind, price.date) == ("Compute Engine's list price, on demand", "2026")
+    assert "skypilot" in price.source
+
+
+def test_vertex_prices_are_those_that_vertex_has_published_and_say_where_the_factor_is_assumed():
+    """https://github.com/GoogleCloudPlatform/vertex-ai-samples, vit_benchmarking_table.png: $10.12 and $36.80."""
+    v3, v3_pod = (CATALOGUE.find(name).price("europe-west4") for name in ("v3-8", "v3-32"))
+    assert (v3.usd_per_hour, v3_pod.usd_per_hour) == (10.12, 36.8)
+    assert v3.kind == "Vertex AI's price, on demand: 1.15 × Compute Engine's"
+    assert "vit_benchmarking_table.png" in v3.source
+    v5e = CATALOGUE.find("v5e-8").price()
+    assert (v5e.usd_per_hour, v5e.target, v5e.factor) == (11.04, "vertex", 1.15)
+    assert v5e.kind.endswith("1.15 × Compute Engine's, an assumed factor")
+    assert "no source was found for this generation" in v5e.source
+    assert CATALOGUE.find("v3-8").price("", True).kind.endswith("an assumed factor"), "attested on demand alone"
+    assert CATALOGUE.find("7x-4").price() is None

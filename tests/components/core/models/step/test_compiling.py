@@ -1,0 +1,90 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.machines import device
+from tpu_components.core.models.step.compiling import compile_model, scale_learning_rate, warmup_steps
+from tpu_components.train_model import train_model
+
+
+@pytest.mark.parametrize(
+    ("scaling", "optimizer", "expected"),
+    [
+        ("auto", "sgd", 0.8),
+        ("auto", "adam", 0.1 * 8**0.5),
+        ("auto", "adamw", 0.1 * 8**0.5),
+        ("linear", "adam", 0.8),
+        ("sqrt", "sgd", 0.1 * 8**0.5),
+        ("none", "sgd", 0.1),
+    ],
+)
+def test_learning_rate_grows_with_the_replicas_as_the_optimizer_wants(scaling, optimizer, expected):
+    assert scale_learning_rate(0.1, 8, scaling, optimizer) == pytest.approx(expected, rel=1e-12)
+    assert scale_learning_rate(0.1, 1, scaling, optimizer) == 0.1
+
+
+def test_warmup_never_takes_all_the_steps():
+    assert warmup_steps(0.0, 10, 30) == 0
+    assert warmup_steps(1.5, 10, 30) == 15
+    assert warmup_steps(99.0, 10, 30) == 29
+    assert warmup_steps(1.0, 1, 1) == 0
+
+
+def _rates(params, digits_records, output):
+    train_model(params, digits_records, output)
+    return [json.loads(line)["learning_rate"] for line in (output / "history.jsonl").read_text().splitlines()]
+
+
+def test_the_rate_of_an_epoch_is_that_of_its_last_step_not_of_the_step_after_it(quick, digits_records, tmp_path):
+    """Three steps an epoch: six of warm-up, then a cosine over six, which would be zero at the thirteenth step."""
+    params = replace(
+        quick, epochs=4, warmup_epochs=2, learning_rate_schedule="cosine", batch_size_per_replica=512, optimizer="sgd"
+    )
+    shares = [2 / 6, 5 / 6, (1 + math.cos(math.pi * 2 / 6)) / 2, (1 + math.cos(math.pi * 5 / 6)) / 2]
+    rates = _rates(params, digits_records, tmp_path / "model")
+    assert rates == pytest.approx([share * params.learning_rate for share in shares], rel=1e-5)
+
+
+def test_constant_stays_at_the_peak_after_warmup(quick, digits_records, tmp_path):
+    params = replace(quick, epochs=3, warmup_epochs=1, batch_size_per_replica=512)
+    rates = _rates(params, digits_records, tmp_path / "model")
+    assert rates == pytest.approx([params.learning_rate * share for share in (2 / 3, 1, 1)], rel=1e-6)
+
+
+def test_a_model_that_computes_with_bytes_is_told_to_rescale(quick):
+    import keras
+
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    layers = [keras.Input((8, 8, 1), dtype="uint8"), keras.layers.Conv2D(2, 3), keras.layers.Flatten()]
+    layers.append(keras.layers.Dense(10))
+    model = keras.Sequential(layers)
+    with pytest.raises(InputError, match=r"cannot compute with uint8 pixels.*Rescaling\(1 / 255\)"):
+        compile_model(model, Interface(ImageInput((8, 8, 1), "raw"), 10), quick, 1, 10, jit_compile=False)
+
+
+@pytest.mark.parametrize("added_by", ["add_loss", "activity_regularizer"])
+def test_a_loss_that_a_layer_adds_in_bfloat16_trains_in_float32(quick, added_by):
+    import keras
+
+    class Penalized(keras.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
+            return inputs
+
+    device.prepare("tensorflow", "cpu", 1, "mixed_bfloat16")
+    try:
+        regularized = keras.layers.Activation("linear", activity_regularizer=keras.regularizers.L2(1.0))
+        penalized = Penalized() if added_by == "add_loss" else regularized
+        last = keras.layers.Dense(10, activation="softmax", dtype="float32")
+        layers = [keras.Input((8, 8, 1), dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+        model = keras.Sequential([*layers, penalized, last])
+        compile_model(model, Interface(ImageInput((8, 8, 1), "raw"), 10), quick, 1, 10, jit_compile=False)
+        logs = model.train_on_batch(np.full((4, 8, 8, 1), 255, np.uint8), np.zeros(4, np.int32), return_dict=True)
+    finally:
+        device.prepare("tensorflow", "cpu", 1, "float32")
+    assert logs["loss"] > 1

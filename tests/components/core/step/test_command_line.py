@@ -1,0 +1,143 @@
+import argparse
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.step import command_line
+
+
+@dataclasses.dataclass(frozen=True)
+class _Params:
+    """Everything that a flag can be.
+
+    Attributes:
+        name: Needed; 100 % of the time,
+            on two lines.
+        rate: A float.
+        verbose: A flag.
+        sides: Some whole numbers.
+        options: Anything by name.
+    """
+
+    name: str
+    rate: float = 0.5
+    count: int = 3
+    verbose: bool = True
+    sides: tuple[int, ...] = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@pytest.fixture
+def parser():
+    parser = argparse.ArgumentParser(prog="step")
+    command_line.add_params(parser, _Params)
+    return parser
+
+
+def _parse(parser, *words):
+    return command_line.params_from(parser.parse_args(words), _Params)
+
+
+def test_defaults_are_those_of_the_dataclass(parser):
+    assert _parse(parser, "--name", "a") == _Params("a")
+
+
+def test_field_without_a_default_is_required(parser, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        _parse(parser)
+    assert stopped.value.code == 2
+    assert "required: --name" in capsys.readouterr().err
+
+
+def test_every_kind_of_value_is_read(parser):
+    words = [
+        "--name",
+        "a",
+        "--rate",
+        "2",
+        "--count",
+        "4",
+        "--no-verbose",
+        "--sides",
+        "1",
+        "2",
+        "--options",
+        '{"b": [1]}',
+    ]
+    received = _parse(parser, *words)
+    assert received == _Params("a", 2.0, 4, False, (1, 2), {"b": [1]})
+    assert isinstance(received.rate, float)
+
+
+def test_empty_tuple_can_be_given(parser):
+    assert _parse(parser, "--name", "a", "--sides").sides == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--count", "x"), "'x'"),
+        (("--options", "{"), "'{'"),
+        (("--rat", "1", "--wrong", "2"), "--wrong"),
+    ],
+)
+def test_value_that_cannot_be_read_is_named(parser, capsys, words, named):
+    with pytest.raises(SystemExit) as stopped:
+        _parse(parser, "--name", "a", *words)
+    assert stopped.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_help_is_the_docstring(parser):
+    text = " ".join(parser.format_help().split())
+    assert "Needed; 100 % of the time, on two lines." in text
+    assert "--verbose, --no-verbose A flag." in text
+    assert "Some whole numbers." in text
+
+
+def _run(work, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["step"])
+    return command_line.run(argparse.ArgumentParser(prog="step"), work)
+
+
+def test_result_is_one_json_line_on_stdout(monkeypatch, capsys):
+    assert _run(lambda _: (_Params("a"), command_line.REJECTED), monkeypatch) == 3
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {**dataclasses.asdict(_Params("a")), "sides": []}
+    assert captured.out.count("\n") == 1
+    assert captured.err == ""
+
+
+def test_mistake_is_a_paragraph_on_stderr_and_exit_code_2(monkeypatch, capsys):
+    def work(_):
+        raise InputError("epochs must be at least 1. Received: epochs=0.")
+
+    assert _run(work, monkeypatch) == 2
+    assert capsys.readouterr() == ("", "error: epochs must be at least 1. Received: epochs=0.\n")
+
+
+def test_sigterm_is_a_line_on_stderr_and_exit_code_143(monkeypatch, capsys):
+    assert _run(lambda _: os.kill(os.getpid(), signal.SIGTERM), monkeypatch) == 143
+    assert capsys.readouterr() == ("", "error: ended by SIGTERM; run the same step again to continue\n")
+
+
+def test_defect_keeps_its_stack_trace(monkeypatch):
+    def work(_):
+        raise ZeroDivisionError("ours")
+
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        _run(work, monkeypatch)
+
+
+@pytest.mark.parametrize("text", ["5", "[1]", "{"])
+def test_a_mapping_that_is_no_json_object_is_refused_as_a_wrong_argument(run_step_here, capfd, text):
+    with pytest.raises(SystemExit) as stopped:
+        run_step_here("evaluate_model", {"minimum": text}, records="r", model="m", output="o")
+    assert stopped.value.code == 2
+    assert "argument --minimum" in capfd.readouterr().err

@@ -1,0 +1,26 @@
+"""Claims about work that is shared out."""
+
+import itertools
+
+import pytest
+
+from tpu_components.core.work.workers import ahead
+
+
+@pytest.mark.parametrize(("place", "most"), [("gs://bucket/x", 20), ("/tmp/x", 3)])
+def test_results_come_in_order_and_never_far_ahead_of_who_takes_them(place, most):
+    drawn = []
+
+    def numbers():
+        for number in itertools.count():
+            drawn.append(number)
+            yield number
+
+    results = ahead(lambda number: number * 2, place, numbers())
+    assert [next(results) for _ in range(3)] == [0, 2, 4]
+    assert len(drawn) <= most
+    results.close()
+
+
+def test_all_results_come():
+    assert list(ahead(pow, "gs://bucket/x", range(40), [2] * 40)) == [number**2 for number in range(40)]

@@ -1,0 +1,149 @@
+"""`import tpu_pipelines`: the commands as functions."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tpu_pipelines as tp
+from tests.cli import REPOSITORY
+from tpu_pipelines.api import library
+
+NOTEBOOK = REPOSITORY / "pipelines" / "examples" / "first_model.ipynb"
+
+
+def test_importing_it_imports_no_framework():
+    heavy = ("tensorflow", "keras", "jax", "kfp", "numpy")
+    code = f"import sys, tpu_pipelines; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout == "[]\n"
+
+
+def test_the_readme_names_all_of_it():
+    section = (REPOSITORY / "pipelines" / "api" / "README.md").read_text()
+    assert {name for name in tp.__all__ if f"`{name}" not in section} == {"Checks"}
+    for name in re.findall(r"tp\.(\w+)", section):
+        assert name in tp.__all__
+
+
+def test_every_name_is_documented_and_typed():
+    for name in tp.__all__:
+        assert getattr(tp, name).__doc__
+    assert (REPOSITORY / "pipelines/py.typed").exists()
+
+
+def test_look_and_check_say_what_the_commands_say(image_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tpu_pipelines.checking.config_check.check_model", lambda config, interface: [])
+    root = image_folder()
+    assert tp.look(root, channels=1).class_examples == {"cat": 10, "dog": 10}
+    assert tp.look(root).params.source == f"images:{root}"
+    config = {"name": "mine", "data": {"source": f"images:{root}"}, "model": "cifar10_cnn"}
+    found = tp.check(config, ["training.batch_size_per_replica=4"], workspace=tmp_path)
+    assert found.is_sound
+    assert "20 images" in str(found)
+    assert "20 images" in found._repr_html_()
+    assert not tp.check(config, workspace=tmp_path).is_sound
+    assert "training" not in config
+    with pytest.raises(tp.InputError, match="Unknown key 'modle'"):
+        tp.check({**config, "modle": 1})
+
+
+def test_a_finished_run_can_be_looked_at_and_asked(finished_run):
+    workspace, summary, _ = finished_run
+    run = tp.load_run(workspace / "digits")
+    assert (run.name, run.status, run.metrics["accuracy"]) == ("digits", "succeeded", summary["metrics"]["accuracy"])
+    assert run.report.is_file()
+    assert len(run.history()) == summary["config"]["training"]["epochs"]
+    images = np.zeros((2, 8, 8), np.uint8)
+    assert [len(answer.classes) for answer in run.predict(images, top=4)] == [4, 4]
+    assert tp.predict("digits", images, top=4, workspace=workspace) == run.predict(images, top=4)
+    page = run._repr_html_()
+    assert f"<td>{run.metrics['accuracy']:.4f}</td>" in page
+    assert "<h4>digits: succeeded</h4>" in page
+
+
+def test_what_data_say_is_escaped_in_a_notebook_and_what_is_no_number_left_out(tmp_path):
+    summary = {"config": {"name": "x"}, "status": "rejected", "metrics": {"loss": None}, "steps": {}}
+    run = tp.Run(tmp_path, {**summary, "gate": {"reasons": ["<script>"]}})
+    assert "loss" not in run._repr_html_()
+    assert "<li>&lt;script&gt;</li>" in run._repr_html_()
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(tp.InputError, match=r"expected summary\.json in it"):
+        tp.load_run(tmp_path)
+
+
+def test_arrays_are_kept_by_their_content(tmp_path):
+    x, y = np.zeros((4, 8, 8), np.uint8), np.arange(4)
+    section = library._as_section((x, y), tmp_path)
+    path = tmp_path / section["source"].removeprefix("npz:").rpartition("/")[2]
+    first = path.stat()
+    assert library._as_section({"x": x, "y": y, "task": "regression"}, tmp_path) == {**section, "task": "regression"}
+    assert path.stat() == first
+    assert library._as_section((x + 1, y), tmp_path) != section
+    assert np.array_equal(np.load(path)["y"], y)
+    assert library._as_section({"source": "images:x"}, tmp_path) == {"source": "images:x"}
+    assert library._as_section((x.tolist(), y.tolist()), tmp_path)["source"].startswith("npz:")
+    split = library._as_section(((x, y), (x + 1, y)), tmp_path)["source"].removeprefix("npz:")
+    assert sorted(np.load(split)) == ["x_train", "x_validation", "y_train", "y_validation"]
+    for wrong in (3, (x,), [x, y], ((x, y),), ((x, y), (x,)), ([[1], [1, 2]], y)):
+        with pytest.raises(tp.InputError, match="Cannot train on"):
+            library._as_section(wrong, tmp_path)
+
+
+# TensorFlow 2.20 and NumPy 2.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+def test_a_model_is_kept_by_its_content(tmp_path):
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)], name="my_net")
+    name = library._as_name(model, tmp_path)
+    assert re.fullmatch(r".*/my_net-[0-9a-f]{12}\.keras", name)
+    assert library._as_name(model, tmp_path) == name
+    model.set_weights([weight + 1 for weight in model.get_weights()])
+    assert library._as_name(model, tmp_path) != name
+    assert keras.saving.load_model(name).name == "my_net"
+    assert library._as_name("digits_cnn", tmp_path) == "digits_cnn"
+    with pytest.raises(tp.InputError, match=r"expected a keras\.Model"):
+        library._as_name(3, tmp_path)
+    with pytest.raises(tp.InputError, match=r"Begin it with keras\.Input"):
+        library._as_name(keras.Sequential([keras.layers.Dense(2)]), tmp_path)
+
+
+@pytest.mark.parametrize(("failure", "error"), [(True, tp.InputError), (False, tp.RunFailedError)])
+def test_a_run_that_failed_is_an_error(monkeypatch, tmp_path, failure, error):
+    from tpu_pipelines.runs.run_local import RunOutcome
+    from tpu_pipelines.runs.summary import Summary
+
+    summary = Summary("failed", error="train_model: it diverged", config={"name": "digits"})
+    monkeypatch.setattr("tpu_pipelines.runs.run_local.run_local", lambda *_, **__: RunOutcome(summary, failure))
+    with pytest.raises(error, match="it diverged"):
+        tp.run("digits", workspace=tmp_path)
+
+
+def _cells():
+    notebook = json.loads(NOTEBOOK.read_text())
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_is_clean_and_its_code_compiles():
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in notebook["cells"])
+    for cell in _cells():
+        ast.parse(cell)
+
+
+@pytest.mark.slow  # A minute or two: the whole pipeline.
+def test_the_notebook_runs_as_it_stands(tmp_path):
+    last = "\nassert run.status == 'succeeded' and run.metrics['accuracy'] > 0.9, run.summary\n"
+    last += "assert [answer.classes[0][0] for answer in answers] == [str(label) for label in digits.target[:5]]\n"
+    code = "\n".join(_cells()) + last
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=550
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,54 @@
+"""Which models are tried before they are trained, and what is found."""
+
+import contextlib
+import importlib
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_pipelines.checking.checks import check_data
+from tpu_pipelines.checking.model_check import check_model_works, needs_check
+from tpu_pipelines.config.configuration import load_config
+
+
+@pytest.fixture
+def own_model(tmp_path):
+    """A digits configuration's overrides for a model file that needs a package which is not there."""
+    path = tmp_path / "mine.py"
+    path.write_text("import no_such_package\n\n\ndef build_model(image_shape, num_classes): ...\n")
+    return f"model={json.dumps({'name': str(path), 'parameters': {}})}"
+
+
+def test_a_model_is_tried_where_its_mistakes_would_cost_time_or_money(own_model):
+    def tried(*overrides):
+        return needs_check(load_config("digits", overrides))
+
+    assert not tried()
+    assert not tried("export.required=[saved_model]")
+    assert tried("export.required=[int8]")
+    assert tried(own_model)
+    assert tried(own_model, "preflight=false", "export.required=[float]")
+    assert not tried(own_model, "preflight=false")
+
+
+def _run_here(words, *, input, **_):
+    """Run a module's program in this process, which has TensorFlow."""
+    stdout = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout):
+        patch.setattr(sys, "stdin", io.StringIO(input))
+        importlib.import_module(words[-1]).main()
+    return subprocess.CompletedProcess(words, 0, stdout.getvalue(), "")
+
+
+@pytest.mark.parametrize("run", [_run_here, pytest.param(subprocess.run, marks=pytest.mark.slow)])  # 5 s: TensorFlow.
+def test_a_mistake_in_the_models_file_is_told_before_anything_is_compiled(own_model, monkeypatch, run):
+    monkeypatch.setattr(subprocess, "run", run)
+    config = load_config("digits", [own_model])
+    with pytest.raises(
+        InputError, match=r"Cannot import the model .*mine\.py': ModuleNotFoundError: No module named 'no_"
+    ):
+        check_model_works(config, check_data(config))

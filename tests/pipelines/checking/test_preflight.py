@@ -1,0 +1,102 @@
+"""Claims about preflight of a configuration: where its prices come from, and which examples it measures."""
+
+import numpy as np
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.machines.machine_spec import load_catalogue, parse_machine
+from tpu_components.core.sources.kinds import list_examples
+from tpu_components.create_tfrecords import WriteParams
+from tpu_components.create_tfrecords.planning import plan_dataset
+from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_pipelines.checking import preflight
+from tpu_pipelines.checking.preflight import SAMPLE_EXAMPLES, PlannedData, _where_configured, describe_data, sample_of
+from tpu_pipelines.config.configuration import load_config
+
+
+@pytest.mark.parametrize(
+    ("name", "configured", "expected"),
+    [
+        ("v6e-1", {"name": "v6e-1", "region": "asia-northeast1"}, ("asia-northeast1", False)),
+        ("v6e-8", {"name": "v6e-1", "region": "asia-northeast1", "spot": True}, ("asia-northeast1", True)),
+        ("v2-8", {"name": "v6e-1", "region": "asia-northeast1"}, ("", False)),  # It does not train there.
+        ("v6e-1", None, ("", False)),
+    ],
+)
+def test_another_machine_is_priced_where_the_configuration_trains(name, configured, expected):
+    machine = _where_configured(parse_machine(name), configured and parse_machine(configured))
+    assert (machine.name, machine.region, machine.spot) == (name, *expected)
+
+
+def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
+    targets = np.zeros(SAMPLE_EXAMPLES * 2, np.float32)
+    params = WriteParams(f"npz:{tmp_path / 'rare.npz'}", task="regression", validation_fraction=0.0, test_fraction=0.0)
+
+    images = np.random.default_rng(0).integers(0, 256, (len(targets), 2, 4), np.uint8)
+
+    def sample():
+        np.savez(tmp_path / "rare.npz", x=images, y=targets)
+        plan = plan_dataset(params)
+        return plan, sample_of(plan, params.task)
+
+    targets[0] = 1  # Else there is nothing to learn.
+    plan, chosen = sample()
+    rare = plan.order["train"][-1]
+    targets[:] = 0
+    targets[rare] = 1
+    plan, chosen = sample()
+    assert rare not in plan.order["train"][:SAMPLE_EXAMPLES]
+    assert set(plan.listing.labels[chosen].ravel().tolist()) == {0.0, 1.0}
+    assert len(chosen) <= SAMPLE_EXAMPLES + 2
+
+
+def test_a_machine_that_is_no_spot_machine_has_the_other_price():
+    pod = parse_machine(next(one.name for one in load_catalogue().slices if one.hosts > 1))
+    assert not _where_configured(pod, parse_machine({"name": "v5e-1", "spot": True})).spot
+
+
+def test_data_that_were_measured_before_are_not_even_divided(image_folder, tmp_path, monkeypatch):
+    folder = image_folder()
+    config = load_config("digits", [f"data.source=images:{folder}"])
+    facts = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 2), 7, 448, HostRate(1.0, 2.0, True, 2))
+    divided = []
+
+    def divide(*arguments):
+        divided.append(plan_dataset(*arguments))
+        return divided[-1]
+
+    monkeypatch.setattr(preflight, "plan_dataset", divide)
+    monkeypatch.setattr(preflight.data, "measure", lambda *_: facts)
+    for _ in range(2):
+        assert describe_data(config, list_examples(config.data), tmp_path) == facts
+    assert len(divided) == 1
+    (folder / "cat" / "new.png").write_bytes((folder / "cat" / "0000.png").read_bytes())
+    assert describe_data(config, list_examples(config.data), tmp_path) == facts
+    assert len(divided) == 2
+
+
+def test_data_to_come_are_streamed_and_say_what_is_assumed(image_folder, tmp_path):
+    """A handful of pictures stands for two million of 300,000 bytes: no memory holds these."""
+    folder = image_folder()
+    config = load_config("digits", [f"data.source=images:{folder}", "data.image_size=64", "data.encoding=encoded"])
+    listing = list_examples(config.data)
+    here = describe_data(config, listing, tmp_path)
+    planned = PlannedData(2_000_000)
+    facts = describe_data(config, listing, tmp_path, planned=planned)
+    assert here.host.in_memory
+    assert not facts.host.in_memory
+    assert 1_000_000 < facts.num_examples < 2_000_000
+    assert facts.num_validation > 100_000
+    assert 0 < facts.host.low_per_second <= facts.host.feed_per_second <= facts.host.high_per_second
+    assert facts.assumed.startswith("2,000,000 examples are assumed, streamed from files; the host's rate is that of ")
+    each = listing.num_bytes / len(listing.keys)
+    larger = describe_data(config, listing, tmp_path, planned=PlannedData(2_000_000, round(10 * each)))
+    assert larger.host.feed_per_second == pytest.approx(facts.host.feed_per_second / 10, rel=0.05)
+    assert "divided by" in larger.assumed
+
+
+@pytest.mark.parametrize("numbers", [(0,), (-5,), (10, -1)])
+def test_data_to_come_are_some(numbers):
+    with pytest.raises(InputError, match=rf"Received: --examples {numbers[0]}, "):
+        PlannedData(*numbers)

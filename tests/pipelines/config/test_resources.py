@@ -1,0 +1,57 @@
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.preflight_training.params import timeout_seconds
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.resources import paid_on
+from tpu_pipelines.config.step_resources import gib
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("resources=4", r"Cannot use resources: expected a mapping of steps, received 4"),
+        ("resources.train=4", r"Unknown key 'train' in section resources: .*Did you mean 'train_model'\?"),
+        ("resources.export_model=4", r"Cannot use resources\.export_model: expected a mapping, received 4"),
+        ("resources.export_model.cpus=4", r"Unknown key 'cpus' in section resources\.export_model.*Did you mean 'cpu'"),
+        ("resources.export_model.cpu=4.5", r"resources\.export_model\.cpu must be int\. Received: 4\.5"),
+        ("resources.export_model.cpu=-1", r"resources\.export_model: cpu must not be negative\. Received: -1"),
+        ("resources.export_model.memory=16", r"export_model\.memory must be str\. Received: 16"),
+        ("resources.export_model.memory=16 GB", r"memory must be a whole number with a unit, as 16Gi.*'16 GB'"),
+    ],
+)
+def test_resources_are_checked_when_the_configuration_is_read(override, message):
+    with pytest.raises(InputError, match=message):
+        load_config("digits", [override])
+
+
+def test_what_is_set_stands_in_the_configuration_again():
+    config = load_config("digits", ["resources.export_model={memory: 16Gi, retries: 0}"])
+    assert config.as_dict()["resources"] == {"export_model": {"memory": "16Gi", "retries": 0}}
+    assert "resources" not in load_config("digits").as_dict()
+
+
+def test_quantities_are_those_of_kubernetes():
+    assert [gib(text) for text in ("1Gi", "512Mi", "1Ti")] == [1, 0.5, 1024]
+    assert gib("1G") == pytest.approx(0.931, abs=1e-3)
+
+
+@pytest.mark.parametrize(("hours", "expected"), [(0, 4), (4 / 3, 4), (1.34, 8), (10, 32), (100, 168)])
+def test_a_training_has_three_times_its_estimate_in_doublings_of_four_hours_up_to_seven_days(hours, expected):
+    assert timeout_seconds(hours * 3600) == expected * 3600
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "expected"),
+    [
+        ("vertex", ["machine=v5e-4"], (0, 1)),  # Preflight's estimate decides.
+        ("vertex", ["machine={name: v5e-4, timeout_seconds: 600}"], (600, 1)),
+        ("kubeflow", ["machine=v5e-4"], (24 * 3600, 1)),  # Which takes no estimate.
+        ("kubeflow", ["machine=v5e-4", "preflight.max_price_usd=48"], (30 * 3600, 1)),  # $4.80 an hour: 10 hours.
+        ("vertex", ["machine=v5e-4", "resources.train_model.retries=2"], (0, 3)),
+    ],
+)
+def test_a_machine_is_paid_for_until_its_training_is_stopped_as_often_as_it_may_start(target, overrides, expected):
+    config = load_config("digits", overrides)
+    paid = paid_on(config, config.machine, target)
+    assert (paid.target, paid.timeout_seconds, paid.attempts) == (target, *expected)

@@ -1,0 +1,100 @@
+"""The schema and the table of settings say what the code takes."""
+
+import json
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.cli import tpu_pipelines_here
+from tests.generated import generated
+from tpu_components.core.base.errors import InputError
+from tpu_pipelines.config import schema
+from tpu_pipelines.config.configuration import CONFIGS_DIR, load_config, parse_config, ready_examples
+
+VALIDATOR = jsonschema.Draft7Validator(schema.as_json_schema())
+BASE = {"name": "x", "data": {"source": "sklearn:digits"}, "model": "digits_cnn"}
+
+
+@pytest.mark.parametrize(("path", "content"), [*generated().items()], ids=lambda value: getattr(value, "name", ""))
+def test_what_is_made_from_the_code_is_as_the_code_says(path, content):
+    assert path.read_text() == content, "Write it anew: python -m tests.generated"
+
+
+def test_it_is_a_schema():
+    jsonschema.Draft7Validator.check_schema(VALIDATOR.schema)
+
+
+@pytest.mark.parametrize("name", ready_examples())
+def test_ready_examples_fit_and_say_where_the_schema_is(name):
+    text = (CONFIGS_DIR / f"{name}.yaml").read_text()
+    VALIDATOR.validate(yaml.safe_load(text))
+    assert text.startswith("# yaml-language-server: $schema=schema.json\n")
+
+
+def test_it_has_every_setting_with_its_default():
+    """A configuration with all defaults written out is the same configuration."""
+    full = load_config("digits", ["machine=v5e-4", "resources.export_model.cpu=2"]).as_dict()
+    VALIDATOR.validate(full)
+    for section in ("data", "training", "gate", "export", "deploy", "preflight", "machine"):
+        known = {one.name.partition(".")[2] for one in schema.settings() if one.name.startswith(f"{section}.")}
+        assert set(full[section]) <= known, section
+    assert parse_config(full).as_dict() == full
+
+
+@pytest.mark.parametrize("setting", [*schema.settings()], ids=lambda setting: setting.name)
+def test_a_setting_has_a_meaning(setting):
+    assert setting.meaning.endswith(".")
+
+
+@pytest.mark.parametrize(("name", "choices"), [*schema.CHOICES.items()])
+def test_choices_are_those_that_are_taken(name, choices):
+    section, _, key = name.partition(".")
+
+    def said(value):
+        try:
+            parse_config({**BASE, section: {**BASE.get(section, {}), key: value}})
+        except InputError as error:
+            return str(error)
+        return ""
+
+    stranger = 7 if isinstance(choices[0], int) else "stranger"
+    for choice in choices:
+        assert f"Received: {key}=" not in said(choice)
+    assert f"Received: {key}=" in said(stranger)
+    assert not VALIDATOR.is_valid({**BASE, section: {**BASE.get(section, {}), key: stranger}})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trainig": {}},
+        {"training": {"epoch": 3}},
+        {"training": {"epochs": "three"}},
+        {"machine": "v5e-12"},
+        {"resources": {"train": {}}},
+        {"data": {}},
+    ],
+)
+def test_what_the_code_refuses_an_editor_marks(change):
+    assert not VALIDATOR.is_valid({**BASE, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"machine": "v5e-4"},
+        {"machine": {"name": "v5e-4", "fallbacks": ["v6e-4"]}},
+        {"preflight": False, "deploy": True, "gate": None},
+        {"data": {"source": "x:y", "image_size": 64, "class_names": "a,b"}},
+        {"model": {"name": "digits_cnn", "parameters": {"filters": 3}}},
+    ],
+)
+def test_shorter_ways_to_write_are_not_marked(change):
+    VALIDATOR.validate({**BASE, **change})
+
+
+def test_the_command_prints_both_forms():
+    assert json.loads(tpu_pipelines_here("schema").stdout) == VALIDATOR.schema
+    table = tpu_pipelines_here("schema", "--markdown").stdout
+    assert "| `training.epochs` | `10` | Passes over the training split, at most. |" in table

@@ -1,0 +1,140 @@
+import dataclasses
+import re
+
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_pipelines.config.settings import Settings, load_settings, variable
+
+
+def test_nothing_is_required_until_it_is_asked_for():
+    assert load_settings({}) == Settings()
+    assert load_settings({"TPU_PIPELINES_PROJECT": "", "HOME": "/"}) == Settings()
+
+
+def test_all_that_is_missing_is_reported_at_once():
+    message = (
+        r"Missing settings: project, bucket\. Set them in the environment, as in `export "
+        r"TPU_PIPELINES_PROJECT=my-project TPU_PIPELINES_BUCKET=gs://my-bucket`, or in the YAML file"
+    )
+    with pytest.raises(InputError, match=message):
+        Settings(region="us-west1").require("bucket", "region", "project")
+    Settings(region="us-west1").require("region")
+
+
+def test_every_example_is_what_its_setting_takes():
+    examples = {field.name: field.metadata["example"] for field in dataclasses.fields(Settings)}
+    settings = load_settings({variable(name): example for name, example in examples.items()})
+    assert settings.kfp_host == examples["kfp_host"]
+    assert settings.environment == {"XLA_FLAGS": "--xla_dump_to=/tmp/xla"}
+    assert settings.volumes == {"checkpoints": "/mnt/checkpoints"}
+    settings.require(*examples)
+
+
+def test_the_environment_goes_before_the_file(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("project: from-file\nregion: us-west1\nlabels: {year: 2026}\n")
+    settings = load_settings({"TPU_PIPELINES_PROJECT": "from-environment"}, file)
+    assert (settings.project, settings.region) == ("from-environment", "us-west1")
+    assert settings.labels == {"year": "2026"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "received"),
+    [
+        ("project", "My Project", "'My Project'"),
+        ("region", "us-west1-a", "'us-west1-a'"),
+        ("bucket", "my-bucket", "'my-bucket'"),
+        ("service_account", "trainer", "'trainer'"),
+        ("network", "default", "'default'"),
+        ("network_attachment", "my-attachment", "'my-attachment'"),
+        ("encryption_key", "my-key", "'my-key'"),
+        ("tensorboard", "678", "'678'"),
+        ("kueue_queue", "TPU queue", "'TPU queue'"),
+        ("experiment", "Digits", "'Digits'"),
+        ("provisioning", "spot", "'spot'"),
+        (
+            "network",
+            "projects/my-project/global/networks/default",
+            r"'projects/my-project/global/networks/default'\. The project stands there by its number: gcloud projects",
+        ),
+        ("labels", "Team=vision", "'Team=vision'"),
+        ("labels", "team=Vision", "'team=Vision'"),
+        ("environment", "9LIVES=1", "'9LIVES=1'"),
+        ("kfp_host", "kubeflow", "'kubeflow'"),
+        ("secrets", "key=secrets", "'key=secrets'"),
+        ("volumes", "Claim=/mnt", "'Claim=/mnt'"),
+    ],
+)
+def test_a_value_of_the_wrong_form_is_refused_with_an_example(name, text, received):
+    message = rf"Cannot use the setting {name} \({variable(name)}\): expected something like .*\. Received: {received}"
+    with pytest.raises(InputError, match=message):
+        load_settings({variable(name): text})
+
+
+@pytest.mark.parametrize("text", ["team", "team=vision,stage", ","])
+def test_pairs_without_a_value_are_refused(text):
+    with pytest.raises(InputError, match=rf"TPU_PIPELINES_LABELS: expected key=value,key=value\. Received: '{text}'"):
+        load_settings({"TPU_PIPELINES_LABELS": text})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("projekt: x", r"Unknown setting 'projekt' in .*settings\.yaml: .* Did you mean 'project'\?"),
+        ("image: x", r"The image is set by TPU_PIPELINES_IMAGE alone\."),
+        ("labels: vision", r"The setting labels in .* must be a mapping\. Received: 'vision'\."),
+        ("project: {a: b}", r"The setting project in .* must be text\. Received: \{'a': 'b'\}\."),
+        ("project:", r"The setting project in .* must be text\. Received: None\."),
+        ("region: no", r"Cannot use the setting region .* Received: 'False'"),
+        ("- a", r"expected names and values, received list\."),
+        ("a: [", r"it is not YAML"),
+    ],
+)
+def test_a_file_with_mistakes_is_refused(tmp_path, content, message):
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    with pytest.raises(InputError, match=message):
+        load_settings({}, file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=re.escape(f"Cannot read the settings {tmp_path / 'none.yaml'}: No such file")):
+        load_settings({}, tmp_path / "none.yaml")
+
+
+ATTACHMENT = "projects/my-project/regions/us-west1/networkAttachments/my-attachment"
+KEY = "projects/my-project/locations/us-west1/keyRings/my-ring/cryptoKeys/my-key"
+TENSORBOARD = "projects/12345/locations/us-west1/tensorboards/678"
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "message"),
+    [
+        ("kubeflow", {"encryption_key": KEY}, r"encryption_key \(TPU_PIPELINES_ENCRYPTION_KEY\) cannot be had with"),
+        ("kubeflow", {"network_attachment": ATTACHMENT}, r"network_attachment .* cannot be had with --target kubeflow"),
+        ("kubeflow", {"tensorboard": TENSORBOARD}, r"tensorboard .* cannot be had with --target kubeflow"),
+        ("kubeflow", {"experiment": "digits-models"}, r"experiment .* cannot be had with --target kubeflow"),
+        ("vertex", {"kueue_queue": "tpus"}, r"kueue_queue .* --target vertex\. Received: 'tpus'"),
+        ("vertex", {"provisioning": "flex-start"}, r"provisioning .* --target vertex\. Received: 'flex-start'"),
+        (
+            "vertex",
+            {"network": "projects/1/global/networks/n", "network_attachment": ATTACHMENT},
+            r"A job has a network or a network attachment",
+        ),
+        ("vertex", {"tensorboard": TENSORBOARD}, r"Set TPU_PIPELINES_SERVICE_ACCOUNT"),
+        ("vertex", {"encryption_key": KEY, "region": "us-east1"}, r"encryption_key .* must be of the region us-east1"),
+    ],
+)
+def test_what_a_platform_does_not_have_is_refused(target, settings, message):
+    with pytest.raises(InputError, match=message):
+        Settings(**settings).check_applies(target)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"network_attachment": ATTACHMENT}, {"encryption_key": KEY}, {"tensorboard": TENSORBOARD}]
+)
+def test_what_is_of_a_region_must_be_of_the_jobs(settings):
+    Settings(**settings).check_region("us-west1")
+    with pytest.raises(InputError, match=r"must be of the region us-east1, where the job runs"):
+        Settings(**settings).check_region("us-east1")

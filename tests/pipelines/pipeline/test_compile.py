@@ -1,0 +1,1030 @@
+import copy
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from google.protobuf import json_format
+from kfp import compiler, dsl
+from kfp import components as kfp_components
+
+from tests.cli import MODELS, assert_user_error, readme_model, tpu_pipelines_here
+from tests.fakes import jobsets
+from tests.fakes.vertex_rules import hosts_of
+from tests.signing_keys import write_keys
+from tpu_components.core.base.container_images import IMAGE
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue, parse_machine
+from tpu_components.core.models import lookup
+from tpu_components.core.models.lookup import bundle_of
+from tpu_components.core.step.step_inputs import whole_numbers
+from tpu_components.train_model.component import train_model
+from tpu_pipelines import cli
+from tpu_pipelines.cli.platforms import _tell_carried
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.pipeline import cache_keys
+from tpu_pipelines.pipeline.compile import compile_pipeline, require_step_image
+from tpu_pipelines.pipeline.training_pipeline import training_pipeline
+from tpu_pipelines.platforms.custom_job import as_custom_job, in_region
+from tpu_pipelines.platforms.tpu_pod import as_tpu_pod
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+TARGETS = ("vertex", "kubeflow")
+SINGLE_HOSTS = [one.name for one in load_catalogue().slices if one.hosts == 1 and one.generation.name != "v2"]
+SETTINGS = Settings(
+    project="my-project",
+    region="us-west1",
+    bucket="gs://my-bucket/pipelines/",
+    service_account="trainer@my-project.iam.gserviceaccount.com",
+    network="projects/12345/global/networks/my-network",
+    labels={"team": "vision"},
+    environment={"XLA_FLAGS": "--xla_dump_to=/tmp/a,b"},
+    secrets={"storage-key": "/secrets/storage"},
+    volumes={"checkpoints": "/mnt/checkpoints/", "cache": "/mnt/cache"},
+)
+
+
+def compile_digits(target, path, *overrides, settings=None):
+    config = load_config("digits", ("machine=v5e-4", *overrides))
+    return compile_pipeline(config, target, path, settings)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Per target, `local` included: the pipeline, and what is said of the platform beside it."""
+    root = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_keys, "code_version", lambda step: f"code-of-{step}")  # Else every change were one here.
+        patch.setattr(cache_keys, "_model", lambda config, is_here: "of-the-model")
+        return _compile_all(root)
+
+
+def _compile_all(root):
+    config, machine = load_config("digits", ["machine=v5e-4"]), "v5e-4"
+    fingerprints = cache_keys.platform_fingerprints(config, IMAGE, machine)
+    compiler.Compiler().compile(training_pipeline(config, fingerprints=fingerprints), str(root / "local.yaml"))
+    for target in TARGETS:
+        compile_digits(target, root / f"{target}.yaml")
+    return {target: list(yaml.safe_load_all((root / f"{target}.yaml").read_text())) for target in ("local", *TARGETS)}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_compiled_pipeline_matches_the_golden_file(compiled, target):
+    """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/pipelines/pipeline/test_compile.py."""
+    documents = copy.deepcopy(compiled[target])
+    del documents[0]["sdkVersion"]
+    golden = GOLDEN / f"digits-{target}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(yaml.safe_dump_all(documents, sort_keys=True, width=120))
+    assert documents == list(yaml.safe_load_all(golden.read_text()))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_everything_but_the_training_step_is_identical_on_every_target(compiled, target):
+    def without_training(spec):
+        rest = copy.deepcopy(spec)
+        del rest["components"]["comp-train-model"]
+        del rest["deploymentSpec"]["executors"]["exec-train-model"]
+        del rest["root"]["dag"]["tasks"]["train-model"]
+        # A run is priced by the platform that it is for, and by the time after which that stops it.
+        del rest["root"]["dag"]["tasks"]["preflight-training"]["inputs"]["parameters"]["paid"]
+        return yaml.safe_dump(rest)
+
+    assert without_training(compiled[target][0]) == without_training(compiled["local"][0])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_of_the_training_tasks_inputs_only_the_accelerator_and_the_time_differ(compiled, target):
+    ours, local = (copy.deepcopy(compiled[one][0]["root"]["dag"]["tasks"]["train-model"]) for one in (target, "local"))
+    if target == "vertex":
+        assert ours["inputs"]["parameters"].pop("timeout") == {
+            "taskOutputParameter": {"producerTask": "preflight-training", "outputParameterKey": "timeout"}
+        }
+    assert local["inputs"]["parameters"]["accelerator"] == {"runtimeValue": {"constant": "auto"}}
+    local["inputs"]["parameters"]["accelerator"] = {"runtimeValue": {"constant": "tpu"}}
+    assert ours == local
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_compiled_pipeline_loads_back(tmp_path, target):
+    compile_digits(target, tmp_path / "pipeline.yaml")
+    loaded = kfp_components.load_component_from_file(str(tmp_path / "pipeline.yaml"))
+    assert loaded.name == "training-pipeline"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_accelerator_that_is_asked_for_is_kept(tmp_path, target):
+    path = tmp_path / "pipeline.yaml"
+    compile_digits(target, path, "training.accelerator=cpu", "training.num_replicas=8")
+    spec = next(yaml.safe_load_all(path.read_text()))
+    parameters = spec["root"]["dag"]["tasks"]["train-model"]["inputs"]["parameters"]
+    assert parameters["accelerator"]["runtimeValue"]["constant"] == "cpu"
+
+
+def submitted_job(step):
+    """The custom job that GCPC's own launcher sends for a step, as the service's types read it."""
+    from google.cloud import aiplatform_v1
+    from google_cloud_pipeline_components.container.v1.custom_job import remote_runner
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import json_util
+
+    spec = json_format.MessageToDict(step.pipeline_spec)
+    (component,) = spec["components"].values()
+    assert spec["root"]["inputDefinitions"] == component["inputDefinitions"]
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    arguments = dict(zip(executor["container"]["args"][::2], executor["container"]["args"][1::2], strict=True))
+
+    def fill_in(match):
+        value = component["inputDefinitions"]["parameters"][match[1]]["defaultValue"]
+        # The service writes whole numbers as such; they travel as doubles.
+        return value if isinstance(value, str) else json.dumps(whole_numbers({"": value})[""])
+
+    class Client:
+        def create_custom_job(self, parent, custom_job):
+            return aiplatform_v1.CustomJob(custom_job)
+
+    pattern = r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}"
+    location, payload = (re.sub(pattern, fill_in, arguments[name]) for name in ("--location", "--payload"))
+    job = json_util.recursive_remove_empty(json.loads(payload))
+    return location, remote_runner.create_custom_job_with_client(Client(), "parent", job)
+
+
+def test_a_custom_job_is_the_one_that_googles_own_helper_makes():
+    """Compared where that helper can say everything: a machine without a topology, and an empty disk."""
+    from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
+
+    ours = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), SETTINGS, "digits"))
+    _, job = ours
+    theirs = create_custom_training_job_from_component(
+        train_model,
+        display_name=job.display_name,
+        machine_type="cloud-tpu",
+        accelerator_type="TPU_V3",
+        accelerator_count=8,
+        boot_disk_type="",
+        timeout="86400s",
+        service_account=SETTINGS.service_account,
+        network=SETTINGS.network,
+        labels={"team": "vision", "tpu_pipelines_run": "digits", "tpu_pipelines_machine": "v3-8"},
+        env=[{"name": "XLA_FLAGS", "value": "--xla_dump_to=/tmp/a,b"}],
+        base_output_directory=job.job_spec.base_output_directory.output_uri_prefix,
+        persistent_resource_id="",
+        reserved_ip_ranges=[],
+        psc_interface_config={},
+    )
+    assert submitted_job(theirs) == ours
+
+
+def test_every_machine_of_the_catalogue_becomes_a_custom_job_with_exactly_its_fields():
+    from google.cloud import aiplatform_v1
+
+    for one in load_catalogue().slices:
+        _, job = submitted_job(as_custom_job(train_model, parse_machine(one.name), Settings(), "digits"))
+        (pool,) = job.job_spec.worker_pool_specs
+        fields = {key: value for key, value in one.vertex_fields.items() if value}
+        assert pool.machine_spec == aiplatform_v1.MachineSpec(fields), one.name
+        assert pool.replica_count == 1
+        assert not pool.disk_spec, "v6e has no pd-ssd: what is not asked for is not sent"
+        assert pool.container_spec.args[-1] == "train_model"
+
+
+def test_a_custom_job_has_everything_that_machine_and_settings_say():
+    from google.cloud import aiplatform_v1
+
+    reservation = "projects/my-project/zones/us-west4-a/reservations/tpus"
+    machine = MachineSpec(
+        machine_type="ct5lp-hightpu-4t",
+        tpu_topology="2x2",
+        region="us-west4",
+        boot_disk_type="pd-standard",
+        boot_disk_size_gb=250,
+        reservation=reservation,
+        timeout_seconds=3600,
+        disable_retries=True,
+    )
+    location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
+    assert location == "us-west4"
+    assert job.display_name == "{{$.pipeline_job_name}}-train-model"
+    assert dict(job.labels) == {
+        "team": "vision",
+        "tpu_pipelines_run": "digits",
+        "tpu_pipelines_machine": "v5e-4",
+    }
+    container = job.job_spec.worker_pool_specs[0].container_spec
+    assert job.job_spec == aiplatform_v1.CustomJobSpec(
+        worker_pool_specs=[
+            {
+                "machine_spec": {
+                    "machine_type": "ct5lp-hightpu-4t",
+                    "tpu_topology": "2x2",
+                    "reservation_affinity": {
+                        "reservation_affinity_type": "SPECIFIC_RESERVATION",
+                        "key": "compute.googleapis.com/reservation-name",
+                        "values": [reservation],
+                    },
+                },
+                "replica_count": 1,
+                "disk_spec": {"boot_disk_type": "pd-standard", "boot_disk_size_gb": 250},
+                "container_spec": {
+                    "image_uri": "tpu-pipelines/python:latest",
+                    "command": container.command,
+                    "args": ["--executor_input", "{{$.json_escape[1]}}", "--function_to_execute", "train_model"],
+                    "env": [{"name": "XLA_FLAGS", "value": "--xla_dump_to=/tmp/a,b"}],
+                },
+            }
+        ],
+        scheduling={"timeout": "3600s", "strategy": "STANDARD", "disable_retries": True},
+        service_account="trainer@my-project.iam.gserviceaccount.com",
+        network="projects/12345/global/networks/my-network",
+        base_output_directory=job.job_spec.base_output_directory,  # Its own test is below.
+    )
+
+
+def test_a_custom_job_can_be_spot_and_restart_and_runs_where_the_settings_say():
+    from google.cloud import aiplatform_v1
+
+    machine = parse_machine({"name": "v5e-8", "spot": True, "restart_job_on_worker_restart": True})
+    location, job = submitted_job(as_custom_job(train_model, in_region(machine, SETTINGS), SETTINGS, "digits"))
+    assert location == "us-west1"
+    assert job.job_spec.scheduling == aiplatform_v1.Scheduling(
+        timeout="86400s", strategy="SPOT", restart_job_on_worker_restart=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("v6e-8", {"boot_disk_type": "hyperdisk-balanced"}),
+        ("v5e-8", {"boot_disk_size_gb": 200}),
+        ("v5e-8", {"boot_disk_type": "pd-ssd"}),
+    ],
+)
+def test_of_a_disk_only_what_is_asked_for_is_sent(name, asked):
+    from google.cloud import aiplatform_v1
+
+    machine = parse_machine({"name": name, **asked})
+    _, job = submitted_job(as_custom_job(train_model, machine, Settings(), "digits"))
+    assert job.job_spec.worker_pool_specs[0].disk_spec == aiplatform_v1.DiskSpec(asked)
+
+
+def test_without_settings_a_custom_job_takes_its_pipelines_region_and_root():
+    location, job = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), Settings(), "digits"))
+    assert location == "{{$.pipeline_google_cloud_location}}"
+    place = job.job_spec.base_output_directory.output_uri_prefix
+    assert re.fullmatch(r"\{\{\$\.pipeline_root\}\}/digits/[0-9a-f]{12}", place)
+
+
+def test_checkpoints_of_a_training_lie_together_wherever_it_is_trained_and_apart_from_those_of_another(tmp_path):
+    def place(*overrides, machine="v5e-4", environment=None):
+        settings = dataclasses.replace(SETTINGS, region="us-central1", environment=environment or {})
+        config = load_config("digits", (f"machine={machine}", *overrides))
+        compile_pipeline(config, "vertex", tmp_path / "pipeline.yaml", settings)
+        (found,) = re.findall(r'"output_uri_prefix": "([^"]*)"', (tmp_path / "pipeline.yaml").read_text())
+        return found
+
+    first = place()
+    assert re.fullmatch(r"gs://my-bucket/pipelines/digits/[0-9a-f]{12}", first)
+    assert first == place(machine="v6e-4") == place(machine="{name: v5e-4, region: us-east1, spot: true}")
+    assert first == place("gate.minimum={}", "training.checkpoint_seconds=1")
+    others = [place("training.learning_rate=0.5"), place("data.seed=1"), place("model=mnist_cnn")]
+    others.append(place(environment={"XLA_FLAGS": "--xla_dump_to=/tmp"}))
+    assert len({first, *others}) == 5
+
+
+def training_task(tmp_path, machine, *overrides):
+    """The inputs, by value, and the container of the training step, whatever stands in a default of a job."""
+    compile_pipeline(load_config("digits", (f"machine={machine}", *overrides)), "vertex", tmp_path / "pipeline.yaml")
+    spec = next(yaml.safe_load_all((tmp_path / "pipeline.yaml").read_text()))
+    task = spec["root"]["dag"]["tasks"]["train-model"]
+    executor = spec["deploymentSpec"]["executors"][spec["components"]["comp-train-model"]["executorLabel"]]
+    defaults = spec["components"]["comp-train-model"]["inputDefinitions"]["parameters"]
+    return task["inputs"]["parameters"], executor["container"], defaults
+
+
+def test_the_training_steps_key_has_image_code_and_machine_among_its_inputs(tmp_path, monkeypatch):
+    """Whether the service counts what stands in the default of `worker_pool_specs` alone is not documented."""
+
+    def fingerprint(machine="v5e-4", *overrides):
+        inputs, _, _ = training_task(tmp_path, machine, *overrides)
+        return inputs["fingerprint"]["runtimeValue"]["constant"]
+
+    first = fingerprint()
+    assert first.keys() == {"code", "image", "machine", "model"}
+    assert (first["image"], first["machine"]) == ("tpu-pipelines/python:latest", "v5e-4")
+    assert fingerprint("v5e-8") == {**first, "machine": "v5e-8"}
+    same = json.dumps({"name": "v5e-4", "region": "us-west4", "spot": True, "boot_disk_size_gb": 200})
+    assert fingerprint(same) == first, "where, and how it is paid for, changes no weight"
+    other = load_config("digits", ["model=mnist_cnn"])
+    assert cache_keys.platform_fingerprints(other, "image")["train_model"]["model"] != first["model"]
+    assert cache_keys.platform_fingerprints(other, "image@sha256:1")["train_model"]["image"] == "image@sha256:1"
+    monkeypatch.setattr(cache_keys, "code_version", lambda step: f"another {step}")
+    assert fingerprint() == {**first, "code": "another trai"}
+
+
+def test_no_input_of_the_training_step_holds_the_name_of_a_job(tmp_path):
+    """A service that counts inputs with their placeholders filled in would never find a training again."""
+    inputs, container, defaults = training_task(tmp_path, "v5e-4")
+    filled = {name: {**given, "description": ""} for name, given in defaults.items()}
+    assert "{{$" not in json.dumps([inputs, filled])
+    payload = container["args"][container["args"].index("--payload") + 1]
+    assert '"display_name": "{{$.pipeline_job_name}}-train-model"' in payload
+    assert "persistent_resource" not in payload, "whether the service fills that in is documented for inputs alone"
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def named_like_a_job(labels: str, timeout: float, network: str, learning_rate: float) -> None:
+    """Its first three inputs would overwrite the job's own."""
+
+
+@dsl.component(base_image="python:3.11", install_kfp_package=False)
+def writes_what_a_job_writes(gcp_resources: dsl.OutputPath(str)) -> None:
+    """Its output is the job's own."""
+
+
+@pytest.mark.parametrize(
+    ("component", "names"),
+    [(named_like_a_job, "labels, network, timeout"), (writes_what_a_job_writes, "gcp_resources")],
+)
+def test_a_component_with_names_of_a_jobs_fields_is_refused(component, names):
+    with pytest.raises(InputError, match=rf"as a custom job, whose fields have these names too: {names}\. Rename"):
+        as_custom_job(component, parse_machine("v5e-4"), Settings(), "digits")
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "message"),
+    [
+        ("v6e-8", SETTINGS, r"us-west1 does not train on v6e\. Received: v6e-8"),
+        ("v5e-8", Settings(bucket="minio://here"), r"expected bucket=gs://…\. Received: 'minio://here'"),
+    ],
+)
+def test_settings_that_do_not_fit_a_custom_job_are_refused(machine, settings, message):
+    with pytest.raises(InputError, match=message):
+        as_custom_job(train_model, in_region(parse_machine(machine), settings), settings, "digits")
+
+
+def pod(machine, settings=None):
+    """The training step's executor and its platform configuration, on a cluster."""
+    step = as_tpu_pod(train_model, parse_machine(machine), settings or Settings(), "digits")
+
+    @dsl.pipeline(name="one-step")
+    def pipeline() -> None:
+        records = dsl.importer(artifact_uri="gs://b/r", artifact_class=dsl.Dataset)
+        step(records=records.output, model="digits_cnn")
+
+    platforms = json_format.MessageToDict(pipeline.platform_spec)["platforms"]
+    executors = json_format.MessageToDict(pipeline.pipeline_spec)["deploymentSpec"]["executors"]
+    return (
+        executors["exec-train-model"]["container"],
+        platforms["kubernetes"]["deploymentSpec"]["executors"]["exec-train-model"],
+    )
+
+
+# Accelerator and topology labels, and chips, as GKE's tables have them.
+GKE = {
+    "v3-8": ("tpu-v3-device", "2x2", 4),
+    "v5e-1": ("tpu-v5-lite-podslice", "1x1", 1),
+    "v5e-4": ("tpu-v5-lite-podslice", "2x2", 4),
+    "v5e-8": ("tpu-v5-lite-podslice", "2x4", 8),
+    "v6e-1": ("tpu-v6e-slice", "1x1", 1),
+    "v6e-4": ("tpu-v6e-slice", "2x2", 4),
+    "v6e-8": ("tpu-v6e-slice", "2x4", 8),
+    "7x-4": ("tpu7x", "2x2x1", 4),
+}
+
+
+def test_every_single_host_that_gke_has_asks_for_its_chips_by_accelerator_and_topology():
+    assert list(GKE) == SINGLE_HOSTS
+    for name, (accelerator, topology, chips) in GKE.items():
+        container, config = pod(name)
+        assert container["resources"]["accelerator"]["resourceType"] == "google.com/tpu"
+        assert container["resources"]["accelerator"]["resourceCount"] == str(chips)
+        assert config == {
+            "nodeSelector": {
+                "labels": {
+                    "cloud.google.com/gke-tpu-accelerator": accelerator,
+                    "cloud.google.com/gke-tpu-topology": topology,
+                }
+            },
+            "tolerations": [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}],
+            "activeDeadlineSeconds": "86400",
+        }
+
+
+def test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first():
+    container, config = pod("v5e-4", SETTINGS)
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    assert environment.pop("XLA_FLAGS") == "--xla_dump_to=/tmp/a,b"
+    assert re.fullmatch(r"/mnt/checkpoints/digits/[0-9a-f]{12}", environment.pop("AIP_CHECKPOINT_DIR"))
+    assert environment == {}
+    (secret,) = config["secretAsVolume"]
+    assert (secret["secretName"], secret["mountPath"]) == ("storage-key", "/secrets/storage")
+    mounted = [(one["constant"], one["mountPath"]) for one in config["pvcMount"]]
+    assert mounted == [("checkpoints", "/mnt/checkpoints/"), ("cache", "/mnt/cache")]
+    assert config["podMetadata"]["labels"] == {"team": "vision"}
+    assert config["securityContext"] == {"runAsUser": "0"}, "a fresh disk is root's"
+
+
+def test_a_pod_can_be_spot_or_reserved():
+    spot = pod({"name": "v5e-4", "spot": True, "timeout_seconds": 60})[1]
+    assert spot["nodeSelector"]["labels"]["cloud.google.com/gke-spot"] == "true"
+    toleration = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+    assert toleration in spot["tolerations"]
+    assert spot["activeDeadlineSeconds"] == "60"
+    name = "projects/my-project/zones/us-west4-a/reservations/tpus"
+    labels = pod({"name": "v5e-4", "reservation": name})[1]["nodeSelector"]["labels"]
+    assert labels["cloud.google.com/reservation-affinity"] == "specific"
+    assert labels["cloud.google.com/reservation-name"] == "tpus"
+    assert labels["cloud.google.com/reservation-project"] == "my-project"
+
+
+def test_a_pod_can_queue_with_kueue_and_take_a_node_of_flex_start():
+    settings = Settings(kueue_queue="tpus", provisioning="flex-start", labels={"team": "vision"})
+    config = pod("v5e-4", settings)[1]
+    assert config["podMetadata"]["labels"] == {"team": "vision", "kueue.x-k8s.io/queue-name": "tpus"}
+    assert config["nodeSelector"]["labels"]["cloud.google.com/gke-flex-start"] == "true"
+    with pytest.raises(InputError, match=r"neither spot nor reserved\. Received: provisioning='flex-start' with v5e-4"):
+        pod({"name": "v5e-4", "spot": True}, settings)
+
+
+def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling(tmp_path):
+    with pytest.raises(InputError, match=r"kueue_queue .* cannot be had with --target vertex"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", settings=Settings(kueue_queue="tpus"))
+
+
+def test_what_gke_does_not_have_is_refused():
+    for one in load_catalogue().slices:
+        if one.generation.name == "v2":
+            with pytest.raises(InputError, match=rf"GKE has no TPU v2\. Received: {one.name}\. Expected one of v3-8, "):
+                as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits")
+
+
+# Accelerator labels, chips of a pod, and pods, as GKE's tables have them: machine types of four chips.
+GKE_SLICES = {
+    "v3-32": ("tpu-v3-slice", "4x4", 4, 4),
+    "v5e-16": ("tpu-v5-lite-podslice", "4x4", 4, 4),
+    "v6e-256": ("tpu-v6e-slice", "16x16", 4, 64),
+    "7x-1024": ("tpu7x", "8x8x16", 4, 256),
+}
+
+
+@pytest.mark.parametrize("name", GKE_SLICES)
+def test_several_hosts_are_a_jobset_that_a_step_without_a_tpu_starts(name):
+    accelerator, topology, chips, hosts = GKE_SLICES[name]
+    settings = dataclasses.replace(SETTINGS, kueue_queue="tpus", s3_secret="s3-credentials")
+    container, config = pod(name, settings)
+    assert "accelerator" not in container.get("resources", {})
+    assert "nodeSelector" not in config
+    assert config["podMetadata"]["labels"] == {"team": "vision"}
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    ask = json.loads(environment["TPU_PIPELINES_JOBSET"])
+    assert ask["shared"] == f"{environment['AIP_CHECKPOINT_DIR']}/hosts"
+    assert "TPU_PIPELINES_HOST_COUNT" not in environment, "the step's own pod is no host"
+    jobset = ask["manifest"]
+    assert jobset["metadata"]["labels"] == {"team": "vision", "kueue.x-k8s.io/queue-name": "tpus"}
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    assert (job["parallelism"], job["completions"], job["backoffLimit"]) == (hosts, hosts, 0)
+    pod_spec = job["template"]["spec"]
+    assert pod_spec["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": accelerator,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    assert pod_spec["tolerations"] == [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
+    (trainer,) = pod_spec["containers"]
+    assert trainer["image"] == container["image"]
+    assert trainer["resources"]["limits"] == {"google.com/tpu": str(chips)}
+    variables = {one["name"]: one.get("value", "of a secret") for one in trainer["env"]}
+    assert variables["TPU_PIPELINES_HOST_COUNT"] == str(hosts)
+    assert variables["AWS_ACCESS_KEY_ID"] == "of a secret"
+    assert variables["AIP_CHECKPOINT_DIR"] == environment["AIP_CHECKPOINT_DIR"]
+    assert "TPU_PIPELINES_JOBSET" not in variables
+    mounts = {one["name"]: one["mountPath"] for one in trainer["volumeMounts"]}
+    assert mounts == {"storage-key": "/secrets/storage", "checkpoints": "/mnt/checkpoints/", "cache": "/mnt/cache"}
+    jobset["metadata"]["name"] = "digits-0123456789ab"
+    jobsets.check(jobset)
+    assert pod_spec["automountServiceAccountToken"] is False, "the step's account may create JobSets"
+    assert pod_spec["securityContext"]["fsGroup"] == 1000
+    assert trainer["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert config["securityContext"] == {"runAsUser": "0"}, "the step copies the records to the volume"
+
+
+def test_the_jobset_of_several_hosts_matches_the_golden_file():
+    """After a change that is meant: UPDATE_GOLDEN=1 pytest tests/pipelines/pipeline/test_compile.py."""
+    container, _ = pod("v5e-16", Settings(volumes={"shared": "/mnt/shared"}, labels={"team": "vision"}))
+    (ask,) = (one["value"] for one in container["env"] if one["name"] == "TPU_PIPELINES_JOBSET")
+    golden = GOLDEN / "jobset-v5e-16.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(yaml.safe_dump(json.loads(ask)["manifest"], sort_keys=True, width=120))
+    assert json.loads(ask)["manifest"] == yaml.safe_load(golden.read_text())
+
+
+def test_several_hosts_need_a_volume_of_all():
+    with pytest.raises(InputError, match=r"v5e-16 has 4 hosts.*\(ReadWriteMany\), received none\. Set TPU_PI"):
+        pod("v5e-16")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("machine=null", r"expected a machine to train on, received none\. Use --set machine=v5e-4"),
+        ("data.source=images:/data/photos", r"data\.source must be on Cloud Storage.* Received: '/data/photos'"),
+        (
+            "deploy.registry=/registry",
+            r"a folder on this machine is a registry that no container sees.* deploy\.registry='/registry'",
+        ),
+        ("gate.champion=/runs/model", r"gate\.champion must be on Cloud Storage.* Received: '/runs/model'"),
+        ("training.num_replicas=2", r"expected training\.num_replicas=4 or 0 with v5e-4\. Received: 2\."),
+    ],
+)
+def test_what_the_cloud_could_not_run_is_refused(tmp_path, target, override, message):
+    with pytest.raises(InputError, match=message):
+        compile_digits(target, tmp_path / "pipeline.yaml", override)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "message"),
+    [
+        ("kubeflow", ["machine=v5e-16"], r"v5e-16 has 4 hosts.*Set TPU_PIPELINES_VOLUMES="),
+        (
+            "vertex",
+            ["machine=v5e-16", "training.backend=tensorflow"],
+            r"The tensorflow backend trains on one host, and v5e-16 has 4 hosts\. Use v5e-8",
+        ),
+        ("vertex", ["machine=v5e-16", "training.accelerator=cpu"], "The tensorflow backend trains on one host"),
+        (
+            "vertex",
+            ["machine={name: v5e-4, fallbacks: [v3-32]}", "training.backend=tensorflow"],
+            r"The tensorflow backend trains on one host, and v3-32 has 4 hosts\. Use v3-8",
+        ),
+    ],
+)
+def test_what_several_hosts_could_not_train_is_refused(tmp_path, target, overrides, message):
+    with pytest.raises(InputError, match=message):
+        compile_digits(target, tmp_path / "pipeline.yaml", *overrides)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "hosts"), [("v5e-16", 4), ("v3-32", 4), ("7x-1024", 256)])
+def test_a_custom_job_for_several_hosts_has_one_replica_and_knows_their_number(name, hosts):
+    _, job = submitted_job(as_custom_job(train_model, in_region(parse_machine(name), Settings()), SETTINGS, "digits"))
+    (pool,) = job.job_spec.worker_pool_specs
+    assert pool.replica_count == 1
+    assert {one.name: one.value for one in pool.container_spec.env}["TPU_PIPELINES_HOST_COUNT"] == str(hosts)
+    assert job.job_spec.scheduling.restart_job_on_worker_restart
+    assert hosts_of(pool.machine_spec) == hosts == parse_machine(name).slice.hosts
+
+
+def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path):
+    file, output = tmp_path / "my_model.py", tmp_path / "pipeline.yaml"
+    file.write_text("def build_model(image_shape, num_classes): ...\n")
+    with pytest.raises(
+        InputError, match=rf"model '{file}' travels through a bucket.* Set TPU_PIPELINES_BUCKET=gs://BU"
+    ):
+        compile_digits("vertex", output, f"model={file}")
+    compiled = compile_digits("vertex", output, f"model={file}", settings=SETTINGS)
+    bundle = bundle_of(str(file))
+    place = f"gs://my-bucket/pipelines/models/{bundle.digest}/my_model.zip"
+    assert compiled.carried == {place: bundle.content}
+    text = output.read_text()
+    assert text.count(place) >= 2, "for preflight, and for training"
+    assert str(file) not in text
+    file.write_text("def build_model(image_shape, num_classes): return 1\n")
+    assert compile_digits("vertex", output, f"model={file}", settings=SETTINGS).carried.keys() != {place}
+    assert (
+        compile_digits("vertex", output, "model=tpu_components.core.models.ready.digits_cnn:build_model").carried == {}
+    )
+
+
+def test_a_module_that_does_not_travel_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my_nets.py").touch()
+    for model in ("digits_cnn", "json:loads", "my_nets:build_model"):
+        _tell_carried({}, model)
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("hint: the code of the model 'my_nets:build_model' does not travel, as no bucket is set")
+
+
+@pytest.mark.parametrize("name", ["my_model.py", "my_model.keras"])
+def test_a_models_file_among_this_projects_code_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(lookup, "ROOT", tmp_path)
+    file = tmp_path / "components" / name
+    file.parent.mkdir()
+    file.touch()
+    with pytest.raises(InputError, match=rf"model '{file}' lies among the code of this project .* folder of its own"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", f"model={file}", settings=SETTINGS)
+
+
+def test_the_files_that_travel_with_a_models_code_are_told(tmp_path, capsys):
+    (tmp_path / "my_model.py").write_text("NAMES = 'names.txt'\n")
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    bundle = bundle_of(str(tmp_path / "my_model.py"))
+    _tell_carried({bundle.reference("gs://bucket"): bundle.content}, "my_model.py")
+    assert capsys.readouterr().err == "hint: names.txt, 8 bytes, travels with the model's code\n"
+
+
+def test_a_model_beside_its_pipeline_replaces_no_file_of_the_users(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://my-bucket")
+    (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes): ...\n")
+    (tmp_path / "my_model.zip").write_text("mine")
+    output, model = ("--output", str(tmp_path / "pipeline.yaml")), f"model={tmp_path / 'my_model.py'}"
+    assert (
+        cli.main(["compile", "digits", "--target", "kubeflow", *output, "--set", "machine=v5e-4", "--set", model]) == 0
+    )
+    assert (tmp_path / "my_model.zip").read_text() == "mine"
+    bundle = bundle_of(str(tmp_path / "my_model.py"))
+    (written,) = tmp_path.glob("my_model-*.zip")
+    assert written.read_bytes() == bundle.content
+    assert f"gcloud storage cp {written} gs://my-bucket/models/{bundle.digest}/my_model.zip" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_readmes_example_with_a_model_of_ones_own_compiles(tmp_path, monkeypatch, target):
+    """Only its data lie elsewhere: where the platform can read them."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```yaml\n(.*?)```", MODELS.read_text(), re.DOTALL)
+    (config,) = [block for block in blocks if "model: my_classifier.py" in block]
+    Path("flowers.yaml").write_text(config)
+    Path("my_classifier.py").write_text(readme_model("my_classifier.py"))
+    overrides = ["machine=v5e-4", "data.source=images:gs://my-bucket/flowers"]
+    compiled = compile_pipeline(load_config("flowers.yaml", overrides), target, Path("pipeline.yaml"), SETTINGS)
+    (place,) = compiled.carried
+    assert place.endswith("/my_classifier.zip")
+    assert place in Path("pipeline.yaml").read_text()
+
+
+def test_a_file_that_only_a_parameter_names_is_refused(tmp_path):
+    (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes, weights): ...\n")
+    (tmp_path / "weights.h5").write_bytes(b"")
+    model = f"model={{name: {tmp_path}/my_model.py, parameters: {{weights: {tmp_path}/weights.h5}}}}"
+    with pytest.raises(InputError, match=r"names the file '.*weights\.h5', which no container sees\. Put it beside"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", model, settings=SETTINGS)
+
+
+def test_data_on_cloud_storage_is_taken(tmp_path):
+    compile_digits("vertex", tmp_path / "pipeline.yaml", "data.source=images:gs://bucket/photos")
+    assert "images:gs://bucket/photos" in (tmp_path / "pipeline.yaml").read_text()
+
+
+def test_a_missing_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kfp.kubernetes", None)
+    monkeypatch.delattr("kfp.kubernetes", raising=False)
+    named = r"kfp-kubernetes is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
+    with pytest.raises(InputError, match=named):
+        compile_digits("kubeflow", tmp_path / "pipeline.yaml")
+
+
+def test_compiling_for_vertex_needs_none_of_googles_packages(tmp_path, monkeypatch):
+    for package in ("google_cloud_pipeline_components", "google.cloud.aiplatform", "google.cloud.aiplatform_v1"):
+        monkeypatch.setitem(sys.modules, package, None)
+    compile_digits("vertex", tmp_path / "pipeline.yaml")
+
+
+def test_an_unknown_target_is_refused(tmp_path):
+    with pytest.raises(
+        InputError, match=r"Unknown target 'vertx': expected vertex or kubeflow\. Did you mean 'vertex'"
+    ):
+        compile_digits("vertx", tmp_path / "pipeline.yaml")
+
+
+def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
+    notes = tmp_path / "notes.yaml"
+    notes.write_text("dear: diary\n")
+    for path, message in (
+        (notes, rf"Refused to overwrite {notes}: expected a compiled pipeline"),
+        (tmp_path / "notes.txt", r"expected a name that ends in \.yaml"),
+        (notes / "pipeline.yaml", rf"{notes} is a file, not a folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compile_digits("vertex", path)
+    assert notes.read_text() == "dear: diary\n"
+    compile_digits("vertex", tmp_path / "new" / "pipeline.yaml")
+    compile_digits("kubeflow", tmp_path / "new" / "pipeline.yaml")
+    assert "kubernetes" in (tmp_path / "new" / "pipeline.yaml").read_text()
+
+
+REGISTRY = "projects/my-project/locations/us-west1/models"
+SERVING_IMAGE = f"deploy.serving_image=europe-docker.pkg.dev/my-project/images/serving@sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("overrides", "settings"),
+    [
+        (["deploy.registry=vertex"], SETTINGS),
+        ([f"deploy.registry={REGISTRY}", "deploy.artifacts_uri=gs://my-bucket/pipelines/registry"], None),
+    ],
+)
+def test_with_a_registry_on_vertex_ai_the_model_is_deployed_and_the_champion_comes_from_there(
+    tmp_path, target, overrides, settings
+):
+    path = tmp_path / "pipeline.yaml"
+    compile_digits(target, path, *overrides, SERVING_IMAGE, "deploy.endpoint=digits", settings=settings)
+    spec = next(yaml.safe_load_all(path.read_text()))
+    inputs = spec["root"]["inputDefinitions"]["parameters"]
+    assert inputs["champion"]["defaultValue"] == f"{REGISTRY}/digits@champion"
+    (promoted,) = (component for component in spec["components"].values() if "dag" in component)
+    deploy, evaluate = promoted["dag"]["tasks"]["deploy-model"], spec["root"]["dag"]["tasks"]["evaluate-model"]
+    given = {
+        name: value["runtimeValue"]["constant"]
+        for name, value in deploy["inputs"]["parameters"].items()
+        if "runtimeValue" in value
+    }
+    assert given["registry"] == REGISTRY
+    assert given["artifacts_uri"] == "gs://my-bucket/pipelines/registry"
+    assert (given["model_name"], given["endpoint"], given["endpoint_traffic"]) == ("digits", "digits", 100)
+    assert given["encryption_key"] == ""
+    assert given["lineage"]["config"]["name"] == "digits"
+    assert set(given["lineage"]["code"]) >= {"train_model", "deploy_model"}
+    for task in (deploy, evaluate):
+        assert not task["cachingOptions"].get("enableCache"), "an alias is the same text wherever it stands"
+    assert spec["root"]["dag"]["tasks"]["train-model"]["cachingOptions"]["enableCache"]
+
+
+def test_a_registry_on_vertex_ai_needs_to_know_where(tmp_path):
+    with pytest.raises(InputError, match="Missing settings: project, region"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, "deploy.registry=vertex")
+    with pytest.raises(InputError, match="Missing settings: bucket"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, f"deploy.registry={REGISTRY}")
+    with pytest.raises(InputError, match=r"cannot fetch the serving image 'tpu-pipelines/serving:latest'"):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", "deploy.registry=vertex", settings=SETTINGS)
+
+
+def test_of_the_keys_a_compiled_pipeline_holds_the_public_one_and_where_the_private_one_is(tmp_path):
+    private, public = write_keys(tmp_path)
+    registered = SERVING_IMAGE, "deploy.registry=vertex", f"deploy.verify_key={public}"
+    path = tmp_path / "pipeline.yaml"
+    compile_digits("vertex", path, *registered, "deploy.signing_key=gs://keys/signing.pem", settings=SETTINGS)
+    text = path.read_text()
+    assert "gs://keys/signing.pem" in text
+    assert "BEGIN PUBLIC KEY" in text
+    assert "PRIVATE KEY" not in text
+    with pytest.raises(InputError, match=r"a key on this machine signs nothing in a container.*signing\.pem"):
+        compile_digits("vertex", path, *registered, f"deploy.signing_key={private}", settings=SETTINGS)
+
+
+def test_a_private_endpoint_wants_steps_that_run_in_its_network(tmp_path):
+    private = "deploy={registry: vertex, endpoint: digits, endpoint_access: private, endpoint_network: NETWORK}"
+    private = private.replace("NETWORK", "projects/my-project/global/networks/inside")
+    outside = dataclasses.replace(SETTINGS, network="")
+    with pytest.raises(
+        InputError, match=r"outside of projects/my-project/global/networks/inside, and could not ask the"
+    ):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", private, SERVING_IMAGE, settings=outside)
+    compile_digits("kubeflow", tmp_path / "pipeline.yaml", private, SERVING_IMAGE, settings=outside)
+    compile_digits("vertex", tmp_path / "pipeline.yaml", private, SERVING_IMAGE, settings=SETTINGS)
+
+
+def executors(path):
+    """What each step asks for, in KFP's words and in Kubernetes', and how often it is tried again."""
+    spec, *platforms = yaml.safe_load_all(path.read_text())
+    kubernetes = platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platforms else {}
+    tasks = {
+        name: task
+        for part in (spec["root"], *spec["components"].values())
+        for name, task in part.get("dag", {}).get("tasks", {}).items()
+    }
+    return {
+        name.removeprefix("exec-"): (
+            one["container"],
+            kubernetes.get(name, {}),
+            tasks[name.removeprefix("exec-")].get("retryPolicy"),
+        )
+        for name, one in spec["deploymentSpec"]["executors"].items()
+    }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_step_asks_for_cpus_and_memory(compiled, tmp_path, target):
+    """Preflight's own limit on a compilation is killed on the service's default machine of 16 GB."""
+    path = tmp_path / "pipeline.yaml"
+    compile_digits(target, path, "preflight.compile_memory_mib=32768", "training.in_memory_mib=8192")
+    found = {name: one[0].get("resources", {}) for name, one in executors(path).items()}
+    training = found.pop("train-model")
+    if target == "kubeflow":  # Its host is its own: a limit would only stop it.
+        assert (training["resourceCpuRequest"], training["resourceMemoryRequest"]) == ("3", "20Gi")
+    assert "resourceMemoryLimit" not in training
+    asked = {name: one["resourceMemoryLimit"] for name, one in found.items()}
+    assert asked == {
+        "list-source": "12Gi",  # Of what create_tfrecords reads, it reads the lists.
+        "create-tfrecords": "12Gi",
+        "preflight-training": "36Gi",
+        "evaluate-model": "12Gi",
+        "export-model": "12Gi",
+    }
+    assert {one["resourceCpuLimit"] for one in found.values()} == {"3"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
+    path = tmp_path / "pipeline.yaml"
+    disk = "100G" if target == "vertex" else "500Gi"
+    asked = f"resources.export_model={{cpu: 8, memory: 64Gi, disk: {disk}, retries: 2, timeout: 3600}}"
+    compile_digits(target, path, asked)
+    container, pod, retries = executors(path)["export-model"]
+    assert (container["resources"]["resourceCpuLimit"], container["resources"]["resourceMemoryLimit"]) == ("8", "64Gi")
+    assert retries["maxRetryCount"] == 2
+    assert retries["backoffMaxDuration"] == f"{3 * (3600 + 3600)}s", "Argo counts it from the first attempt"
+    if target == "vertex":
+        assert container["command"][:4] == ["timeout", "--kill-after=60", "3600", "sh"]
+    else:
+        assert pod["activeDeadlineSeconds"] == "3600"
+        (volume,) = pod["genericEphemeralVolume"]
+        assert (volume["mountPath"], volume["size"]) == ("/tmp", "500Gi")
+        assert pod["securityContext"] == {"runAsUser": "0"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "resources.train_model.memory=64Gi",
+            r"training has the whole TPU host\. .*memory='64Gi'\. Leave it out\.",
+        ),
+        ("resources.train_model.disk=200Gi", r"Leave it out; machine\.boot_disk_size_gb sets the disk\."),
+        (
+            "resources.train_model.timeout=60",
+            r"resources\.train_model\.timeout=60\. Set machine\.timeout_sec",
+        ),
+        (
+            "machine={name: v5e-4, timeout_seconds: 604801}",
+            r"expected machine\.timeout_seconds of at most 604800\. Received: 604801\. Take a larger machine",
+        ),
+        ("resources.export_model.timeout=700000", r"resources\.export_model\.timeout of at most 604800\. Rec.* 700000"),
+        (
+            "data={source: sklearn:digits, engine: fan_out, engine_tasks: 91}",
+            r"a step reads and writes 100 artifacts at most.* from 1 to 90 with data\.engine=fan_out\. Received: 91\.",
+        ),
+        ("resources.export_model.disk=1Ti", r"a disk of 100 GB, .* Received: resources\.export_model\.disk='1Ti'"),
+    ],
+)
+def test_resources_that_vertex_has_no_words_for_are_refused(tmp_path, override, message):
+    with pytest.raises(InputError, match=message):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", override)
+
+
+def default_timeout(path):
+    """The custom job's time where no task gives another."""
+    spec = next(yaml.safe_load_all(path.read_text()))
+    return spec["components"]["comp-train-model"]["inputDefinitions"]["parameters"]["timeout"]["defaultValue"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "seconds", "words"),
+    [
+        ([], 86400, "after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another"),
+        (["preflight=false"], 86400, "after 24 h: nothing is estimated before it starts; machine.timeout_seconds"),
+        (["machine={name: v5e-4, timeout_seconds: 7200}"], 7200, "after 2 h, as machine.timeout_seconds says"),
+    ],
+)
+def test_the_time_of_a_training_is_said_with_its_reason(tmp_path, overrides, seconds, words):
+    path = tmp_path / "pipeline.yaml"
+    assert words in compile_digits("vertex", path, *overrides).timeout.reason
+    assert default_timeout(path) == f"{seconds}s"
+    spec = next(yaml.safe_load_all(path.read_text()))
+    takes_estimate = "timeout" in spec["root"]["dag"]["tasks"]["train-model"]["inputs"]["parameters"]
+    assert takes_estimate is (not overrides)
+
+
+@pytest.mark.parametrize(("budget", "hours"), [(1, 4.0), (48, 30.0)])
+def test_on_kubeflow_the_budget_says_when_a_training_is_stopped(tmp_path, budget, hours):
+    """v5e-4 costs $4.80 an hour: $48 pay for 10."""
+    path = tmp_path / "pipeline.yaml"
+    compiled = compile_digits("kubeflow", path, f"preflight.max_price_usd={budget}")
+    assert compiled.timeout.seconds == hours * 3600
+    assert executors(path)["train-model"][1]["activeDeadlineSeconds"] == str(int(hours * 3600))
+
+
+def test_a_spot_pod_is_started_again(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    compile_digits("kubeflow", path, "machine={name: v5e-4, spot: true, timeout_seconds: 7200}")
+    retries = executors(path)["train-model"][2]
+    assert (retries["maxRetryCount"], retries["backoffMaxDuration"]) == (5, f"{6 * (7200 + 3600)}s")
+    compile_digits("kubeflow", path, "machine={name: v5e-4, spot: true}", "resources.train_model.retries=0")
+    assert executors(path)["train-model"][2] is None
+
+
+def test_the_step_that_follows_several_hosts_is_started_again_within_their_time(tmp_path):
+    path, settings = tmp_path / "pipeline.yaml", Settings(volumes={"shared": "/mnt/shared"})
+    machine = "machine={name: v5e-16, timeout_seconds: 7200}"
+    compile_digits("kubeflow", path, machine, "training.backend=jax", settings=settings)
+    retries = executors(path)["train-model"][2]
+    assert (retries["maxRetryCount"], retries["backoffMaxDuration"]) == (5, "7200s")
+
+
+def command(path, target, *arguments):
+    return ("compile", "digits", "--output", str(path), "--target", target, "--set", "machine=v5e-4", *arguments)
+
+
+def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path):
+    """In a process of its own, for one platform after the other."""
+    commands = [command(tmp_path / f"{target}.yaml", target) for target in TARGETS]
+    code = (
+        "import sys\n"
+        "from tpu_pipelines.cli import main\n"
+        f"codes = [main(words) for words in {commands!r}]\n"
+        "print(codes, [m for m in ('tensorflow', 'keras', 'jax', 'google.cloud.aiplatform') if m in sys.modules])"
+    )
+    words, environment = [sys.executable, "-c", code], os.environ | {"TPU_PIPELINES_LABELS": "team=vision"}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == [
+        f"{tmp_path / 'vertex.yaml'}: digits for vertex, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
+        "training is stopped after 3 times preflight's estimate, at least 4 h; machine.timeout_seconds sets another",
+        f"{tmp_path / 'kubeflow.yaml'}: digits for kubeflow, to train on v5e-4 (ct5lp-hightpu-4t, 2x2)",
+        "training is stopped after 24 h: nothing is estimated before it starts; machine.timeout_seconds sets another",
+        "[0, 0] []",
+    ]
+    hint = "hint: no platform can fetch the image 'tpu-pipelines/python:latest'"
+    assert done.stderr.count(hint) == len(TARGETS)
+    for target in TARGETS:
+        assert "team: vision" in (tmp_path / f"{target}.yaml").read_text()
+
+
+def test_an_image_named_by_a_tag_is_hinted_at(tmp_path, monkeypatch):
+    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "docker.io/me/steps:1")  # It was read by now.
+    done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
+    assert "hint: the image 'docker.io/me/steps:1' is named by a tag." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "image", "is_taken"),
+    [
+        ("vertex", "steps:1", False),
+        ("vertex", "me/steps:1", False),
+        ("vertex", "localhost:5000/steps:1", False),
+        ("vertex", "europe-docker.pkg.dev/p/r/steps:1", True),
+        ("kubeflow", "me/steps:1", False),
+        ("kubeflow", "localhost:5000/steps:1", True),
+        ("kubeflow", "docker.io/me/steps:1", True),
+    ],
+)
+def test_one_rule_says_which_images_a_platform_can_fetch(target, image, is_taken):
+    if is_taken:
+        require_step_image(image, target)
+        return
+    with pytest.raises(InputError, match=rf"cannot fetch the step image '{image}'.*and set TPU_PIPELINES_IMAGE\."):
+        require_step_image(image, target)
+
+
+def test_an_image_that_was_named_is_checked_when_it_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "steps:1")
+    done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
+    assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'")
+
+
+def test_an_image_named_by_digest_is_used_everywhere_without_a_hint(tmp_path):
+    image = f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}"
+    words = [sys.executable, "-m", "tpu_pipelines.cli", *command(tmp_path / "pipeline.yaml", "vertex")]
+    environment = os.environ | {"TPU_PIPELINES_IMAGE": image}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr == ""
+    text = (tmp_path / "pipeline.yaml").read_text()
+    images = set(re.findall(r"image(?:_uri)?: (\S+)", text))
+    assert images == {image, "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
+
+
+def test_steps_without_a_tpu_run_in_an_image_of_their_own_where_it_is_named(tmp_path):
+    images = {f"TPU_PIPELINES_{name}IMAGE": f"europe-docker.pkg.dev/p/r/{name}i:1" for name in ("", "STEPS_")}
+    words = [sys.executable, "-m", "tpu_pipelines.cli", *command(tmp_path / "pipeline.yaml", "kubeflow")]
+    subprocess.run(words, capture_output=True, check=True, env=os.environ | images)
+    executors = yaml.safe_load((tmp_path / "pipeline.yaml").read_text().partition("\n---\n")[0])["deploymentSpec"][
+        "executors"
+    ]
+    training, others = images.values()
+    used = {name: executor["container"]["image"] for name, executor in executors.items() if "container" in executor}
+    with_tpu = {"exec-preflight-training", "exec-train-model"}
+    assert {name for name, image in used.items() if image == training} == with_tpu
+    assert {image for name, image in used.items() if name not in with_tpu} == {others}
+
+
+def test_an_image_of_the_other_steps_must_be_in_a_registry_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "europe-docker.pkg.dev/p/r/i:1")
+    monkeypatch.setenv("TPU_PIPELINES_STEPS_IMAGE", "steps:1")
+    done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
+    assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'", "set TPU_PIPELINES_STEPS_IMAGE")
+
+
+def test_the_image_of_beams_workers_must_be_in_a_registry(tmp_path):
+    done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex", "--set", "data.engine=beam"))
+    assert_user_error(done, "fetch the beam image 'tpu-pipelines/beam:latest'", "make image-beam", "PELINES_BEAM_IMAGE")
+
+
+def test_the_command_reads_settings_from_a_file(tmp_path):
+    (tmp_path / "settings.yaml").write_text("labels: {stage: test}\n")
+    words = command(tmp_path / "p.yaml", "vertex", "--settings", str(tmp_path / "settings.yaml"))
+    assert tpu_pipelines_here(*words).returncode == 0
+    assert "stage: test" in (tmp_path / "p.yaml").read_text()
+
+
+def test_the_commands_mistakes_are_the_users(tmp_path):
+    wanted = ("compile", "digits", "--output", str(tmp_path / "p.yaml"))
+    assert_user_error(tpu_pipelines_here(*wanted, "--target", "vertex"), "tpu-pipelines machines")
+    settings = str(tmp_path / "none.yaml")
+    done = tpu_pipelines_here(*wanted, "--target", "vertex", "--set", "machine=v5e-4", "--settings", settings)
+    assert_user_error(done, f"Cannot read the settings {settings}")

@@ -1,0 +1,131 @@
+import dataclasses
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from tpu_components.core.results.evaluation_info import Decision as GateDecision
+from tpu_components.core.results.evaluation_info import Difference, EvaluatedModel, Evaluation, Slice
+from tpu_pipelines.retraining.job_summary import render_junit, render_markdown, render_runs
+from tpu_pipelines.retraining.retrain import Decision
+from tpu_pipelines.runs.run_findings import RunFindings
+from tpu_pipelines.runs.summary import Summary, result_of
+
+_CHANGED = Decision(True, "runs/digits", ("data",), "changed since runs/digits: data")
+_REASONS = (
+    "passed: accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100",
+    "failed: accuracy 0.7000 of class 'cat|<dog>' (300 examples) is worse than the champion's 1.0000",
+)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    gate = GateDecision(False, _REASONS)
+    Summary(status="rejected", gate=gate, metrics={"accuracy": 0.98, "num_examples": 900}).save(tmp_path)
+    (tmp_path / "evaluation").mkdir()
+    worse = Difference(advantage=-0.3, least=-0.36, most=-0.24, luck=1.0)
+    alike = Difference(advantage=0.01, least=-0.02, most=0.04, luck=0.3)
+    Evaluation(
+        split="test",
+        dataset_fingerprint="abc",
+        model=EvaluatedModel("cnn", {}, "best", "digest"),
+        class_names=("cat|<dog>", "fox"),
+        gate=gate,
+        challenger={"num_examples": 900, "accuracy": 0.98, "loss": 0.1},
+        champion={"num_examples": 900, "accuracy": 0.95, "loss": 0.2},
+        registered_champion=None,
+        intervals={"accuracy": (0.969, 0.988)},
+        differences={"accuracy": Difference(0.03, 0.01, 0.05, 0.004), "loss": alike},
+        slices=(
+            Slice("class", "cat|<dog>", 300, "accuracy", 0.7, (0.6, 0.8), 1.0, worse),
+            Slice("class", "fox", 600, "accuracy", 0.9, (0.8, 0.95), 0.89, alike),
+        ),
+    ).save(tmp_path / "evaluation")
+    return tmp_path
+
+
+def test_markdown_shows_decision_reasons_figures_beside_the_champions_and_slices_that_changed(run_dir):
+    text = render_markdown(
+        "digits", _CHANGED, result_of(Summary.load(run_dir).status), {}, RunFindings.of_folder(run_dir)
+    )
+    assert (
+        text
+        == """\
+### ❌ digits: not promoted
+
+changed since runs/digits: data
+
+- ✅ accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100
+- ❌ accuracy 0.7000 of class 'cat\\|\\<dog\\>' (300 examples) is worse than the champion's 1.0000
+
+| | model | with 95 % confidence | champion | better by |
+|---|--:|--:|--:|--:|
+| accuracy | 0.9800 | 0.9690 to 0.9880 | 0.9500 | **+0.0300 (+0.0100 to +0.0500)** |
+| loss | 0.1000 |  | 0.2000 | +0.0100 (-0.0200 to +0.0400) |
+
+| slice | examples | model | champion | better by |
+|---|--:|--:|--:|--:|
+| class cat\\|\\<dog\\> | 300 | 0.7000 | 1.0000 | **-0.3000 (-0.3600 to -0.2400)** |
+"""
+    )
+
+
+def test_runs_side_by_side_show_the_slices_that_surely_changed(run_dir):
+    text = render_runs({"a_b": RunFindings.of_folder(run_dir), "failed": RunFindings()})
+    assert (
+        text
+        == """\
+| with 95 % confidence | a\\_b |
+|---|--:|
+| accuracy | 0.9800 (0.9690 to 0.9880) |
+| loss | 0.1000 |
+
+Slices of a\\_b that differ from its champion's:
+
+| slice | examples | model | champion | better by |
+|---|--:|--:|--:|--:|
+| class cat\\|\\<dog\\> | 300 | 0.7000 | 1.0000 | **-0.3000 (-0.3600 to -0.2400)** |"""
+    )
+
+
+def test_markdown_of_a_job_has_its_links_and_of_what_was_not_needed_its_earlier_outcome():
+    rest = Decision(False, "digits-1", (), "nothing has changed since digits-1 (succeeded)")
+    links = {"digits-1": "https://console.example/1", "logs": "javascript:alert(1)"}
+    text = render_markdown("digits", rest, "promoted", links, RunFindings())
+    assert text.splitlines()[0] == "### ✅ digits: not needed (promoted)"
+    assert "[digits-1](https://console.example/1)" in text
+    assert "javascript" not in text
+
+
+def test_the_gates_rules_are_test_cases(run_dir):
+    suite = ET.fromstring(render_junit("digits", "not promoted", _REASONS))
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    failed = [case for case in suite if case.find("failure") is not None]
+    assert [case.get("name") for case in failed] == [_REASONS[1].removeprefix("failed: ")]
+
+
+@pytest.mark.parametrize(("outcome", "failures"), [("promoted", 0), ("running", 0), ("not promoted", 1), ("failed", 1)])
+def test_without_reasons_the_run_is_the_test_case(outcome, failures):
+    suite = ET.fromstring(render_junit("dig\x00its", outcome, ()))
+    assert suite.get("failures") == str(failures)
+    assert suite.find("testcase").get("name") == f"run: {outcome}"
+
+
+def test_a_run_that_failed_after_the_gate_has_passed_it_is_a_failure():
+    suite = ET.fromstring(render_junit("digits", "failed", _REASONS[:1]))
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+
+
+def test_a_run_that_has_failed_says_why(tmp_path):
+    Summary(status="failed", error="train_model: out of memory ```").save(tmp_path)
+    text = render_markdown("digits", _CHANGED, "failed", {}, RunFindings.of_folder(tmp_path))
+    assert "train_model: out of memory '''" in text
+    (tmp_path / "summary.json").write_text(json.dumps([]))
+    text = render_markdown("digits", _CHANGED, "failed", {}, RunFindings.of_folder(tmp_path))
+    assert text.endswith("changed since runs/digits: data\n")
+
+
+def test_a_run_that_made_nothing_new_says_which_version_that_is(run_dir):
+    findings = dataclasses.replace(RunFindings.of_folder(run_dir), same_as="0004")
+    text = render_markdown("digits", _CHANGED, "promoted", {}, findings)
+    assert "\n\nThe same model as version 0004, which is the champion already.\n\n- ✅" in text

@@ -1,0 +1,195 @@
+import json
+import re
+import shutil
+
+import pytest
+
+from tests.browser import assert_opens, needs_browser
+from tests.html_page import Page
+from tpu_components.core.machines.device import describe_host
+from tpu_pipelines import cli
+from tpu_pipelines.runs.comparison import HIGHER, LOWER, Row, as_markdown, as_text, compare, write_page
+
+
+@pytest.fixture
+def two_runs(finished_run, tmp_path):
+    """The finished run, and a copy of it with other figures and another rate of learning."""
+    first, second = tmp_path / "first" / "digits", tmp_path / "second" / "digits"
+    for folder in (first, second):
+        shutil.copytree(finished_run[0] / "digits", folder)
+
+    def change(path, **values):
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    summary = json.loads((second / "summary.json").read_text())
+    summary["config"]["training"]["learning_rate"] = 0.5
+    summary["metrics"] |= {"accuracy": 0.25, "loss": 0.0, "top_k_accuracy": None}
+    change(second / "summary.json", **summary)
+    return first, second
+
+
+def _edit(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def _cells(text, name):
+    """Of the first row of that name."""
+    line = next(line for line in text.splitlines() if line.startswith(f"  {name}  "))
+    return line.removeprefix(f"  {name}").split()
+
+
+def test_the_best_of_each_metric_is_marked_whichever_way_it_goes(two_runs):
+    found = compare(two_runs)
+    text = as_text(found)
+    accuracy = found.runs[0].summary.metrics["accuracy"]
+    assert _cells(text, "accuracy") == [f"{accuracy:.4f}*", "0.2500"]
+    assert _cells(text, "loss")[1] == "0.0000*"
+    assert _cells(text, "top_k_accuracy")[1] == "–"
+    assert text.splitlines()[1].split() == ["first/digits", "second/digits"]
+    assert _cells(text, "sessions") == ["1", "1"]
+    assert _cells(text, "goodput") == [f"{found.runs[0].trained.goodput:.0%}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "direction", "best"),
+    [
+        ((1, 2, 3), HIGHER, {2}),
+        ((1, 2, 2), HIGHER, set()),
+        ((0.98331, 0.98334, 0.5), HIGHER, set()),
+        ((1, 2, None), LOWER, {0}),
+        ((1, 1), HIGHER, set()),
+        ((1, None), HIGHER, set()),
+        ((1, 2), 0, set()),
+    ],
+)
+def test_best_stands_out_only_where_something_is_worse(values, direction, best):
+    texts = tuple("–" if value is None else f"{value:.4f}" for value in values)
+    assert Row("", values, texts, direction).best == best
+
+
+def test_an_epoch_alone_is_seen_and_runs_are_named_in_the_legend(two_runs, tmp_path):
+    path = two_runs[1] / "model" / "history.jsonl"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    write_page(compare(two_runs), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    told = re.sub(r"<title>.*?</title>", "", page)  # A point's own, under the pointer; there is one for every epoch.
+    assert told.count("1 first/digits") == told.count("2 second/digits") > 0
+    assert "<title>first/digits, second/digits: 2 runs</title>" in page
+    drawing = page[page.index("<svg") : page.index("</svg>")]
+    assert drawing.count("<use") > len(path.read_text().splitlines())  # A marker each.
+    assert "learning rate" in page
+    assert "batch per replica" in page
+
+
+def test_the_configuration_shows_what_differs_and_nothing_else(two_runs):
+    rows = compare(two_runs).sections["configuration"]
+    assert [(row.name, row.texts) for row in rows] == [("training.learning_rate", ("0.002", "0.5"))]
+
+
+def test_results_on_other_data_are_not_ranked(two_runs):
+    _edit(two_runs[1] / "model" / "model.json", dataset_fingerprint="other")
+    found = compare(two_runs)
+    assert found.notes == ("The runs were trained and scored on different data: their results do not compare.",)
+    assert not any(row.best for row in found.sections["results"])
+
+
+def test_a_failed_run_is_compared_by_what_it_has(two_runs):
+    _edit(two_runs[1] / "summary.json", status="failed", metrics={}, export={}, preflight={}, error="train_model: no")
+    shutil.rmtree(two_runs[1] / "model")
+    found = compare(two_runs)
+    assert found.notes == ("second/digits failed: train_model: no",)
+    assert _cells(as_text(found), "epochs") == ["4", "–"]
+
+
+def test_markdown_has_a_line_for_each_run(two_runs):
+    header, rule, first, second, _, host = as_markdown(compare(two_runs)).splitlines()
+    assert header.count("|") == rule.count("|") == first.count("|") == second.count("|")
+    assert second.startswith("| `second/digits` | accuracy 0.2500 | ")
+    assert host == f"Host: {describe_host()}."
+
+
+def test_markdown_of_several_runs_has_intervals_and_preflight_beside_each_other(two_runs, capsys):
+    assert cli.main(["compare", *map(str, two_runs), "--markdown"]) == 0
+    _, intervals, preflight = re.split(r"\n(?=\| with|\| preflight)", capsys.readouterr().out)
+    assert intervals.startswith("| with 95 % confidence | first/digits | second/digits |\n|---|--:|--:|\n")
+    (accuracy,) = (line for line in intervals.splitlines() if line.startswith("| accuracy |"))
+    assert re.fullmatch(r"\| accuracy(?: \| (0\.\d{4}) \(0\.\d{4} to 0\.\d{4}\)){2} \|", accuracy)
+    for name, line in zip(("first", "second"), preflight.splitlines()[2:], strict=True):
+        assert re.fullmatch(
+            rf"\| {name}/digits \| v5e-1 \| [\d.]+ µs \| [\d.]+ MiB \| (?:\\<)?\$[\d.]+, Vertex AI's price \|", line
+        ), line
+
+
+def test_markdown_names_each_runs_host_where_they_differ(two_runs):
+    _edit(two_runs[0] / "summary.json", host="4 × abacus")
+    header, _, first, second = as_markdown(compare(two_runs)).splitlines()
+    assert header.endswith("| host |")
+    assert [line.split(" | ")[-1] for line in (first, second)] == ["4 × abacus |", f"{describe_host()} |"]
+
+
+def test_the_page_shows_every_run_with_its_curves_and_needs_nothing_else(two_runs, tmp_path):
+    _edit(two_runs[0] / "summary.json", error="<script>", status="failed")
+    write_page(compare(two_runs), tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text())
+    words = " ".join(" ".join(page.words).split())
+    assert "first/digits failed: <script>" in words
+    assert "training.learning_rate" in words
+    assert [tag for tag, _ in page.tags].count("svg") == 4
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe"})
+    assert page.values("src") == []
+
+
+@needs_browser
+def test_the_page_opens_in_a_browser_without_a_complaint(two_runs, tmp_path):
+    write_page(compare(two_runs), tmp_path / "page.html")
+    assert_opens(tmp_path / "page.html", tmp_path)
+
+
+def test_the_command_prints_and_writes_beside_the_first_run(two_runs, capsys):
+    assert cli.main(["compare", *map(str, two_runs), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["runs"] == ["first/digits", "second/digits"]
+    assert said["configuration"] == {"training.learning_rate": [0.002, 0.5]}
+    assert (two_runs[0].parent / "comparison.html").is_file()
+
+
+def write_run(folder):
+    """A run of which only a summary is left."""
+    folder.mkdir(parents=True)
+    summary = {"status": "failed", "config": {}, "metrics": {}, "preflight": {}, "export": {}, "error": "no"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_what_is_no_run_is_left_out_and_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits", "flowers"):
+        write_run(tmp_path / "runs" / name)
+    for name in ("registry", "digits-preflight"):
+        (tmp_path / "runs" / name).mkdir()
+    (tmp_path / "runs" / "comparison.html").write_text("")
+    assert cli.main(["compare", *sorted(map(str, (tmp_path / "runs").iterdir())), "--markdown"]) == 0
+    said = capsys.readouterr()
+    assert [line.split("`")[1] for line in said.out.splitlines() if "`" in line] == ["digits", "flowers"]
+    left_out = ", ".join(f"{tmp_path}/runs/{name}" for name in ("comparison.html", "digits-preflight", "registry"))
+    assert said.err == f"hint: left out, as no run that has ended: {left_out}\n"
+
+
+def test_a_run_that_a_link_names_too_counts_once(two_runs, tmp_path, capsys):
+    (tmp_path / "latest").symlink_to(two_runs[1])
+    assert cli.main(["compare", *map(str, two_runs), str(tmp_path / "latest"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == ["first/digits", "second/digits"]
+
+
+def test_what_is_no_run_is_refused(two_runs, tmp_path, capsys):
+    def error(*folders):
+        assert cli.main(["compare", *map(str, folders)]) == 2
+        return capsys.readouterr().err
+
+    assert "there is no summary.json in it. Expected the folder of a run" in error(tmp_path)
+    assert "Cannot compare /nowhere: there is no such folder" in error(two_runs[0], "/nowhere")
+    assert "Cannot compare a run with itself" in error(two_runs[0], two_runs[0])
+    (two_runs[0] / "summary.json").write_text("{}")
+    assert "it is not the summary of a run of this version (TypeError(\"it lacks the field 'status'" in error(*two_runs)
+    (two_runs[0] / "summary.json").write_text("[")
+    assert "summary.json: it is not valid JSON (Expecting value" in error(*two_runs)

@@ -1,0 +1,100 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.serving.exported import load_model
+from tpu_pipelines.cli.main import main
+from tpu_pipelines.runs.exports import find_compared, find_export
+
+
+@pytest.fixture
+def workspace(finished_run, tmp_path):
+    """A copy of the finished run's registry and of its export."""
+    shutil.copytree(finished_run[0] / "registry", tmp_path / "registry")
+    shutil.copytree(finished_run[0] / "digits" / "export", tmp_path / "digits" / "export")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["digits", "digits@champion", "digits@0001", "{0}/registry/digits@champion"])
+def test_a_registered_model_is_found_by_name(workspace, name):
+    expected = workspace / "registry" / "digits" / "versions" / "0001" / "export"
+    assert find_export(name.format(workspace), workspace) == str(expected)
+
+
+def test_folders_come_before_names(workspace, monkeypatch):
+    run = workspace / "digits"
+    for name in (run, run / "export"):
+        assert find_export(str(name), workspace) == str(run / "export")
+    monkeypatch.chdir(workspace)
+    assert find_export("digits", workspace) == "digits/export"
+    shutil.rmtree("digits/export")
+    assert "versions" in find_export("digits", workspace)
+    assert find_export("gs://bucket/export", workspace) == "gs://bucket/export"
+
+
+@pytest.mark.parametrize("name", ["digits", "digits@0001", "{0}/registry/digits@champion", "{0}/{1}", "{0}/{1}/export"])
+def test_a_damaged_version_is_refused_however_it_is_named(workspace, name):
+    version = "registry/digits/versions/0001"
+    file = workspace / version / "export" / "model.tflite"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.unlink()
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"is damaged: export/model\.tflite"):
+        load_model(Path(find_export(name.format(workspace, version), workspace)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digits@best", r"Cannot find digits@best: the alias stands nowhere in .*registry list"),
+        ("digits@0009", r"has no version '0009'"),
+        ("nothing", r"neither a folder nor one of the models in .*registry \(digits\); `tpu-pipelines registry list`"),
+        ("rejected", r"rejected is a run's folder: give its path"),
+        ("{0}/rejected", r"there is no export\.json in it, or in its export/.*`tpu-pipelines export "),
+        ("{0}/nowhere", r"Received: no such folder"),
+    ],
+)
+def test_what_cannot_be_found_is_named_with_what_can(workspace, name, message):
+    (workspace / "rejected").mkdir()
+    with pytest.raises(InputError, match=message):
+        find_export(name.format(workspace), workspace)
+
+
+def test_what_is_compared_with_is_found_by_name_in_the_workspace(workspace, monkeypatch):
+    registry = f"{workspace}/registry"
+    for version in ("champion", "0001"):
+        for name in (f"digits@{version}", f"{registry}/digits@{version}"):
+            assert find_compared(name, workspace) == f"{registry}/digits@{version}"
+    monkeypatch.chdir(workspace)
+    for name in (
+        "digits",
+        f"{workspace}/digits",
+        "gs://bucket/records",
+        "projects/p/locations/us-west1/models/digits@1",
+    ):
+        assert find_compared(name, workspace, "records") == name
+
+
+@pytest.mark.parametrize("name", ["digits", "flowers@champion", "digits@", "nowhere/records", "gs://bucket/records"])
+def test_what_cannot_be_compared_with_is_told_how_it_is_named(workspace, name):
+    with pytest.raises(InputError, match=r"expected NAME@VERSION .*, REGISTRY/NAME@VERSION\. .*/registry holds digits"):
+        find_compared(name, workspace)
+    if not name.startswith("gs://"):
+        with pytest.raises(InputError, match=r"REGISTRY/NAME@VERSION, or records\. Received: nothing of that name"):
+            find_compared(name, workspace, "records")
+
+
+def test_every_command_that_compares_takes_the_name_of_a_version(workspace, finished_run, capsys):
+    records, there = f"{finished_run[0]}/digits/records", ["--workspace", str(workspace)]
+    assert main(["drift", records, "--against", "digits@champion", *there]) == 0
+    (workspace / "log").write_text("")
+    assert main(["monitor", f"{workspace}/log", "--against", "digits@0001", *there]) == 2
+    assert "expected lines of its predictions of a class, received none" in capsys.readouterr().err
+    for command in (["drift", records], ["monitor", f"{workspace}/log"], ["preflight", "digits"]):
+        assert main([*command, "--against", "flowers@champion", *there]) == 2
+        assert "Cannot compare with 'flowers@champion'" in capsys.readouterr().err
+        assert main([*command, "--against", "digits@best", *there]) == 2
+        assert "There is no 'best' of 'digits'" in capsys.readouterr().err

@@ -1,0 +1,340 @@
+import io
+import json
+import os
+
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest, Split
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.files import storage
+from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation
+from tpu_pipelines import cli
+from tpu_pipelines.config.configuration import load_config
+from tpu_pipelines.config.steps import STEP_TABLE
+from tpu_pipelines.runs import history, run_local
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return tmp_path / "runs"
+
+
+def write_run(workspace, accuracy, name="digits", status="succeeded"):
+    """A run as it is left, with a file that its cache shares; the run before it is numbered."""
+    folder = workspace / name
+    history.set_aside(folder)
+    artifact = workspace / ".cache" / name / f"training-pipeline-{accuracy}" / "train-model" / "trained"
+    for place in (folder / "model", artifact, artifact.parents[2] / "steps"):
+        place.mkdir(parents=True, exist_ok=True)
+    (artifact / "weights").write_text(str(accuracy))
+    os.link(artifact / "weights", folder / "model" / "weights")
+    entry = {"trained": {"uri": str(artifact.relative_to(artifact.parents[2]))}}
+    (artifact.parents[2] / "steps" / f"{accuracy}.json").write_text(json.dumps(entry))
+    summary = {"status": status, "metrics": {"accuracy": accuracy}, "gate": {"promote": True, "reasons": []}}
+    summary["artifacts"] = {"model": str(folder / "model"), "version": "/elsewhere/0001"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def weights(workspace, name="digits"):
+    return {number: (run / "model" / "weights").read_text() for number, run in history.runs_of(workspace / name)}
+
+
+def test_earlier_runs_are_numbered_and_the_latest_stays_where_it_was(workspace):
+    for accuracy in (0.5, 0.6, 0.7):
+        latest = write_run(workspace, accuracy)
+    assert weights(workspace) == {"0001": "0.5", "0002": "0.6", "latest": "0.7"}
+    first = workspace / "digits.runs" / "0001"
+    assert json.loads((first / "summary.json").read_text())["artifacts"] == {
+        "model": str(first / "model"),
+        "version": "/elsewhere/0001",
+    }
+    assert (workspace / "digits.runs" / "latest").samefile(latest)
+
+
+def test_a_run_that_was_killed_takes_no_number(workspace):
+    folder = write_run(workspace, 0.5)
+    (folder / "summary.json").unlink()
+    history.set_aside(folder)
+    assert not (workspace / "digits.runs").exists()
+    assert (folder / "model" / "weights").is_file()
+
+
+def test_killed_while_a_run_is_numbered_it_is_numbered_the_next_time(workspace, monkeypatch):
+    folder = write_run(workspace, 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            history.set_aside(folder)
+    history.set_aside(folder)
+    first = workspace / "digits.runs" / "0001"
+    assert json.loads((first / "summary.json").read_text())["artifacts"]["model"] == str(first / "model")
+
+
+def test_the_oldest_go_and_no_number_is_used_twice(workspace):
+    for accuracy in range(12):
+        write_run(workspace, accuracy)
+    numbers = [f"{number:04d}" for number in range(2, 12)]
+    assert list(weights(workspace)) == [*numbers, "latest"]
+    history.delete_earlier(workspace / "digits", 1)
+    write_run(workspace, 0.5)
+    assert list(weights(workspace)) == ["0011", "0012", "latest"]
+
+
+def test_failed_runs_go_before_those_that_have_trained(workspace):
+    write_run(workspace, 0.9)
+    for accuracy in range(12):
+        write_run(workspace, accuracy, status="failed")
+    write_run(workspace, 0.8)
+    assert list(weights(workspace).values()) == ["0.9", *map(str, range(3, 12)), "0.8"]
+    history.delete_earlier(workspace / "digits", 1)
+    assert list(weights(workspace)) == ["0013", "latest"], "no number is used twice"
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text(""), lambda path: path.symlink_to("/"), None])
+def test_what_is_no_place_for_earlier_runs_is_refused(workspace, make):
+    folder = write_run(workspace, 0.5)
+    if make is None:
+        write_run(workspace, 0.5, name="digits.runs")
+    else:
+        make(workspace / "digits.runs")
+    with pytest.raises(InputError, match=r"Refused to keep earlier runs in .*digits\.runs: expected a folder"):
+        history.check_history(folder)
+
+
+def test_links_among_earlier_runs_are_neither_followed_nor_deleted(workspace, tmp_path):
+    write_run(workspace, 0.5)
+    write_run(workspace, 0.6)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "mine.jpg").write_text("mine")
+    (workspace / "digits.runs" / "0000").symlink_to(tmp_path / "photos")
+    history.delete_earlier(workspace / "digits", 0)
+    assert (tmp_path / "photos" / "mine.jpg").read_text() == "mine"
+
+
+def test_the_command_lists_and_cleans(workspace, capsys):
+    for accuracy in (0.5, 0.6, 0.7):
+        write_run(workspace, accuracy)
+    write_run(workspace, 0.1, name="flowers", status="rejected")
+
+    def call(*words):
+        code = cli.main(["runs", *words, "--workspace", str(workspace)])
+        said = capsys.readouterr()
+        return code, said.out or said.err
+
+    code, out = call()
+    assert code == 0
+    header, *lines = out.splitlines()
+    assert header.split() == ["run", "number", "ended", "result", "score", "loss", "MiB"]
+    assert [line.split()[:2] for line in lines] == [
+        ["digits", "0001"],
+        ["digits", "0002"],
+        ["digits", "latest"],
+        ["flowers", "latest"],
+    ]
+    assert lines[2].split()[3:] == ["promoted", "accuracy", "0.7000", "-", "0.0"]
+    assert "not promoted" in lines[3]
+    rows = json.loads(call("list", "digits", "--json")[1])
+    assert [row["metrics"]["accuracy"] for row in rows] == [0.5, 0.6, 0.7]
+    assert call("digits", "--json") == call("list", "digits", "--json")
+    code, out = call("claen", "digits")
+    assert (code, "Unknown action 'claen': expected list, clean or delete. Did you mean 'clean'?" in out) == (2, True)
+
+    assert call("clean", "digits", "--keep", "1", "--yes")[1].splitlines() == [
+        "deleted: 1 run, 0.0 MiB freed",
+        str(workspace / "digits.runs" / "0001"),
+    ]
+    cached = {path.parts[-3].removeprefix("training-pipeline-") for path in workspace.glob(".cache/digits/*/*/trained")}
+    assert cached == {"0.6", "0.7"}, "what the runs that are kept are made of"
+    assert call("clean", "--yes")[0] == 0
+    assert weights(workspace) == {"latest": "0.7"}
+    assert (workspace / "flowers" / "model" / "weights").is_file()
+    for words, message in (
+        (("clean", "digit"), "There is no run of the name 'digit'"),
+        (("clean", "../runs/digits"), "There is no run of the name"),
+        (("list", "digit"), "expected one of digits, flowers"),
+        (("clean", "--keep", "-1"), "Expected --keep of 0 or more"),
+    ):
+        code, error = call(*words)
+        assert code == 2, words
+        assert message in error
+
+
+def test_a_run_that_is_going_on_is_not_cleaned(workspace):
+    folder = write_run(workspace, 0.5)
+    with (
+        run_local._only_run(folder, workspace / ".cache" / "digits"),
+        pytest.raises(InputError, match="Another run is writing to"),
+    ):
+        run_local.clean_runs(workspace, "digits", 0)
+
+
+def test_one_run_is_deleted_by_name_with_what_the_cache_holds_of_it(workspace, capsys, monkeypatch):
+    for accuracy in (0.5, 0.6, 0.7):
+        write_run(workspace, accuracy)
+    large = workspace / "digits" / "model" / "large"
+    large.write_bytes(bytes(2**20))
+    os.link(large, next(workspace.glob(".cache/digits/*-0.7/*/trained")) / "large")
+    (killed := workspace / "flowers").mkdir()
+    (killed / "run.log").write_text("")
+    (checkpoint := workspace / ".cache" / "flowers" / "checkpoints" / "1").mkdir(parents=True)
+
+    def call(*words, answer=None):
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer or ""))
+        monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None, raising=False)
+        code = cli.main(["runs", *words, "--workspace", str(workspace)])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    for words in (("delete", "digits"), ("delete", "digits@2"), ("clean", "digits")):
+        code, said = call(*words)
+        assert (code, "Nothing was deleted: expected --yes" in said) == (2, True)
+        assert "nothing was deleted" in call(*words, answer="\n")[1]
+        assert "nothing was deleted" in call(*words, answer="")[1], "the terminal was closed"
+    assert weights(workspace) == {"0001": "0.5", "0002": "0.6", "latest": "0.7"}
+
+    code, said = call("delete", "digits@2", answer="y\n")
+    assert (code, "Delete run digits, 0002? y or n [n]: " in said) == (0, True)
+    assert weights(workspace) == {"0001": "0.5", "latest": "0.7"}
+    assert "deleted: 1 run, 1.0 MiB freed" in call("delete", "digits", "--yes")[1]
+    assert [path.name for path in workspace.glob(".cache/digits/training-pipeline-*")] == ["training-pipeline-0.5"]
+    assert not (workspace / "digits").exists()
+    assert "digits@1" in (error := call("delete", "digits", "--yes"))[1]
+    assert error[0] == 2
+    assert call("delete", "digits@0001", "--yes")[0] == 0
+    assert not (workspace / "digits.runs").exists()
+    assert call("delete", "flowers", "--yes")[0] == 0
+    assert not killed.exists()
+    assert not checkpoint.exists()
+    for name in ("../runs/digits", "digits@1", ""):
+        assert call("delete", name, "--yes")[0] == 2
+
+
+def test_runs_that_differ_in_the_optimizer_alone_are_told_apart(workspace):
+    for name in ("adam", "sgd"):
+        folder = write_run(workspace, 0.5, name)
+        summary = json.loads((folder / "summary.json").read_text())
+        training = {"optimizer": name, "learning_rate": 0.1}
+        (folder / "summary.json").write_text(json.dumps({**summary, "config": {"training": training}}))
+    assert [row["training"] for row in history.as_rows(workspace)] == ["adam, lr 0.1", "sgd, lr 0.1"]
+
+
+@pytest.fixture
+def run_here(workspace, monkeypatch):
+    """Run digits with steps that leave files without computing; returns which of them ran."""
+    ran = []
+
+    def leave(session, runner):
+        for step in ("create_tfrecords", "train_model", "evaluate_model"):
+            if step in session._cached:
+                continue
+            ran.append(step)
+            name = STEP_TABLE[step].artifact
+            uri = f"training-pipeline-{len(ran)}/{step.replace('_', '-')}/{name}"
+            output = session._cache.directory / uri
+            output.mkdir(parents=True)
+            if step == "create_tfrecords":
+                manifest.save(output)
+            rejected = Decision(False, ())
+            model = EvaluatedModel("cnn", {}, "best", "d" * 64)
+            Evaluation(
+                split="test",
+                dataset_fingerprint="f" * 64,
+                model=model,
+                class_names=("a", "b"),
+                gate=rejected,
+                challenger={},
+                champion=None,
+                registered_champion=None,
+            ).save(output)
+            (session._cache.entries_dir / f"{session._entry(step)}.json").write_text(json.dumps({name: {"uri": uri}}))
+
+    split = Split(3, (2, 1), ())
+    kind = ImageInput((8, 8, 1), "raw")
+    manifest = Manifest("f" * 64, "made", "none", kind, "classification", {}, ("a", "b"), {"train": split})
+    monkeypatch.setattr(run_local._LocalRun, "run", leave)
+
+    def run(*overrides):
+        ran.clear()
+        run_local.run_local(load_config("digits", ["deploy=false", "preflight=false", *overrides]), workspace)
+        return list(ran)
+
+    return run
+
+
+def test_another_run_numbers_the_one_before_and_the_same_again_does_not(run_here, workspace):
+    assert run_here() == ["create_tfrecords", "train_model", "evaluate_model"]
+    first = json.loads((workspace / "digits" / "summary.json").read_text())
+    assert run_here() == []
+    assert not (workspace / "digits.runs").exists()
+    assert run_here("gate.top_k=3") == ["evaluate_model"]
+    numbered = json.loads((workspace / "digits.runs" / "0001" / "summary.json").read_text())
+    assert numbered["ended"] >= first["ended"]
+    assert numbered["config"] == first["config"]
+    assert run_here() == [], "found in the cache, and another run than the one before all the same"
+    assert [number for number, _ in history.runs_of(workspace / "digits")] == ["0001", "0002", "latest"]
+
+
+def test_runs_of_the_same_data_share_their_records(run_here, workspace):
+    run_here()
+    assert run_here("name=other", "training.epochs=1") == ["train_model", "evaluate_model"]
+    assert run_here("name=third", "data.seed=1")[0] == "create_tfrecords"
+    one, other = (workspace / name / "records" / "dataset.json" for name in ("digits", "other"))
+    assert os.path.samefile(one, other)
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"status": 3, "metrics": {}}', '{"status": "failed", "metrics": []}', "not JSON"]
+)
+def test_a_summary_of_something_else_is_no_run(workspace, content):
+    write_run(workspace, 0.5)
+    (workspace / "other").mkdir()
+    (workspace / "other" / "summary.json").write_text(content)
+    assert [row["name"] for row in history.as_rows(workspace)] == ["digits"]
+    history.set_aside(workspace / "other")
+    assert (workspace / "other" / "summary.json").read_text() == content
+
+
+def test_a_run_that_has_not_ended_is_listed_as_running_or_interrupted(workspace):
+    write_run(workspace, 0.5)
+    (workspace / "flowers").mkdir()
+    (lock := workspace / ".cache" / "flowers" / "lock").parent.mkdir(parents=True)
+    log = "some library\n    [train_model] epoch 3/20: loss 0.5, 12 min left\n[other] 4\n"
+    (workspace / "flowers" / "run.log").write_text(log)
+    with storage.locked(lock):
+        table = history.as_table(history.as_rows(workspace)).splitlines()
+        listed, _ = (line.split() for line in table if line.startswith("flowers "))
+        assert listed[:4] == ["flowers", "latest", "-", "running"]
+        assert table[-1] == "flowers is running: train_model epoch 3/20: loss 0.5, 12 min left"
+    (row,) = history.as_rows(workspace, "flowers")
+    assert (row["status"], row["metrics"]) == ("interrupted", {})
+    assert history.as_table([row]).splitlines()[-1] == (
+        "flowers was interrupted after: train_model epoch 3/20: loss 0.5, 12 min left. `tpu-pipelines run` with its "
+        "configuration continues it."
+    )
+
+
+def test_the_curves_of_a_run_are_found_while_it_trains(workspace):
+    write_run(workspace, 0.5)
+    assert history.curves_of(workspace, "digits") is None
+    (training := workspace / ".cache" / "digits" / "checkpoints" / "0123" / "tensorboard").mkdir(parents=True)
+    assert history.curves_of(workspace, "digits") == training
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"status": "succeeded", "host": "\\ud800"}'])
+def test_a_summary_that_is_no_plain_json_is_no_run(workspace, capsys, content):
+    write_run(workspace, 0.5)
+    (write_run(workspace, 0.6, "other") / "summary.json").write_text(content)
+    assert cli.main(["runs", "list", "--workspace", str(workspace)]) == 0
+    out = capsys.readouterr().out
+    assert "digits" in out
+    assert "other" not in out
+
+
+def test_a_summary_from_before_with_negative_seconds_is_a_run(workspace):
+    folder = write_run(workspace, 0.5)
+    raw = json.loads((folder / "summary.json").read_text())
+    steps = {"train_model": {"seconds": -1.5, "state": "succeeded", "cached": False}}
+    (folder / "summary.json").write_text(json.dumps(raw | {"seconds": -2.0, "steps": steps}))
+    assert [row["status"] for row in history.as_rows(workspace)] == ["succeeded"]

@@ -1,0 +1,246 @@
+"""What `tpu-pipelines init` finds in data, and the files that it writes for them."""
+
+import argparse
+import json
+import tarfile
+import zipfile
+from pathlib import PurePosixPath
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from tests.cli import DATA, assert_user_error, tpu_pipelines_here
+from tpu_components.core.examples.artifacts import load_history
+from tpu_components.core.examples.interface import TASKS, CorpusInput, ImageInput, Interface, TextInput
+from tpu_components.core.sources.params import WriteParams
+from tpu_pipelines.cli.start import _ask
+from tpu_pipelines.config.configuration import load_config, read_data
+from tpu_pipelines.starting.data_overview import DataOverview, guess_task, look_at, source_of
+from tpu_pipelines.starting.first_configuration import name_of, plan_start
+
+
+@pytest.fixture
+def photos(tmp_path, encode):
+    """Photos of mixed sizes and kinds, in three classes of which one is small; a file of them is no image."""
+    for number, (name, count) in enumerate({"rose": 30, "tulip": 30, "weed": 2}.items()):
+        (tmp_path / "My photos" / name).mkdir(parents=True)
+        for i in range(count):
+            picture = encode(100 * number + i, (40 + i, 70), "L" if i % 10 == 0 else "RGB", "JPEG" if i % 2 else "PNG")
+            (tmp_path / "My photos" / name / f"{i}.jpg").write_bytes(picture)
+    (tmp_path / "My photos" / "rose" / "3.jpg").write_bytes(b"\xff\xd8\xffno image")
+    return tmp_path / "My photos"
+
+
+def test_a_look_tells_sizes_classes_splits_and_damaged_files(photos):
+    overview = look_at(WriteParams(source_of(str(photos))))
+    assert overview.class_examples == {"rose": 30, "tulip": 30, "weed": 2}
+    assert (min(overview.sizes), max(overview.sizes), overview.channels) == ((40, 70), (69, 70), (1, 3))
+    assert list(overview.damaged) == ["rose/3.jpg"]
+    assert sum(overview.split_examples.values()) == overview.num_looked_at == 62
+    said = "\n".join(overview.lines())
+    assert "from 40×70 to 69×70 pixels, grey and colour" in said
+    assert "1 of 62 that were read are damaged: rose/3.jpg: " in said
+
+
+def test_init_writes_a_configuration_with_reasons_a_model_and_a_workflow(photos):
+    done = tpu_pipelines_here("init", "My photos", "--workflow", "--set", "training.epochs=3", cwd=photos.parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("next: tpu-pipelines check My-photos.yaml\n")
+    assert "hint: the classes differ much in size" in done.stderr
+    text = (photos.parent / "My-photos.yaml").read_text()
+    assert "  image_size: [48, 48]    # All are brought to this" in text
+    assert "# 1 of 62 that were read are damaged" in text
+    assert "|| 'My-photos.yaml' }}" in (photos.parent / ".github/workflows/retrain.yml").read_text()
+    again = tpu_pipelines_here("init", "My photos", cwd=photos.parent)
+    assert_user_error_after_hint(again, "Refused to overwrite My-photos.yaml, My_photos_model.py", "--force")
+
+
+def assert_user_error_after_hint(done, *words):
+    assert done.returncode == 2
+    for word in words:
+        assert word in done.stderr.splitlines()[-1]
+
+
+def test_the_configuration_is_what_was_chosen(photos, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    start = plan_start(look_at(WriteParams("images:My photos")), "mine", overrides=["gate.minimum.accuracy=0.7"])
+    start.write()
+    config = load_config("mine.yaml")
+    assert (config.data.image_size, config.data.channels, config.training.model) == ((48, 48), 3, "mine_model.py")
+    assert config.gate.minimum == {"accuracy": 0.7}
+    assert config.data.max_bad_fraction == 0.04
+    assert config.training.early_stopping_epochs > 0
+    config.training.check_batch_fits(40)
+
+
+def test_names_out_of_data_stay_in_their_comment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    overview = DataOverview(
+        WriteParams("images:x"), "image", {"train": 9, "test": 9}, {"a\nmodel: evil": 9}, False, (), 0
+    )
+    (text,) = (content for path, content in plan_start(overview, "x").files.items() if path.suffix == ".yaml")
+    assert all(line.startswith("#") for line in text.splitlines() if "evil" in line)
+
+
+@pytest.mark.parametrize(
+    ("labels", "task"),
+    [
+        (("cat|dog", "cat", ""), "multi_label"),
+        (("1.5", "2.25", "3"), "regression"),
+        (tuple(map(str, range(30))), "regression"),
+        (("1", "2", "3"), "classification"),
+        (("cat", "dog", "cat"), "classification"),
+    ],
+)
+def test_the_task_is_guessed_from_the_labels(tmp_path, labels, task):
+    rows = [f"words number {i},{label}" for i, label in enumerate(labels)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))
+    params, listing = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
+    assert params.task == task
+    assert (listing is not None) == (task == "classification"), "it is listed again for another task alone"
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "task"),
+    [
+        ("text;labels", ("80,50", "81,25", "7"), "regression"),
+        ("text;labels", ("a,b", "b", "a"), None),
+        ("text;labels", ("cat|dog", "cat", "dog"), "multi_label"),
+        ("text;cat;dog", ("1;1", "0;1", "0;0"), "multi_label"),
+        ("text;cat;dog", ("1;0", "0;1", "0;1"), "classification"),
+    ],
+)
+def test_the_task_of_a_spreadsheet_is_guessed(tmp_path, header, cells, task):
+    rows = [f"words number {i};{cell}" for i, cell in enumerate(cells)]
+    (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
+    params, _ = guess_task(WriteParams(f"csv:{tmp_path}/t.csv"))
+    assert params.task == (task or "classification")
+
+
+def test_texts_get_a_length_that_nine_in_ten_do_not_exceed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{'word ' * (10 + i % 50)}{i},{'pos' if i % 2 else 'neg'}" for i in range(100)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]))
+    done = tpu_pipelines_here("init", "reviews.csv", "--name", "said")
+    assert done.returncode == 0, done.stderr
+    assert load_config("said.yaml").data.num_tokens == 64
+
+
+def test_rows_that_cannot_be_used_are_told_with_the_share_that_lets_them_be_set_aside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"a text of number {i},{'ab'[i % 2]}" for i in range(199)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows, "a text,"]))
+    done = tpu_pipelines_here("init", "t.csv")
+    assert done.returncode == 0, done.stderr
+    assert "# 1 of 200 cannot be used: line/00000201: 'label' is empty" in (tmp_path / "t.yaml").read_text()
+    assert load_config("t.yaml").data.max_bad_fraction == 0.01
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "context"),
+    [(["num_tokens=64"], 64, 32), (["context_tokens=130"], 260, 130), ([], 128, 64), (["num_tokens=250"], 250, 64)],
+)
+def test_the_passages_of_a_corpus_give_way_to_what_is_set(tmp_path, monkeypatch, asked, tokens, context):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plays.txt").write_text("To be, or not to be: that is the question.\n" * 200)
+    done = tpu_pipelines_here("init", "plays.txt", *(word for one in asked for word in ("--set", f"data.{one}")))
+    assert done.returncode == 0, done.stderr
+    config = load_config("plays.yaml")
+    assert (config.data.num_tokens, config.data.context_tokens) == (tokens, context)
+
+
+def test_a_folder_of_any_name_is_written_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plays.txt").write_text("To be, or not to be: that is the question.\n" * 200)
+    done = tpu_pipelines_here("init", "plays.txt", "--output", "o #x", "--workflow")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("next: tpu-pipelines check 'o #x/plays.yaml'\n")
+    assert "TPU_PIPELINES_COMMIT" in done.stderr
+    assert load_config("o #x/plays.yaml").training.model == "o #x/plays_model.py"
+    workflow = yaml.safe_load((tmp_path / ".github/workflows/retrain.yml").read_text())
+    assert workflow["env"]["CONFIG"].endswith("|| 'o #x/plays.yaml' }}")
+
+
+def test_a_model_of_ones_own_is_taken_with_the_size_that_it_says(photos, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    with zipfile.ZipFile("net.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps({"config": {"batch_shape": [None, 24, 32, 3]}}))
+    done = tpu_pipelines_here("init", "net.keras", "--from", "model", "--data", "My photos", "--name", "net")
+    assert done.returncode == 0, done.stderr
+    assert load_config("net.yaml").data.image_size == (24, 32)
+    assert load_config("net.yaml").training.model == "net.keras"
+
+
+def test_what_cannot_be_begun_with_is_said(tmp_path):
+    assert_user_error(tpu_pipelines_here("init", cwd=tmp_path), "Missing: where the data are")
+    assert_user_error(tpu_pipelines_here("init", "none", cwd=tmp_path), "there is no such file or folder")
+    (tmp_path / "empty").mkdir()
+    assert_user_error(tpu_pipelines_here("init", "empty", cwd=tmp_path), "Cannot tell what 'empty' holds", "--from")
+    assert_user_error(tpu_pipelines_here("init", "m.py", cwd=tmp_path), "Missing: where the data are", "--data")
+
+
+def test_places_and_names():
+    assert source_of("gs://b/photos", "images") == "images:gs://b/photos"
+    assert source_of("keras:mnist") == "keras:mnist"
+    assert source_of("/data/plays.txt") == "corpus:/data/plays.txt"
+    assert name_of("csv:../$(x).csv") == "x"
+    assert read_data("images:x", ["data.channels=3", "training.epochs=1"]) == WriteParams("images:x", channels=3)
+
+
+def test_what_is_not_said_is_asked_on_a_terminal():
+    answers = iter(["photos", "", "", "y"])
+    questions = []
+
+    def answer(question):
+        questions.append(question)
+        return next(answers)
+
+    given = argparse.Namespace(place="", model="", name="", workflow=False, force=False)
+    asked = _ask(given, answer)
+    assert (asked.place, asked.model, asked.name, asked.workflow) == ("photos", "", "photos", True)
+    assert "[photos]" in questions[2]
+
+
+_IMAGES, _TEXTS = ImageInput((48, 40, 3), "raw"), TextInput(32, 90, "0" * 64, "words", "start")
+_STARTS = [("image", _IMAGES, "classification"), ("image", _IMAGES, "multi_label"), ("image", _IMAGES, "regression")]
+_STARTS += [("text", _TEXTS, "classification"), ("corpus", CorpusInput(16, 9), "language_model")]
+
+
+@pytest.mark.parametrize(("kind", "given", "task"), _STARTS)
+def test_the_model_that_is_written_fits_its_data(kind, given, task, tmp_path):
+    from tpu_components.core.models.lookup import build_model
+
+    source = "corpus:x" if kind == "corpus" else "csv:x"
+    params = WriteParams(source, task=task if kind != "corpus" else "classification")
+    start = plan_start(DataOverview(params, kind, {"train": 90}, {}, False, (), 0), "my-first", folder=tmp_path)
+    start.write()
+    path = tmp_path / "my_first_model.py"
+    numbers = {"mean": (0.0,) * 4, "std": (1.0,) * 4} if task == "regression" else {}
+    model = build_model(str(path), Interface(given, 9 if kind == "corpus" else 4, task, **numbers), {})
+    answers = model.predict(np.zeros((2, *given.shape), given.dtype), verbose=0)
+    assert np.isfinite(answers).all()
+    assert TASKS[task].activation in ("linear", "sigmoid") or np.allclose(answers.sum(-1), 1)
+    assert "my-first.yaml" in path.read_text()
+
+
+@pytest.mark.slow  # A minute: two runs, on pictures of ../shared/data.
+@pytest.mark.skipif(not (DATA / "cifar10.tar.xz").exists(), reason="needs cifar10.tar.xz in ../shared/data")
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_short_trial_of_the_model_that_is_written_learns(tmp_path, mode):
+    wanted = {"airplane": 150, "automobile": 150}
+    with tarfile.open(DATA / "cifar10.tar.xz") as archive:
+        for member in archive:
+            path = PurePosixPath(member.name)
+            if member.isfile() and wanted.get(path.parent.name):
+                wanted[path.parent.name] -= 1
+                (folder := tmp_path / "photos" / path.parent.name).mkdir(parents=True, exist_ok=True)
+                Image.open(archive.extractfile(member)).convert(mode).save(folder / f"{path.stem}.png")
+            if not any(wanted.values()):
+                break
+    for command in (("init", "photos"), ("run", "photos.yaml", "--set", "training.epochs=3")):
+        done = tpu_pipelines_here(*command, cwd=tmp_path)
+        assert done.returncode in (0, 3), done.stderr  # Whether it passes the gate is decided on 30 pictures.
+    history = load_history(tmp_path / "runs" / "photos" / "model")
+    assert history[-1]["validation_accuracy"] >= 0.6, "of two classes of one size"
