@@ -172,7 +172,7 @@ def test_every_folder_of_code_says_in_its_first_line_what_it_is_for():
 
 
 def test_the_top_level_holds_nothing_else():
-    ignored = {line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
     found = {path.name for path in ROOT.iterdir() if not any(path.match(pattern) for pattern in ignored)}
     assert {name for name in found if not name.startswith(".")} <= ALLOWED_TOP_LEVEL
 

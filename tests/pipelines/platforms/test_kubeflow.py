@@ -695,8 +695,8 @@ def test_the_exit_code_says_how_a_run_ended(fake, environment, capfd, execution,
     assert main(["status", "digits", "--target", "kubeflow"]) == code
 
 
-def test_retrain_runs_what_has_changed_and_says_what(fake, environment, capfd):
-    command = ["retrain", *SUBMIT[1:], "--wait", "--poll-seconds", "0.01", "--json"]
+def test_retrain_runs_what_has_changed_and_says_what(fake, environment, capfd, tmp_path):
+    command = ["retrain", *SUBMIT[1:], "--workspace", str(tmp_path), "--wait", "--poll-seconds", "0.01", "--json"]
 
     def retrain(*arguments):
         code = main([*command, *arguments])
