@@ -32,7 +32,7 @@ from tpu_components.serving.instances import (
     parse_request,
     render_predictions,
 )
-from tpu_components.serving.metrics import CONTENT_TYPE, OPEN_METRICS, OPEN_METRICS_TYPE, Metrics
+from tpu_components.serving.metrics import Metrics
 from tpu_components.serving.params import ServeParams
 from tpu_components.serving.prediction_log import Content, PredictionLog
 
@@ -111,9 +111,8 @@ class Application:
             "held_bytes": self._held.total,
             "is_ready": self._state == "ready",
         }
-        is_open = OPEN_METRICS in request.headers.get("accept", "")
-        content_type = OPEN_METRICS + OPEN_METRICS_TYPE if is_open else CONTENT_TYPE
-        return Response(self._metrics.render(now, is_open), media_type=content_type)
+        text, content_type = self._metrics.render(now, request.headers.get("accept", ""))
+        return Response(text, media_type=content_type)
 
     async def _is_live(self, request: Request) -> Response:
         return JSONResponse({"live": True})

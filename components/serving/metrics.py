@@ -1,64 +1,55 @@
-"""What a server has done, as Prometheus reads it: its text format, version 0.0.4, or OpenMetrics 1.0.
+"""What a server has done, as Prometheus reads it: in its text format, or in OpenMetrics 1.0."""
 
-https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
-https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
-"""
+from collections.abc import Mapping
 
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import prometheus_client
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.openmetrics import exposition as openmetrics
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPEN_METRICS, OPEN_METRICS_TYPE = "application/openmetrics-text", "; version=1.0.0; charset=utf-8"
+OPEN_METRICS = "application/openmetrics-text"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_PREFIX = "tpu_pipelines_"
+_PREFIX = "tpu_pipelines"
+
+prometheus_client.disable_created_metrics()  # A time beside every counter, which nobody asked for.
 
 
 class Metrics:
-    """Counts requests by route and status, their instances, and their time. For one thread: that of the event loop."""
+    """Counts requests by route and status, their instances, and their time."""
 
     def __init__(self) -> None:
-        self._requests: Counter[tuple[str, int]] = Counter()
-        self._buckets: Counter[float] = Counter()
-        self._seconds = 0.0
-        self._instances = 0
+        self._all = CollectorRegistry()
+        self._requests = Counter(
+            "requests", "Requests that were answered.", ("route", "status"), _PREFIX, registry=self._all
+        )
+        self._instances = Counter("instances", "Instances that were answered.", namespace=_PREFIX, registry=self._all)
+        self._seconds = Histogram(
+            "predict_seconds",
+            "Time of requests with instances, from head to answer.",
+            namespace=_PREFIX,
+            registry=self._all,
+            buckets=_SECONDS,
+        )
+        self._gauges: dict[str, Gauge] = {}
 
     def count(self, route: str, status: int, seconds: float, instances: int) -> None:
-        """Add an answered request; `route` is one of a few names, never an address that a client has chosen."""
-        self._requests[route, status] += 1
-        self._instances += instances
+        """Count an answered request; `route` is one of a few names, never an address that a client has chosen."""
+        self._requests.labels(route, status).inc()
+        self._instances.inc(instances)
         if instances:
-            self._seconds += seconds
-            self._buckets[next((bound for bound in _SECONDS if seconds <= bound), float("inf"))] += 1
+            self._seconds.observe(seconds)
 
-    def render(self, gauges: Mapping[str, float], is_open_metrics: bool = False) -> str:
-        """Return all counts as text; `gauges` are what holds at this moment, by name.
+    def render(self, gauges: Mapping[str, float], accepted: str = "") -> tuple[str, str]:
+        """Return all metrics as text, and the type of this content.
 
-        In OpenMetrics a counter's family has the counter's name without `_total`, and the text has an end.
+        Args:
+            gauges: Values of this moment, by name.
+            accepted: The request's header Accept. OpenMetrics is written if it names it.
         """
-        lines = list(self._lines(gauges))
-        if is_open_metrics:
-            lines = [re.sub(r"^(# \w+ \w+)_total ", r"\1 ", line) for line in lines] + ["# EOF"]
-        return "".join(f"{line}\n" for line in lines)
-
-    def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
-        yield from _head("requests_total", "counter", "Requests that were answered.")
-        for (route, status), count in sorted(self._requests.items()):
-            yield f'{_PREFIX}requests_total{{route="{route}",status="{status}"}} {count}'
-        yield from _head("instances_total", "counter", "Instances that were answered.")
-        yield f"{_PREFIX}instances_total {self._instances}"
-        yield from _head("predict_seconds", "histogram", "Time of requests with instances, from head to answer.")
-        total = 0
-        for bound in (*_SECONDS, float("inf")):
-            total += self._buckets[bound]
-            yield f'{_PREFIX}predict_seconds_bucket{{le="{"+Inf" if bound == float("inf") else bound}"}} {total}'
-        yield f"{_PREFIX}predict_seconds_sum {self._seconds:.6f}"
-        yield f"{_PREFIX}predict_seconds_count {total}"
         for name, value in gauges.items():
-            yield from _head(name, "gauge", "At this moment.")
-            yield f"{_PREFIX}{name} {value:g}"
-
-
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP {_PREFIX}{name} {text}"
-    yield f"# TYPE {_PREFIX}{name} {kind}"
+            if name not in self._gauges:
+                self._gauges[name] = Gauge(name, "Now.", namespace=_PREFIX, registry=self._all)
+            self._gauges[name].set(value)
+        if OPEN_METRICS in accepted:
+            return openmetrics.generate_latest(self._all).decode(), openmetrics.CONTENT_TYPE_LATEST
+        return prometheus_client.generate_latest(self._all).decode(), CONTENT_TYPE

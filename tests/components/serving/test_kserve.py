@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tpu_components.core.examples.interface import ImageInput
 from tpu_components.serving.application import Application
@@ -141,16 +142,16 @@ def test_metrics_are_as_prometheus_reads_them():
     metrics.count("predict", 200, 99.0, 1)
     metrics.count("predict", 400, 0.004, 0)
     metrics.count("other", 404, 0.0, 0)
-    text = metrics.render({"held_bytes": 12})
+    text, _ = metrics.render({"held_bytes": 12})
     lines = text.splitlines()
-    assert 'tpu_pipelines_requests_total{route="predict",status="200"} 2' in lines
-    assert 'tpu_pipelines_requests_total{route="other",status="404"} 1' in lines
-    assert "tpu_pipelines_instances_total 4" in lines
-    assert 'tpu_pipelines_predict_seconds_bucket{le="0.0025"} 0' in lines
-    assert 'tpu_pipelines_predict_seconds_bucket{le="0.005"} 1' in lines
-    assert 'tpu_pipelines_predict_seconds_bucket{le="+Inf"} 2' in lines
-    assert "tpu_pipelines_predict_seconds_count 2" in lines
-    assert "tpu_pipelines_held_bytes 12" in lines
+    assert 'tpu_pipelines_requests_total{route="predict",status="200"} 2.0' in lines
+    assert 'tpu_pipelines_requests_total{route="other",status="404"} 1.0' in lines
+    assert "tpu_pipelines_instances_total 4.0" in lines
+    assert 'tpu_pipelines_predict_seconds_bucket{le="0.0025"} 0.0' in lines
+    assert 'tpu_pipelines_predict_seconds_bucket{le="0.005"} 1.0' in lines
+    assert 'tpu_pipelines_predict_seconds_bucket{le="+Inf"} 2.0' in lines
+    assert "tpu_pipelines_predict_seconds_count 2.0" in lines
+    assert "tpu_pipelines_held_bytes 12.0" in lines
     named = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(named) == len(set(named))
     assert text.endswith("\n")
@@ -161,26 +162,22 @@ def test_no_family_of_metrics_has_the_name_of_another():
     text = ask("GET", "/metrics")[1]
     named = [line.split()[2].removesuffix("_total") for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(named) == len(set(named)) == 6
-    assert "tpu_pipelines_requests_in_flight 0" in text
+    assert "tpu_pipelines_requests_in_flight 0.0" in text
     status, opened = ask("GET", "/metrics", accept=b"application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
     assert (status, opened.endswith("\n# EOF\n")) == (200, True)
     assert "# TYPE tpu_pipelines_instances counter\n" in opened
-    assert "\ntpu_pipelines_instances_total 0\n" in opened
-    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
-    metrics = Metrics()
-    metrics.count("predict", 200, 0.004, 3)
-    for content in (opened, metrics.render({"held_bytes": 12}, is_open_metrics=True)):
-        families = {family.name: family.type for family in parser.text_string_to_metric_families(content)}
-        assert families["tpu_pipelines_requests"] == "counter"
-        assert families["tpu_pipelines_predict_seconds"] == "histogram"
-        assert families["tpu_pipelines_held_bytes"] == "gauge"
+    assert "\ntpu_pipelines_instances_total 0.0\n" in opened
+    families = {family.name: family.type for family in text_string_to_metric_families(opened)}
+    assert families["tpu_pipelines_requests"] == "counter"
+    assert families["tpu_pipelines_predict_seconds"] == "histogram"
+    assert families["tpu_pipelines_held_bytes"] == "gauge"
 
 
 def test_the_server_counts_by_route_and_never_by_what_a_client_writes():
     status, text = ask("GET", "/metrics")
     assert status == 200
-    assert "tpu_pipelines_is_ready 1" in text
-    assert "tpu_pipelines_is_ready 0" in ask("GET", "/metrics", ready=False)[1]
+    assert "tpu_pipelines_is_ready 1.0" in text
+    assert "tpu_pipelines_is_ready 0.0" in ask("GET", "/metrics", ready=False)[1]
     app = Application(ServeParams())
 
     async def scenario():
@@ -189,7 +186,7 @@ def test_the_server_counts_by_route_and_never_by_what_a_client_writes():
             await app.asgi(scope, None, lambda message: asyncio.sleep(0))
 
     asyncio.run(scenario())
-    text = app._metrics.render({})
-    assert 'requests_total{route="other",status="404"} 2' in text
-    assert 'requests_total{route="health",status="503"} 1' in text
+    text, _ = app._metrics.render({})
+    assert 'requests_total{route="other",status="404"} 2.0' in text
+    assert 'requests_total{route="health",status="503"} 1.0' in text
     assert "secret" not in text
