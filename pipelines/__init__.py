@@ -3,6 +3,9 @@
 import importlib
 import sys
 
+if __name__ == "pipelines":  # By its folder's name, in the root of a clone: all that is imported is of this clone.
+    importlib.import_module("components")
+
 from tpu_components.core.base.errors import InputError
 from tpu_pipelines.api.library import Checks, Run, RunFailedError, check, load_run, look, predict, preflight, run, train
 
@@ -20,6 +23,5 @@ __all__ = [
     "train",
 ]
 
-if __name__ == "pipelines":  # By its folder's name, in the root of a clone: the same modules as by their own.
-    importlib.import_module("components")
+if __name__ == "pipelines":  # The same modules as by their own names.
     sys.modules[__name__] = importlib.import_module("tpu_pipelines")
