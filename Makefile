@@ -27,7 +27,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install beam-env run test test-promises test-heavy test-all check bench soak kills kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom images-test
+.PHONY: install beam-env run test test-promises test-heavy test-all check bench soak kills kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom wheel images-test
 
 install: $(VENV)/.installed
 
@@ -109,7 +109,7 @@ licences: install  ## The licence of everything locked.
 lock:  ## Needs uv; the lock holds hashes and names no index.
 	mkdir -p build
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-	  --all-extras pyproject.toml --output-file requirements.lock
+	  --extra preflight --extra vertex --extra kubeflow --extra s3 --extra dev pyproject.toml --output-file requirements.lock
 	for image in serving steps train train-gpu sbom; do \
 	  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	    --group pyproject.toml:$$image-image --constraint requirements.lock --output-file docker/$$image.lock || exit; \
@@ -134,6 +134,10 @@ sbom: sbom-steps sbom-train sbom-serving  ## What is in the images, with the lic
 sbom-%:
 	mkdir -p build/sbom
 	$(ENGINE) run --rm --network none --entrypoint sh $(TAG) -c 'cat /opt/*/sbom.cdx.json' >build/sbom/$*.cdx.json
+
+wheel: install  ## build/wheel/: what `pip install 'tpu_pipelines-….whl[local]'` takes.
+	rm -rf build/wheel
+	$(PYTHON) -m pip --python $(VENV)/bin/python wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 
 images-test: install  ## Builds every image, runs digits in containers and compares, serves, kills; BASE=IMAGE to build on another.
 	$(VENV)/bin/python -m tests.images --base "$(BASE)"

@@ -4,12 +4,15 @@ import ast
 import dataclasses
 import graphlib
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from tpu_components.core.base.extras import EXTRAS
 from tpu_components.create_tfrecords import WriteParams
 from tpu_components.deploy_model import DeployParams
 from tpu_components.evaluate_model import EvaluateParams
@@ -163,6 +166,37 @@ def test_a_clones_folder_is_run_by_its_own_name():
     words = [sys.executable, "-m", "components.find_drift", "--help"]
     done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.startswith("usage: python -m tpu_components.find_drift")
+
+
+@pytest.mark.parametrize("name", ["components", "pipelines"])
+def test_another_clone_runs_its_own_code_in_the_environment_of_this_one(name, tmp_path):
+    """As a pull request's preflight of the branch that it is merged into."""
+    for folder in ("components", "pipelines"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    script = f"import {name}, tpu_components, tpu_pipelines; print(tpu_components.__file__, tpu_pipelines.__file__)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [f"{tmp_path}/{folder}/__init__.py" for folder in ("components", "pipelines")]
+
+
+def test_a_wheel_holds_the_two_packages_with_every_file_and_names_every_extra(tmp_path):
+    for name in ("components", "pipelines", "pyproject.toml", "README.md", "LICENSE"):
+        path = ROOT / name
+        copy = shutil.copytree if path.is_dir() else shutil.copyfile
+        copy(path, tmp_path / name)
+    script = f"import setuptools.build_meta as backend; backend.build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, check=True, capture_output=True)
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+        (metadata,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("/METADATA"))
+    listed = subprocess.check_output(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "components", "pipelines"],
+        cwd=ROOT,
+        text=True,
+    ).split()
+    assert sorted(names) == sorted(f"tpu_{name}" for name in listed if (ROOT / name).exists())
+    extras = re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE)
+    assert set(EXTRAS.values()) <= set(extras)
 
 
 def test_every_folder_of_code_says_in_its_first_line_what_it_is_for():

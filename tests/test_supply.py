@@ -114,7 +114,8 @@ def test_an_image_holds_what_its_part_of_the_project_asks_for():
 
     assert names(extras["serving"]) <= names(groups["serving-image"])
     # Not the command line's own: Docker's client, and what makes a shell complete it.
-    asked = names(project["project"]["dependencies"]) - {"docker", "shtab", "tensorflow"}
+    asked = names([*project["project"]["dependencies"], *extras["local"]])
+    asked -= {"docker", "jax", "shtab", "tensorflow", "tpu-pipelines"}
     of_sources = names(extras["s3"]) | names(extras["parquet"])
     assert asked | {"tensorflow-cpu"} | of_sources <= names(groups["steps-image"])
 

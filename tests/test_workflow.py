@@ -25,7 +25,23 @@ TESTS = "bash .ci/run"
 # What a runner has: https://github.com/actions/runner-images, and in a container of Debian apt-get.
 ON_RUNNER = {
     # https://cli.github.com/manual/gh_pr_comment
-    "gh": '[ "$*" = "pr comment 7 --edit-last --create-if-none --body-file -" ] && cat >"$HOME/comment"',
+    # https://cli.github.com/manual/gh_release_create
+    "gh": """
+case "$*" in
+  "pr comment 7 --edit-last --create-if-none --body-file -") cat >"$HOME/comment" ;;
+  "release create v"*" --verify-tag --notes-file "*)
+    echo "$3" >"$HOME/released" && cat "$6" >>"$HOME/released" && shift 6 && ls "$@" >>"$HOME/released" ;;
+  *) exit 1 ;;
+esac""",
+    # A push prints nothing of use; the digest is asked for: https://docs.docker.com/reference/cli/docker/image/inspect/
+    "docker": """
+case "$1" in
+  login) [ "$(cat)" = token ] ;;
+  tag) echo "$3" >>"$HOME/pushed" ;;
+  push) grep -qx "$2" "$HOME/pushed" ;;
+  image) for name; do :; done; echo "${name%:*}@sha256:$(printf 'a%.0s' $(seq 64))" ;;
+  *) exit 1 ;;
+esac""",
     "apt-get": 'case "$1" in update|install) ;; *) exit 100;; esac',
 }
 MINE = "name: digits\ndata: {source: sklearn:digits}\nmodel: digits_cnn\nmachine: v5e-4\n"
@@ -99,6 +115,8 @@ def test_no_job_may_do_more_than_it_has_to():
         ("pull-request", "preflight"): {"contents": "read"},
         ("pull-request", "warm"): {"contents": "read"},
         ("pull-request", "comment"): {"pull-requests": "write"},
+        ("release", "test"): {"contents": "read"},
+        ("release", "publish"): {"contents": "write", "packages": "write"},
         ("retrain", "submit"): {"contents": "read", "id-token": "write"},
         ("retrain", "wait"): {"contents": "read", "id-token": "write"},
     }
@@ -201,8 +219,40 @@ def lines_of(workflow, job):
     return [step["run"] for step in steps((workflow, job), "run")]
 
 
-def test_a_pull_request_is_tested_as_ci_does():
-    assert lines_of("pull-request", "test") == [TESTS]
+@pytest.mark.parametrize("tag", ["v0.1.0", "v0.1.1"])
+def test_a_tag_of_this_version_is_released_with_its_notes_wheel_and_images_by_digest(runner, tag):
+    make, publish = lines_of("release", "publish")
+    targets = re.findall(r"^([\w-]+): .*##|^(sbom-|image-)%:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert all(any(word.startswith(name) for pair in targets for name in pair if name) for word in make.split()[1:])
+    for name in ("docker", "CHANGELOG.md"):
+        (runner.checkout / name).symlink_to(REPOSITORY / name)
+    for name in ("build/wheel/tpu_pipelines-0.1.0-py3-none-any.whl", "build/sbom/steps.cdx.json"):
+        (runner.checkout / name).parent.mkdir(parents=True)
+        (runner.checkout / name).touch()
+    facts = {"GITHUB_REF_NAME": tag, "GITHUB_REPOSITORY": "Me/TPU", "GITHUB_ACTOR": "me", "GH_TOKEN": "token"}
+    if tag != "v0.1.0":
+        assert runner(publish, **facts) == 2
+        assert "the tag is v0.1.1, and pyproject.toml has version 0.1.0" in runner.said
+        return
+    assert runner(publish, **facts) == 0, runner.said
+    first, *released = (runner.folder / "released").read_text().splitlines()
+    assert (first, "The first release." in "".join(released), released[-2:]) == (
+        tag,
+        True,
+        [
+            "build/sbom/steps.cdx.json",
+            "build/wheel/tpu_pipelines-0.1.0-py3-none-any.whl",
+        ],
+    )
+    digest = "a" * 64
+    assert [line for line in released if "@" in line] == [
+        f"- `ghcr.io/me/tpu/{image}@sha256:{digest}`" for image in ("steps", "serving")
+    ]
+    assert not any(line.startswith("## ") for line in released), "only the section of this version"
+
+
+def test_what_is_merged_or_released_is_tested_as_ci_does():
+    assert lines_of("pull-request", "test") == lines_of("release", "test") == [TESTS]
     assert (REPOSITORY / TESTS.split()[1]).is_file()
 
 

@@ -1,7 +1,6 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping
 
 from tpu_components.core.base.errors import InputError, did_you_mean
@@ -57,11 +56,8 @@ class PredictParams:
             raise InputError(
                 f"form must be one of {', '.join(FORMS)}. Received: form={self.form!r}.{did_you_mean(self.form, FORMS)}"
             )
-        if self.form == PARQUET and importlib.util.find_spec("pyarrow") is None:
-            raise InputError(
-                "form='parquet' needs pyarrow, which is not installed. Run: pip install 'tpu-pipelines[parquet]', or "
-                "choose form='jsonl'."
-            )
+        if self.form == PARQUET:
+            import pyarrow  # noqa: F401 (it is missed now, not once all is predicted)
         if self.part_examples < 1:
             raise InputError(f"part_examples must be at least 1. Received: part_examples={self.part_examples}.")
         if self.num_workers < 0:

@@ -91,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from tpu_components.core.files import storage
 
     try:
-        with storage.naming_disk_faults():
+        with storage.naming_faults():
             code = int(arguments.command(arguments))
             sys.stdout.flush()  # What cannot be written is said now, not when Python ends.
             return code

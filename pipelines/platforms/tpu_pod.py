@@ -80,12 +80,8 @@ def as_tpu_pod(
     Raises:
         InputError: If GKE does not have the machine, or its hosts would have no volume in common.
     """
-    try:
-        from kfp import kubernetes
-    except ImportError as error:
-        raise InputError(
-            "Cannot compile for kubeflow: kfp-kubernetes is not installed. Run: pip install 'tpu-pipelines[kubeflow]'."
-        ) from error
+    import kfp.kubernetes as kubernetes
+
     # Weights that other code, or another model of that name, trained to the end are not taken for this one's.
     version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
     folder = next((f"{path.rstrip('/')}/{name}/{version}" for path in settings.volumes.values()), "")

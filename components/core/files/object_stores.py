@@ -349,17 +349,9 @@ def _at_once(copy: Callable[[tuple[str, str]], None], pairs: Sequence[tuple[str,
 
 @functools.cache
 def s3_client() -> Any:
-    """Return the process's client, which all threads share.
+    """Return the process's client, which all threads share."""
+    import boto3
 
-    Raises:
-        InputError: If its library is not installed.
-    """
-    try:
-        import boto3
-    except ImportError as error:
-        raise InputError(
-            "Cannot use s3://: its client is not installed. Run: pip install 'tpu-pipelines[s3]'."
-        ) from error
     return boto3.client("s3")
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TextIO
 
+from tpu_components.core.base import extras
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files.object_stores import ObjectStore, split, store_of
@@ -376,19 +377,24 @@ def _number(error: OSError) -> int:
 
 
 @contextlib.contextmanager
-def naming_disk_faults() -> Iterator[None]:
-    """Say of a disk or a mounted bucket that fails which file it was: for all of a command, or all of a step.
+def naming_faults() -> Iterator[None]:
+    """Raise what the machine lacks as an error in words: for all of a command, or all of a step.
 
     Whoever reads a file on a mounted bucket that is changed meanwhile gets an error in the place of the rest of its
     content, and of several who write it the first one wins:
     https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md#stale-file-handle-errors
 
     Raises:
-        InputError: If a disk is full or read-only, a file may not be read or written, or the memory is not enough.
+        InputError: If a disk is full or read-only, a file may not be read or written, the memory is not enough, or a
+            package of one of this project's extras is not installed.
         PlatformError: If a file on a mounted bucket was changed while it was open.
     """
     try:
         yield
+    except ModuleNotFoundError as error:
+        if not (advice := extras.advice_for(error.name)):
+            raise
+        raise InputError(advice) from error
     except MemoryError as error:
         raise InputError(
             "The memory is not enough: expected more than this process may have (see `ulimit -v`). Use a machine with "

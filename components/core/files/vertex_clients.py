@@ -171,15 +171,7 @@ def sign_in() -> Any:
 
 
 def types() -> Any:
-    """Return the service's own types.
+    """Return the service's own types."""
+    import google.cloud.aiplatform_v1
 
-    Raises:
-        InputError: If its client is not installed.
-    """
-    try:
-        from google.cloud import aiplatform_v1
-    except ImportError as error:
-        raise InputError(
-            "Cannot talk to Vertex AI: its client is not installed. Run: pip install 'tpu-pipelines[vertex]'."
-        ) from error
-    return aiplatform_v1
+    return google.cloud.aiplatform_v1

@@ -166,12 +166,7 @@ def _claim_backend(backend: str) -> None:
     os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if backend == "jax":
-        try:
-            import jax  # noqa: F401
-        except ImportError as error:
-            raise InputError(
-                "Cannot use the jax backend: JAX is not installed. Run: pip install 'tpu-pipelines[jax]'."
-            ) from error
+        import jax  # noqa: F401 (before Keras, whose own error would not say what to install)
 
 
 def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:

@@ -126,13 +126,9 @@ def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
 @contextlib.contextmanager
 def _opened(file: Container) -> Iterator[Any]:
     """Open a Parquet file; what is wrong with it is an InputError."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(
-            "parquet: needs pyarrow, which is not installed. Run: pip install 'tpu-pipelines[parquet]'."
-        ) from error
+    import pyarrow
+    import pyarrow.parquet
+
     try:
         with storage.open_file(file.path) as content, pyarrow.parquet.ParquetFile(content) as table:
             yield table

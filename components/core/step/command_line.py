@@ -156,7 +156,7 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     leave_current_folder()
     arguments = parser.parse_args()
     try:
-        with termination.heard(), storage.naming_disk_faults():
+        with termination.heard(), storage.naming_faults():
             result, code = work(arguments)
     except InputError as error:
         print(paragraph(f"error: {error}"), file=sys.stderr)

@@ -73,7 +73,7 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
     start = time.monotonic()
     state, message, mistake = "succeeded", "", False
     try:
-        with termination.heard(), storage.naming_disk_faults():
+        with termination.heard(), storage.naming_faults():
             yield
     except BaseException as error:
         state = "failed"

@@ -19,6 +19,7 @@ from tests.fakes.vertex_rules import hosts_of
 from tests.signing_keys import write_keys
 from tpu_components.core.base.container_images import IMAGE
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue, parse_machine
 from tpu_components.core.models import lookup
 from tpu_components.core.models.lookup import bundle_of
@@ -675,8 +676,8 @@ def test_data_on_cloud_storage_is_taken(tmp_path):
 def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "kfp.kubernetes", None)
     monkeypatch.delattr("kfp.kubernetes", raising=False)
-    named = r"kfp-kubernetes is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
-    with pytest.raises(InputError, match=named):
+    named = r"needs kfp\.kubernetes, which is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
+    with pytest.raises(InputError, match=named), storage.naming_faults():
         compile_digits("kubeflow", tmp_path / "pipeline.yaml")
 
 

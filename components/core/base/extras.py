@@ -1,0 +1,41 @@
+"""The extras of this project's package, as in `pip install 'tpu-pipelines[local]'`."""
+
+# Package that a module imports when it is needed: the smallest extra that installs it.
+EXTRAS = {
+    "ai_edge_litert": "serving",
+    "boto3": "s3",
+    "docker": "local",
+    "google.cloud.aiplatform_v1": "vertex",
+    "jax": "local",
+    "keras": "local",
+    "kfp": "local",
+    "kfp.kubernetes": "kubeflow",
+    "kfp_server_api": "kubeflow",
+    "kubernetes": "kubeflow",
+    "libtpu": "preflight",
+    "matplotlib": "local",
+    "model_signing": "serving",
+    "prometheus_client": "serving",
+    "pyarrow": "parquet",
+    "sklearn": "local",
+    "starlette": "serving",
+    "tensorflow": "local",
+    "uvicorn": "serving",
+}
+
+
+def advice_for(module: str | None) -> str:
+    """Return what to say of a module that could not be imported; empty if no extra installs it.
+
+    Example:
+        >>> advice_for("keras.layers")
+        "This needs keras, which is not installed. Run: pip install 'tpu-pipelines[local]'."
+        >>> advice_for("a_module_of_the_user")
+        ''
+    """
+    name = module or ""
+    while name and name not in EXTRAS:
+        name = name.rpartition(".")[0]
+    if not name:
+        return ""
+    return f"This needs {name}, which is not installed. Run: pip install 'tpu-pipelines[{EXTRAS[name]}]'."
