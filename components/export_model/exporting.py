@@ -23,6 +23,7 @@ from tpu_components.core.examples.interface import CLASSIFICATION, Interface
 from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
+from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, Output, read_format_facts, with_spread
 from tpu_components.export_model import verification
 from tpu_components.export_model.comparing import Judge, find_too_far, write_expectations, write_questions
@@ -177,23 +178,19 @@ def _quiet() -> Iterator[None]:
 
 
 def try_out(
-    model: str,
-    parameters: Mapping[str, Any],
+    training: TrainParams,
     interface: Interface,
     required: Sequence[str],
     work: Path,
-    frozen: Sequence[Sequence[str]] = (),
     warn: Callable[[str], None] = lambda warning: None,
 ) -> None:
     """Build a model as it will be trained, rebuild it as it will be exported, and convert it, untrained.
 
     Args:
-        model: Name or file of the model, as for `build_model`.
-        parameters: Its hyper-parameters.
+        training: Model, and how it will be trained.
         interface: Input and output that it must have.
         required: Formats that the export must hold; those that some models have no form for are made.
         work: An empty folder.
-        frozen: Names and patterns of the layers that are frozen in each stage of its training.
         warn: Receives what `build_model` warns of.
 
     Raises:
@@ -201,18 +198,23 @@ def try_out(
     """
     devices.prepare("tensorflow", "cpu", 1, "float32")
     from tpu_components.core.models.lookup import build_model
+    from tpu_components.core.models.step.compiling import compile_model
     from tpu_components.core.models.step.stages import Freezer
     from tpu_components.core.models.trained import check_rebuilds, load_trained_model, save_architecture
 
+    model, parameters = training.model, training.model_parameters
     built = build_model(model, interface, parameters, warn)
     freezer = Freezer(built)
-    for names in (*frozen, ()):  # In the end as it was.
-        freezer.freeze(names)
+    for stage in training.stages:
+        freezer.freeze(stage.frozen)
+    freezer.freeze(())  # In the end as it was.
     save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
     wanted = [name for name, form in FORMATS.items() if form.may_fail and name in required]
+    if wanted:
+        built.save_weights(work / BEST_WEIGHTS_FILE)
+    compile_model(built, interface, training, 1, steps_per_epoch=1, jit_compile=False)
     if not wanted:
         return
-    built.save_weights(work / BEST_WEIGHTS_FILE)
     classes = tuple(map(str, range(interface.num_classes)))
     info = ModelInfo(model, parameters, classes, interface.input, interface.task_name, "", {})
 

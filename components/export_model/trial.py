@@ -13,6 +13,7 @@ from pathlib import Path
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.files import typed_json
+from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.export_model.exporting import try_out
 
 
@@ -20,10 +21,11 @@ def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
     interface, error = typed_json.read(request["interface"], Interface), ""
+    training = typed_json.read(request["training"], TrainParams)
     warnings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="trial-") as work:
         try:
-            try_out(**{**request, "interface": interface}, work=Path(work), warn=warnings.append)
+            try_out(**{**request, "interface": interface, "training": training}, work=Path(work), warn=warnings.append)
         except InputError as mistake:
             error = str(mistake)
     print(json.dumps({"error": error, "warnings": warnings}))

@@ -39,7 +39,12 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
 from tpu_components.core.machines.hosts import Company, Hosts, find_hosts
 from tpu_components.core.models.lookup import build_model
-from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, compile_model, learning_rate_at
+from tpu_components.core.models.step.compiling import (
+    UNPENALIZED_LOSS,
+    compile_model,
+    learning_rate_at,
+    weigh_classes,
+)
 from tpu_components.core.models.step.program import Program, fits, plan_program
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.step.stages import Freezer, PlannedStage, plan_stages, stage_of
@@ -298,6 +303,7 @@ class _Session:
                 self.device.num_replicas,
                 self.steps,
                 self.device.jit_compile,
+                weigh_classes(stage.settings, self.manifest.class_names, self.manifest.split(TRAIN).class_counts),
             )
         # For each weight the variable that is judged and saved in its place: its running average, or itself.
         names = {id(variable): name for name, variable in self.variables().items()}
@@ -465,7 +471,7 @@ class _Session:
         now.batch_size = self.batch_size
         # Schedules follow the optimizer's steps, of which an epoch has another number now.
         epochs = now.epoch - self._stage.first_epoch
-        self.model.optimizer.iterations.assign(epochs * self.steps + now.step)
+        self.model.optimizer._iterations.assign(epochs * self.steps + now.step)
         progress.say(_STEP, f"the checkpoint is of another number of replicas; a batch has {self.batch_size} now")
 
     def _load(self) -> dict[str, Array] | None:

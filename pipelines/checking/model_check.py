@@ -25,10 +25,10 @@ def needs_check(config: Config) -> bool:
     """Return whether something may be wrong with a model that its training or its export would find too late.
 
     One of the user's own is tried before it is compiled for a machine or paid for, any model where the export must hold
-    a LiteRT file; else the training itself finds it within seconds.
+    a LiteRT file; else the training itself finds it within seconds. So is what the training asks of Keras by name.
     """
-    is_own = config.training.model not in REGISTRY
-    return bool(set(_LITE) & set(config.required_formats)) or (is_own and config.preflight is not None)
+    is_own = config.training.model not in REGISTRY and config.preflight is not None
+    return is_own or config.training.names_more_of_keras or bool(set(_LITE) & set(config.required_formats))
 
 
 def check_model_works(config: Config, plan: DatasetPlan) -> None:
@@ -50,11 +50,9 @@ def check_model(config: Config, interface: Interface) -> list[str]:
         InputError: If the model cannot be built, rebuilt or exported so.
     """
     request = {
-        "model": config.training.model,
-        "parameters": config.training.model_parameters,
+        "training": dataclasses.asdict(config.training),
         "interface": dataclasses.asdict(interface),
         "required": config.required_formats,
-        "frozen": [stage.frozen for stage in config.training.stages],
     }
     done = subprocess.run(
         [sys.executable, "-P", "-m", "tpu_components.export_model.trial"],

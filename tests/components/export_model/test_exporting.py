@@ -14,6 +14,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.trained import load_trained_model, predict
 from tpu_components.core.registry.versions import version_digest
 from tpu_components.create_tfrecords import WriteParams, write_records
@@ -326,12 +327,14 @@ def test_a_required_format_that_litert_cannot_have_is_missed_before_training(tmp
     model, interface = str(tmp_path / "bicubic.py"), Interface(ImageInput((8, 8, 1), "raw"), 10)
     for name in ("free", "refused", "possible"):
         (tmp_path / name).mkdir()
-    exporting.try_out(model, {}, interface, ("saved_model",), tmp_path / "free")
+    exporting.try_out(TrainParams(model), interface, ("saved_model",), tmp_path / "free")
     with pytest.raises(
         InputError, match=r"export\.required=\['float'\] asks, found before its training: float: .*Bicubic"
     ):
-        exporting.try_out(model, {}, interface, ("float",), tmp_path / "refused")
-    exporting.try_out("digits_cnn", {"filters": 2, "units": 2}, interface, ("float", "int8"), tmp_path / "possible")
+        exporting.try_out(TrainParams(model), interface, ("float",), tmp_path / "refused")
+    exporting.try_out(
+        TrainParams("digits_cnn", {"filters": 2, "units": 2}), interface, ("float", "int8"), tmp_path / "possible"
+    )
 
 
 def test_an_export_without_any_format_or_a_required_one_is_refused():

@@ -4,6 +4,7 @@ Training runs that step; preflight compiles the very same one for a TPU.
 """
 
 import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.interface import PADDING, Interface
+from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.examples.interface import CLASSIFICATION, PADDING, Interface
+from tpu_components.core.models.step import vocabulary
 from tpu_components.core.models.step.augmentation import check_labels
-from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.step.hyperparameters import OF_THE_TASK, TrainParams
 from tpu_components.core.models.step.wrapping import (
     average_weights,
     prepare_batches,
@@ -22,6 +24,7 @@ from tpu_components.core.models.step.wrapping import (
     synchronize_normalization,
 )
 
+_LABELS = np.array([0, 1, 0])  # Classes of three examples, to try a loss on.
 # The name of the metric that is the loss without penalties; only a model with regularisers has it.
 UNPENALIZED_LOSS = "unpenalized_loss"
 _DECAYED_ROLES = ("kernel", "embedding")
@@ -108,28 +111,87 @@ def _add_float32_loss(layer: Any, loss: Any) -> None:
     type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
 
 
-def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
+def _learning_rate(settings: TrainParams, num_replicas: int, steps_per_epoch: int) -> Any:
+    """Return the learning rate: a number, or a schedule of Keras."""
     import keras
 
-    rate: Any = scale_learning_rate(
-        settings.learning_rate, num_replicas, settings.learning_rate_scaling, settings.optimizer
-    )
+    optimizer = settings.optimizer.lower()
+    peak = scale_learning_rate(settings.learning_rate, num_replicas, settings.learning_rate_scaling, optimizer)
     total = steps_per_epoch * settings.epochs
     warmup = warmup_steps(settings.warmup_epochs, steps_per_epoch, total)
-    if warmup or settings.learning_rate_schedule == "cosine":
-        rate = keras.optimizers.schedules.CosineDecay(
-            0.0 if warmup else rate,
+    if settings.learning_rate_schedule in ("constant", "cosine"):
+        if settings.schedule_parameters:
+            raise InputError(
+                f"learning_rate_schedule={settings.learning_rate_schedule} has no parameters. Remove them."
+            )
+        if settings.learning_rate_schedule == "constant" and not warmup:
+            return peak
+        return keras.optimizers.schedules.CosineDecay(
+            0.0 if warmup else peak,
             decay_steps=total - warmup,
             alpha=0.0 if settings.learning_rate_schedule == "cosine" else 1.0,  # 1.0: a decay to where it started.
-            warmup_target=rate if warmup else None,
+            warmup_target=peak if warmup else None,
             warmup_steps=warmup,
         )
-    if settings.optimizer == "sgd":
-        optimizer = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay or None)
-    elif settings.optimizer == "adamw":
-        optimizer = keras.optimizers.AdamW(rate, weight_decay=settings.weight_decay)
-    else:
-        optimizer = keras.optimizers.Adam(rate)
+    name = settings.learning_rate_schedule
+    known = inspect.signature(vocabulary.class_of("learning_rate_schedule", name)).parameters
+    parameters = in_steps(settings.schedule_parameters, steps_per_epoch)
+    if "values" in parameters:  # Learning rates, for one replica as `learning_rate` is.
+        parameters["values"] = [value * peak / settings.learning_rate for value in parameters["values"]]
+    if "decay_steps" in known:
+        parameters.setdefault("decay_steps", total - warmup)
+    schedule = vocabulary.create("learning_rate_schedule", name, parameters, initial_learning_rate=peak)
+    return _warmed_up(schedule, warmup) if warmup else schedule
+
+
+def in_steps(parameters: Mapping[str, Any], steps_per_epoch: int) -> dict[str, Any]:
+    """Return a schedule's parameters with epochs converted to steps.
+
+    Example:
+        >>> in_steps({"decay_epochs": 2.5, "boundary_epochs": [1, 3], "alpha": 0.1}, steps_per_epoch=10)
+        {'decay_steps': 25, 'boundaries': [10, 30], 'alpha': 0.1}
+    """
+    names = {name: name.removesuffix("_epochs") + "_steps" for name in parameters if name.endswith("_epochs")}
+    names["boundary_epochs"] = "boundaries"
+    return {
+        names.get(name, name): (
+            np.rint(np.multiply(value, steps_per_epoch)).astype(int).tolist() if name in names else value
+        )
+        for name, value in parameters.items()
+    }
+
+
+def _warmed_up(schedule: Any, steps: int) -> Any:
+    """Return a schedule that rises from zero to the start of another one, and follows that from there."""
+    import keras
+    from keras import ops
+
+    class WarmedUp(keras.optimizers.schedules.LearningRateSchedule):
+        """Linear warm-up, then the schedule."""
+
+        def __call__(self, step: Any) -> Any:
+            taken = ops.cast(step, "float32")
+            later = schedule(ops.maximum(taken - steps, 0.0))
+            return ops.where(taken < steps, schedule(0.0) * taken / steps, later)
+
+        def get_config(self) -> dict[str, Any]:
+            return {"schedule": schedule.get_config(), "steps": steps}
+
+    return WarmedUp()
+
+
+def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
+    known = inspect.signature(vocabulary.class_of("optimizer", settings.optimizer)).parameters
+    parameters = dict(settings.optimizer_parameters)
+    own: dict[str, Any] = dict.fromkeys(("ema_momentum", "ema_overwrite_frequency"))
+    own |= {"learning_rate": _learning_rate(settings, num_replicas, steps_per_epoch), "use_ema": False}
+    if settings.optimizer.lower() == "sgd":
+        parameters = {"momentum": 0.9, "nesterov": True, **parameters}
+    for name in ("weight_decay", "adam_weight_decay"):  # The second is Muon's, for what is no kernel.
+        # None computes nothing; some optimizers decay unless they are told not to.
+        if name in known and (settings.weight_decay or known[name].default is not None):
+            parameters.setdefault(name, settings.weight_decay)
+    optimizer = vocabulary.create("optimizer", settings.optimizer, parameters, **own)
     optimizer.exclude_from_weight_decay(var_list=exempt_from_decay(model))
     return optimizer
 
@@ -167,6 +229,103 @@ _LOSSES: Mapping[str, Callable[[Any, Any], Any]] = {"next_character": next_chara
 _METRICS: Mapping[str, Callable[[], Any]] = {"bits_per_character": _bits_per_character}
 
 
+def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Sequence[int]) -> tuple[float, ...]:
+    """Return the weight of each class in the loss; empty if all examples weigh the same.
+
+    Args:
+        settings: `balance_classes` and `class_weights`.
+        class_names: Names of the classes.
+        counts: Training examples of each.
+
+    Raises:
+        InputError: If a class that is weighed does not exist.
+
+    Example:
+        >>> weigh_classes(TrainParams("m", balance_classes=True), ["rare", "common"], [10, 30])
+        (2.0, 0.6666666666666666)
+    """
+    if not settings.weighs_classes:
+        return ()
+    for name in settings.class_weights:
+        if name not in class_names:
+            raise InputError(
+                f"class_weights names {name!r}, which is no class of the data: expected some of "
+                f"{', '.join(class_names[:20])}." + did_you_mean(name, class_names)
+            )
+    even = sum(counts) / len(counts)
+    balanced = [even / count if settings.balance_classes and count else 1.0 for count in counts]
+    return tuple(
+        weight * settings.class_weights.get(name, 1.0) for weight, name in zip(balanced, class_names, strict=True)
+    )
+
+
+def _loss(settings: TrainParams, interface: Interface, class_weights: Sequence[float]) -> Any:
+    """Return the loss as `model.compile` takes it."""
+    plain = _plain_loss(settings, interface)
+    if not class_weights:
+        return plain
+    import keras
+    from keras import ops
+
+    if interface.task_name != CLASSIFICATION:
+        raise InputError(
+            f"class_weights and balance_classes are for data with one class of several. Received: "
+            f"{interface.task_name}. Remove them from section training."
+        )
+    each, table = keras.losses.get(plain), np.array(class_weights, np.float32)
+
+    def weighted_loss(targets: Any, outputs: Any) -> Any:
+        weights = ops.convert_to_tensor(table)
+        # Targets are numbers of classes, which Keras gives as floats, or a share of each.
+        is_soft = settings.softens_labels
+        of_examples = ops.matmul(targets, weights) if is_soft else ops.take(weights, ops.cast(targets, "int32"))
+        return each(targets, outputs) * of_examples
+
+    return weighted_loss
+
+
+def _plain_loss(settings: TrainParams, interface: Interface) -> Any:
+    task = interface.task
+    if settings.loss == OF_THE_TASK:
+        return "categorical_crossentropy" if settings.softens_labels else _LOSSES.get(task.loss, task.loss)
+    if task.loss in _LOSSES:
+        raise InputError(
+            f"loss={settings.loss} is not for a language model, which learns the next character. Remove it."
+        )
+    each = vocabulary.create("loss", settings.loss, settings.loss_parameters, reduction="none")
+    takes_numbers = not _judges_each(each, np.eye(3)[_LABELS])
+    if takes_numbers and not _judges_each(each, _LABELS):
+        raise InputError(
+            f"loss={settings.loss} is not for {interface.task_name}: it does not judge each example alone."
+        )
+    is_of_several = interface.task_name == CLASSIFICATION
+    if takes_numbers and (settings.softens_labels or not is_of_several):
+        raise InputError(
+            f"loss={settings.loss} takes the number of a class; label_smoothing, mixup_alpha and "
+            f"data.task={interface.task_name} give a number for each class. Choose another loss."
+        )
+
+    def loss(targets: Any, outputs: Any) -> Any:
+        from keras import ops
+
+        if is_of_several and not settings.softens_labels and not takes_numbers:
+            targets = ops.one_hot(ops.cast(targets, "int32"), outputs.shape[-1], dtype=outputs.dtype)
+        return each(targets, outputs)
+
+    return loss
+
+
+def _judges_each(loss: Any, targets: np.ndarray) -> bool:
+    """Return whether a loss takes such targets of three examples, and gives each a number that is its own."""
+    targets = targets.astype(np.float32 if targets.ndim > 1 else np.int32)
+    outputs = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1]], np.float32)
+    try:
+        all_three, first = (np.asarray(loss(targets[:count], outputs[:count])) for count in (3, 1))
+    except Exception:  # Keras and its backends raise errors of many kinds.
+        return False
+    return all_three.shape == (3,) and np.allclose(all_three[:1], first)
+
+
 def _why_not_built(error: BaseException, inputs: np.ndarray) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     if inputs.dtype == np.uint8 and re.search(r"uint8|UINT8", text):
@@ -185,6 +344,7 @@ def compile_model(
     num_replicas: int,
     steps_per_epoch: int,
     jit_compile: bool,
+    class_weights: Sequence[float] = (),
 ) -> Sequence[Any]:
     """Compile a model for training, with every variable made that a step changes.
 
@@ -195,6 +355,7 @@ def compile_model(
         num_replicas: Replicas that share a batch.
         steps_per_epoch: Number of training steps in an epoch.
         jit_compile: Whether XLA compiles the step.
+        class_weights: See `weigh_classes`; where `settings` ask for weights and none are given, they are 1.
 
     Returns:
         In the order of `model.variables`, the variables that hold what is to be judged and saved: those themselves, or
@@ -210,7 +371,9 @@ def compile_model(
     softened = settings.softens_labels
     check_labels(settings, interface.task_name)
     task = interface.task
-    loss = "categorical_crossentropy" if softened else _LOSSES.get(task.loss, task.loss)
+    if settings.weighs_classes and not class_weights:
+        class_weights = (1.0,) * interface.num_classes
+    loss = _loss(settings, interface, class_weights)
     metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric]
     if _is_penalized(model):
         metrics.append(keras.metrics.MeanMetricWrapper(keras.losses.get(loss), name=UNPENALIZED_LOSS))

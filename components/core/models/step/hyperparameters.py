@@ -10,13 +10,10 @@ from tpu_components.core.examples.feeding import RESIDENCIES
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS, PRECISIONS
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, SHARDINGS
 
-OPTIMIZERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("constant", "cosine")
+OF_THE_TASK = "auto"
 SCALINGS = ("auto", "linear", "sqrt", "none")
 FLIPS = ("none", "horizontal", "vertical", "horizontal_and_vertical")
 CHOICES = {
-    "optimizer": OPTIMIZERS,
-    "learning_rate_schedule": SCHEDULES,
     "learning_rate_scaling": SCALINGS,
     "random_flip": FLIPS,
     "backend": BACKENDS,
@@ -72,16 +69,28 @@ class TrainParams:
         model_parameters: Its hyper-parameters.
         epochs: Passes over the training split, at most.
         batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
-        optimizer: `adam`, `adamw` or `sgd` (with Nesterov momentum 0.9).
+        optimizer: An optimizer of Keras: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, ….
+        optimizer_parameters: Its parameters by Keras's names, such as `beta_1`, `global_clipnorm` or
+            `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
         learning_rate_scaling: Growth of the learning rate with the replicas: `linear`, `sqrt`, `none`; `auto` is linear
             for sgd, else sqrt.
-        learning_rate_schedule: `constant`, or `cosine` down to zero after the last step.
+        learning_rate_schedule: `constant`, `cosine` down to zero after the last step, or a schedule of Keras, such as
+            `exponential_decay`.
+        schedule_parameters: Its parameters by Keras's names; a number of steps may be given in epochs, as
+            `decay_epochs` for `decay_steps`.
         warmup_epochs: Epochs over which the learning rate rises from zero.
         stages: Parts of the training, one after the other, each with `epochs`, `frozen` (layers that rest, by name or
             pattern) and `learning_rate`; schedule, warm-up and optimizer start anew in each. Empty is one of all.
-        weight_decay: Share of a weight, times the learning rate, that each step takes off (decoupled, as in AdamW), for
-            adamw and sgd; biases of any shape, normalisation's parameters and activations' slopes keep theirs.
+        weight_decay: Share of a weight, times the learning rate, that each step takes off (decoupled, as in AdamW);
+            biases of any shape, normalisation's parameters and activations' slopes keep theirs.
+        loss: A loss of Keras, such as `categorical_focal_crossentropy`; `auto` is that of the data's task. A
+            regression's is computed in the targets' own units.
+        loss_parameters: Its parameters by Keras's names, such as `gamma`.
+        balance_classes: Weigh every class in the loss by the inverse of its share of the training examples, so that
+            rare classes count as much as common ones.
+        class_weights: Weights of classes in the loss, by name; 1 where a class has none. They multiply those of
+            `balance_classes`.
         random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
         random_crop_pixels: Move training images by up to so many pixels each way; their edge is mirrored.
         random_resized_crop: Cut a part out of training images and resize it to the whole: the least share of the area
@@ -114,12 +123,18 @@ class TrainParams:
     epochs: int = 10
     batch_size_per_replica: int = 128
     optimizer: str = "adam"
+    optimizer_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     learning_rate: float = 0.001
     learning_rate_scaling: str = "auto"
     learning_rate_schedule: str = "constant"
+    schedule_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     warmup_epochs: float = 0.0
     stages: tuple[Stage, ...] = ()
     weight_decay: float = 0.0
+    loss: str = OF_THE_TASK
+    loss_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    balance_classes: bool = False
+    class_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     random_flip: str = "none"
     random_crop_pixels: int = 0
     random_resized_crop: float = 0.0
@@ -183,11 +198,11 @@ class TrainParams:
             )
         if not 0 <= self.mixup_alpha <= 10:
             raise InputError(f"mixup_alpha must be from 0 to 10. Received: mixup_alpha={self.mixup_alpha}.")
-        if self.weight_decay and self.optimizer == "adam":
-            raise InputError(
-                f"weight_decay={self.weight_decay} needs optimizer=adamw or sgd. Received: "
-                f"optimizer={self.optimizer!r}."
-            )
+        for name, weight in self.class_weights.items():
+            if not 0 <= weight < math.inf:
+                raise InputError(f"class_weights must not be negative, and finite. Received: {name}={weight}.")
+        if self.weight_decay and "weight_decay" in self.optimizer_parameters:
+            raise InputError("weight_decay is set twice: as training.weight_decay and as the optimizer's. Remove one.")
 
     @property
     def moves_pixels(self) -> bool:
@@ -198,6 +213,18 @@ class TrainParams:
     def softens_labels(self) -> bool:
         """Whether labels become probabilities, float32[batch, num_classes]."""
         return bool(self.label_smoothing or self.mixup_alpha)
+
+    @property
+    def weighs_classes(self) -> bool:
+        """Whether examples of some classes count more in the loss than others."""
+        return self.balance_classes or bool(self.class_weights)
+
+    @property
+    def names_more_of_keras(self) -> bool:
+        """Whether something is asked for by one of Keras's names, which only Keras itself can check."""
+        own = (self.optimizer_parameters, self.schedule_parameters, self.loss_parameters)
+        names = (self.optimizer, self.learning_rate_schedule, self.loss)
+        return any(own) or not {*names} <= {"adam", "adamw", "sgd", "constant", "cosine", OF_THE_TASK}
 
     @property
     def program(self) -> Self:

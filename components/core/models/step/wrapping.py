@@ -51,11 +51,11 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int, are_la
 
     @functools.wraps(plain)  # The program keeps its name.
     def jax_step(state: Any, data: Any) -> Any:
-        step = state[2][places[id(model.optimizer.iterations)]]
+        step = state[2][places[id(_steps_taken(model))]]
         return plain(state, prepare(data, state[2][places[id(seed)]], step))
 
     def tensorflow_step(data: Any) -> Any:
-        return plain(prepare(data, seed.value, model.optimizer.iterations.value))
+        return plain(prepare(data, seed.value, _steps_taken(model).value))
 
     model.train_step = jax_step if uses_jax else tensorflow_step
 
@@ -161,7 +161,7 @@ def average_weights(model: Any, decay: float) -> Sequence[Any]:
 
     @functools.wraps(plain)  # The program keeps its name.
     def jax_step(state: Any, data: Any) -> Any:
-        step = state[2][places[id(model.optimizer.iterations)]]
+        step = state[2][places[id(_steps_taken(model))]]
         logs, (trained_values, other_values, optimizer_values, metric_values) = plain(state, data)
         optimizer_values = list(optimizer_values)
         for i, weight in weights.items():
@@ -171,7 +171,7 @@ def average_weights(model: Any, decay: float) -> Sequence[Any]:
         return logs, (trained_values, other_values, optimizer_values, metric_values)
 
     def tensorflow_step(data: Any) -> Any:
-        step = keras.ops.copy(model.optimizer.iterations.value)
+        step = keras.ops.copy(_steps_taken(model).value)
         logs = plain(data)
         for i, weight in weights.items():
             averages[i].assign(updated(averages[i].value, weight.value, step))
@@ -179,6 +179,11 @@ def average_weights(model: Any, decay: float) -> Sequence[Any]:
 
     model.train_step = jax_step if keras.backend.backend() == "jax" else tensorflow_step
     return [averages.get(i, variable) for i, variable in enumerate(model.variables)]
+
+
+def _steps_taken(model: Any) -> Any:
+    """Return the variable that counts steps; `iterations` counts updates, fewer where gradients are accumulated."""
+    return model.optimizer._iterations
 
 
 def _places(variables: Sequence[Any]) -> dict[int, int]:

@@ -1,0 +1,177 @@
+"""Claims about what Keras names: the configuration names it too, and the training does what Keras's own `fit` does."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.oracles import keras_names
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import MULTI_LABEL, ImageInput, Interface
+from tpu_components.core.machines import device
+from tpu_components.core.models.step import vocabulary
+from tpu_components.core.models.step.compiling import compile_model, in_steps, weigh_classes
+from tpu_components.core.models.step.hyperparameters import TrainParams
+
+INTERFACE = Interface(ImageInput((4, 4, 1), "raw"), 3)
+
+
+def compiled(**settings):
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    model = keras_names.build()
+    compile_model(model, INTERFACE, TrainParams("m", epochs=2, **settings), 1, keras_names.STEPS, jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("tensorflow", marks=pytest.mark.heavy),  # Trains with every optimizer of Keras: 25 s.
+        pytest.param("jax", marks=pytest.mark.slow),  # Compiles a step for each: 40 s.
+    ],
+)
+def test_every_optimizer_schedule_and_loss_trains_as_in_fit_of_keras_or_is_refused(backend):
+    words = [sys.executable, "-m", keras_names.__name__, backend]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout)
+    assert {name for name, fact in said["optimizer"].items() if isinstance(fact, str)} == {
+        "lossscaleoptimizer",
+        "multioptimizer",
+    }
+    assert {name for name, fact in said["loss"].items() if isinstance(fact, str)} == {
+        "ctc",
+        "circle",
+        "dice",
+        "tversky",
+    }
+    assert len(said["optimizer"]) >= 16
+    assert len(said["loss"]) >= 22
+    assert len(said["learning_rate_schedule"]) >= 6
+    for kind, facts in said.items():
+        for name, furthest in facts.items():
+            assert isinstance(furthest, str) or furthest < 1e-6, (kind, name)
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "Adafactor"])
+def test_an_optimizer_of_keras_trains_as_in_fit_of_keras(optimizer):
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    assert keras_names.compare("optimizer", optimizer, is_jax=False) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"optimizer": "lyon"}, r"Keras has no optimizer 'lyon': expected one of Adadelta, .* Did you mean 'lion'\?"),
+        (
+            {"optimizer": "lion", "optimizer_parameters": {"beta1": 1}},
+            r"optimizer 'lion' has no parameter 'beta1': expected some of beta_1, .* Did you mean 'beta_1'\?",
+        ),
+        ({"optimizer_parameters": {"learning_rate": 1}}, "has no parameter 'learning_rate'"),
+        (
+            {"optimizer": "sgd", "optimizer_parameters": {"momentum": 3}},
+            r"Cannot make the optimizer 'sgd'.*`momentum` must be",
+        ),
+        ({"optimizer": "LossScaleOptimizer"}, "needs inner_optimizer"),
+        ({"learning_rate_schedule": "expo"}, "Keras has no learning_rate_schedule 'expo'"),
+        ({"schedule_parameters": {"alpha": 1}}, "learning_rate_schedule=constant has no parameters"),
+        ({"learning_rate_schedule": "exponential_decay"}, "needs decay_rate"),
+        ({"loss": "dice"}, "loss=dice is not for classification: it does not judge each example alone"),
+        (
+            {"loss": "sparse_categorical_crossentropy", "label_smoothing": 0.1},
+            "takes the number of a class; label_smoothing",
+        ),
+    ],
+)
+def test_what_keras_does_not_have_or_refuses_is_a_mistake_in_words(settings, said):
+    with pytest.raises(InputError, match=said):
+        compiled(**settings)
+
+
+def test_a_loss_that_takes_class_numbers_is_not_for_several_labels():
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    interface = replace(INTERFACE, task_name=MULTI_LABEL)
+    with pytest.raises(InputError, match="takes the number of a class"):
+        compile_model(
+            keras_names.build(), interface, TrainParams("m", loss="sparse_categorical_crossentropy"), 1, 5, False
+        )
+
+
+def test_names_are_taken_in_any_spelling():
+    assert vocabulary.class_of("optimizer", "adam_w") is vocabulary.class_of("optimizer", "AdamW")
+    assert vocabulary.class_of("loss", "binary_focal_crossentropy").__name__ == "BinaryFocalCrossentropy"
+
+
+def test_weight_decay_of_the_optimizer_is_that_of_the_training():
+    assert compiled(optimizer="lion", weight_decay=0.1).optimizer.weight_decay == 0.1
+    assert compiled(optimizer="muon").optimizer.adam_weight_decay == 0.0
+    assert compiled(optimizer="lion", optimizer_parameters={"weight_decay": 0.2}).optimizer.weight_decay == 0.2
+    with pytest.raises(InputError, match="weight_decay is set twice"):
+        TrainParams("m", optimizer="lion", weight_decay=0.1, optimizer_parameters={"weight_decay": 0.2})
+
+
+def test_a_schedule_rises_for_the_warmup_and_is_then_keras_own():
+    rate = compiled(
+        learning_rate=0.1,
+        learning_rate_schedule="exponential_decay",
+        schedule_parameters={"decay_rate": 0.5, "decay_epochs": 0.5},
+        warmup_epochs=0.2,
+    ).optimizer._learning_rate
+    assert [float(rate(step)) for step in (0, 1, 2, 2 + 5, 2 + 10)] == pytest.approx([0, 0.05, 0.1, 0.05, 0.025])
+
+
+def test_values_of_a_schedule_are_for_one_replica_as_the_learning_rate_is():
+    parameters = {"boundary_epochs": [1], "values": [0.1, 0.01]}
+    model = keras_names.build()
+    settings = TrainParams(
+        "m",
+        optimizer="sgd",
+        epochs=2,
+        learning_rate_schedule="piecewise_constant_decay",
+        schedule_parameters=parameters,
+    )
+    compile_model(model, INTERFACE, settings, 4, 10, jit_compile=False)
+    rate = model.optimizer._learning_rate
+    assert [float(rate(step)) for step in (0, 11)] == pytest.approx([0.4, 0.04])
+
+
+def test_epochs_of_a_schedule_become_steps():
+    assert in_steps({"first_decay_epochs": 1.5, "t_mul": 2.0}, 10) == {"first_decay_steps": 15, "t_mul": 2.0}
+
+
+def test_classes_weigh_as_they_are_asked_to():
+    names, counts = ["rare", "none", "common"], [5, 0, 25]
+    assert weigh_classes(TrainParams("m"), names, counts) == ()
+    assert weigh_classes(TrainParams("m", balance_classes=True), names, counts) == (2.0, 1.0, 0.4)
+    both = TrainParams("m", balance_classes=True, class_weights={"common": 0.5})
+    assert weigh_classes(both, names, counts) == (2.0, 1.0, 0.2)
+    with pytest.raises(InputError, match=r"names 'rar', which is no class .* Did you mean 'rare'\?"):
+        weigh_classes(TrainParams("m", class_weights={"rar": 2.0}), names, counts)
+
+
+@pytest.mark.parametrize("loss", ["auto", "categorical_focal_crossentropy"])
+def test_a_class_of_weight_three_counts_as_if_its_examples_stood_there_three_times(loss):
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    images, labels = keras_names.examples()
+    repeated = np.concatenate([np.arange(len(labels)), *[np.flatnonzero(labels == 2)] * 2])
+    sums = []
+    for table, some in (((1.0, 1.0, 3.0), np.arange(len(labels))), ((), repeated)):
+        model = keras_names.build()
+        settings = TrainParams("m", loss=loss, class_weights={"c": 3.0} if table else {})
+        compile_model(model, INTERFACE, settings, 1, 10, jit_compile=False, class_weights=table)
+        sums.append(len(some) * model.train_on_batch(images[some], labels[some], return_dict=True)["loss"])
+    assert sums[0] == pytest.approx(sums[1], rel=1e-5)
+
+
+def test_softened_labels_weigh_as_their_shares():
+    settings = TrainParams("m", mixup_alpha=0.2, class_weights={"c": 3.0})
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    model = keras_names.build()
+    compile_model(model, INTERFACE, settings, 1, 10, jit_compile=False, class_weights=(1.0, 1.0, 3.0))
+    targets = np.array([[0.5, 0.0, 0.5], [1.0, 0.0, 0.0]], np.float32)
+    outputs = np.array([[0.2, 0.2, 0.6], [0.2, 0.2, 0.6]], np.float32)
+    plain = -(targets * np.log(outputs)).sum(axis=1)
+    assert float(model.compute_loss(y=targets, y_pred=outputs)) == pytest.approx(float(plain @ [2.0, 1.0]) / 2)
