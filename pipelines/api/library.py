@@ -221,7 +221,8 @@ def load_run(path: Place) -> Run:
     Raises:
         InputError: If it is none.
     """
-    from tpu_pipelines.runs.summary import SUMMARY_FILE, Summary
+    from tpu_pipelines.checking.workspace import SUMMARY_FILE
+    from tpu_pipelines.runs.summary import Summary
 
     try:
         return Run(Path(path), Summary.load(Path(path)).as_dict())

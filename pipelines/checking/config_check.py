@@ -17,8 +17,8 @@ from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.preflight_training import sandbox
 from tpu_pipelines.checking.checks import check_deploy, check_inputs
 from tpu_pipelines.checking.model_check import check_model, sample_interface
+from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.runs.run_local import with_registry
 from tpu_pipelines.starting.data_overview import DataOverview, overview_of
 
 OK, HINT, ERROR = "ok", "hint", "error"

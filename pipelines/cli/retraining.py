@@ -221,9 +221,9 @@ def _price(machines: Iterable[Any], name: str, target: str) -> float | None:
 
 def _place(arguments: argparse.Namespace, config: Any) -> str:
     """Return the folder of the decisions: beside the registry, else in the bucket or the workspace."""
+    from tpu_pipelines.checking.workspace import with_registry
     from tpu_pipelines.config.settings import load_settings
     from tpu_pipelines.retraining import retrain_history as history
-    from tpu_pipelines.runs.run_local import with_registry
 
     workspace = str(arguments.workspace)
     if arguments.target == HERE:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Self
 
 from tpu_components.core.base.errors import InputError
+from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.platforms.jobs import DIGEST, State, Submitter, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
-from tpu_pipelines.runs.run_local import fingerprints_here, with_registry
+from tpu_pipelines.runs.run_local import fingerprints_here
 from tpu_pipelines.runs.summary import FAILED, Summary
 from tpu_pipelines.submission.submit import Plan, look_up
 

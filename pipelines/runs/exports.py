@@ -23,7 +23,8 @@ from tpu_components.core.registry.reference import (
 from tpu_components.core.registry.versions import RegisteredVersion
 from tpu_components.core.sources.params import split_source
 from tpu_components.predict_batch.inputs import RECORDS
-from tpu_pipelines.runs.summary import SUMMARY_FILE, Summary
+from tpu_pipelines.checking.workspace import SUMMARY_FILE
+from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.starting.data_overview import source_of
 
 _EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of the registry"

@@ -22,34 +22,15 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import in_one_line, lay_out
 from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.files import storage, typed_json
+from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
-from tpu_pipelines.runs.summary import FAILED, LOG_FILE, SUMMARY_FILE, Summary, result_of
+from tpu_pipelines.runs.summary import FAILED, Summary, result_of
 
 KEPT = 10  # Earlier runs of a name.
 LATEST = "latest"
 RUNNING, INTERRUPTED = "running", "interrupted"
-_SUFFIX = ".runs"
 _NUMBER = r"\d{4,}"
 _COLUMNS = {"run": "<", "number": "<", "ended": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
-
-
-def history_dir(run_dir: Path) -> Path:
-    """Return where the earlier runs of a name are kept."""
-    return run_dir.with_name(run_dir.name + _SUFFIX)
-
-
-def check_history(run_dir: Path) -> None:
-    """Check that earlier runs can be kept beside a run.
-
-    Raises:
-        InputError: If what has that name is no folder, or is a run itself.
-    """
-    directory = history_dir(run_dir)
-    if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
-        raise InputError(
-            f"Refused to keep earlier runs in {directory}: expected a folder for them, received something else of that "
-            "name. Use another --workspace or --set name=…"
-        )
 
 
 def set_aside(run_dir: Path, keep: int = KEPT) -> None:
@@ -181,8 +162,11 @@ def runs_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
 def names(workspace: Path) -> list[str]:
     """Return the names of which a workspace holds runs."""
     latest = {path.parent.name for path in workspace.glob(f"*/{SUMMARY_FILE}")}
-    earlier = {path.parent.parent.name.removesuffix(_SUFFIX) for path in workspace.glob(f"*{_SUFFIX}/*/{SUMMARY_FILE}")}
-    return sorted(latest | earlier)
+    earlier = {
+        path.parent.parent.name.removesuffix(HISTORY_SUFFIX)
+        for path in workspace.glob(f"*{HISTORY_SUFFIX}/*/{SUMMARY_FILE}")
+    }
+    return sorted(latest | {name.removesuffix(HISTORY_SUFFIX) for name in earlier})
 
 
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:

@@ -31,17 +31,18 @@ from tpu_components.core.sources.kinds import find_source, list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
 from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
-from tpu_components.deploy_model.params import VERTEX, DeployResult
+from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training import sandbox
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.checks import check_run
 from tpu_pipelines.checking.model_check import check_model_works, needs_check
+from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineage, step_keys
 from tpu_pipelines.runs import history
 from tpu_pipelines.runs.step_cache import StepCache, entry_key
-from tpu_pipelines.runs.summary import FAILED, LOG_FILE, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
+from tpu_pipelines.runs.summary import FAILED, REJECTED, SUCCEEDED, StepSummary, Summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,19 +116,6 @@ def fingerprints_here(config: Config, workspace: Path, known: Mapping[str, str] 
 
 def _data_version(listing: Listing, workspace: Path) -> str:
     return data_version(listing, workspace / ".cache" / "sources")
-
-
-def with_registry(config: Config, workspace: Path) -> Config:
-    """Return the configuration with its registry, the workspace's where it names none."""
-    if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
-        return config
-    if config.deploy.registry == VERTEX:
-        raise InputError(
-            "A run on this machine knows no project. Received: deploy.registry=vertex. Use "
-            "deploy.registry=projects/PROJECT/locations/REGION/models, or leave it out."
-        )
-    registry = Path(config.deploy.registry or workspace / "registry").absolute()
-    return dataclasses.replace(config, deploy=dataclasses.replace(config.deploy, registry=str(registry)))
 
 
 def _without_missing_compiler(config: Config) -> Config:
@@ -500,9 +488,9 @@ def delete_run(workspace: Path, reference: str) -> Deleted:
 
 def _delete_runs(workspace: Path, name: str, delete: Callable[[Path, Path], list[Path]]) -> Deleted:
     run_dir, cache_dir = workspace.absolute() / name, workspace.absolute() / ".cache" / name
-    places = (run_dir, history.history_dir(run_dir), cache_dir)
+    places = (run_dir, history_dir(run_dir), cache_dir)
     with _only_run(run_dir, cache_dir):
-        history.check_history(run_dir)
+        check_history(run_dir)
         before = history.own_bytes(places)
         dropped = delete(run_dir, cache_dir)
         StepCache(cache_dir).keep_only(folder for _, folder in history.runs_of(run_dir) if folder.is_dir())

@@ -10,9 +10,8 @@ from tpu_components.core.results.evaluation_info import Decision
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.findings import MachineReport
+from tpu_pipelines.checking.workspace import SUMMARY_FILE
 
-SUMMARY_FILE = "summary.json"
-LOG_FILE = "run.log"  # What the steps of a run on this machine say.
 SUCCEEDED, REJECTED, FAILED = "succeeded", "rejected", "failed"
 PROMOTED, NOT_PROMOTED = "promoted", "not promoted"
 # What a run has only of steps that it has, and an empty mapping stands for in the file.
