@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from tpu_components.preflight_training.findings import PreflightReport
     from tpu_components.serving.inputs import ExamplePrediction
-    from tpu_pipelines.checking.config_check import Finding
     from tpu_pipelines.config.configuration import Config
+    from tpu_pipelines.doctor.findings import Finding
     from tpu_pipelines.starting.data_overview import DataOverview
 
 Place = str | Path
@@ -119,12 +119,14 @@ class Checks:
     @property
     def is_sound(self) -> bool:
         """Whether nothing that was found would stop a run."""
-        from tpu_pipelines.checking.config_check import is_sound
+        from tpu_pipelines.doctor.findings import errors_in
 
-        return is_sound(self.findings)
+        return not errors_in(self.findings)
 
     def __str__(self) -> str:
-        return "\n".join(f"{finding.state:<6}{finding.about:<10}{finding.said}" for finding in self.findings)
+        from tpu_pipelines.doctor.findings import as_lines
+
+        return "\n".join(f"{state:<9}{text}" for state, text in as_lines(self.findings))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -238,9 +240,9 @@ def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, w
     Raises:
         InputError: If the configuration is none.
     """
-    from tpu_pipelines.checking.config_check import check_config
+    from tpu_pipelines.checking.check_list import UNASKED, examine
 
-    return Checks(tuple(check_config(read_config(config, overrides), Path(workspace))))
+    return Checks(tuple(examine(read_config(config, overrides), UNASKED, workspace=Path(workspace))))
 
 
 def preflight(

@@ -1,13 +1,17 @@
 """Options that commands share."""
 
 import argparse
+import dataclasses
+import json
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tpu_components.core.base.states import COLOURS, Status
 
 # The same numbers as tpu_components.core.step.command_line, whose import `--help` does without.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
@@ -21,8 +25,6 @@ HERE = "local"  # Where a run may be, beside the platforms.
 
 
 _CODES = {"red": 31, "green": 32, "yellow": 33}
-# What becomes of a run, a step or a model, as the tables of the commands say it between spaces.
-STATES = {"succeeded": "green", "promoted": "green", "rejected": "yellow", "not promoted": "yellow", "failed": "red"}
 
 
 def is_coloured(stream: Any) -> bool:
@@ -51,6 +53,26 @@ def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, en
 
 def _paint(text: str, colour: str) -> str:
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+def show_findings(findings: Sequence[Any], as_json: bool = False, stream: Any = None) -> None:
+    """Print what checks found: a line each, and below it what to do; or a JSON list."""
+    from tpu_components.core.base.terminal import in_one_line
+    from tpu_pipelines.doctor.findings import as_lines
+
+    if as_json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
+        return
+    for state, text in as_lines(findings):
+        show_text(f"{state:<9}", stream, COLOURS, end="")
+        show_text(in_one_line(text), stream)
+
+
+def tell_findings(findings: Iterable[Any]) -> None:
+    """Say on stderr what checks found that is not as it should be."""
+    for finding in findings:
+        if finding.state != Status.OK:
+            tell_hint(str(finding))
 
 
 def tell_error(error: Any) -> None:

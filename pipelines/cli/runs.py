@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.states import COLOURS, State
 from tpu_pipelines.cli.options import (
     BAD_INPUT,
     DONE,
     FAILED,
     REJECTED,
-    STATES,
     add_config,
     add_workspace,
     show_text,
@@ -65,14 +65,14 @@ def tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> 
     if as_json:
         print(json.dumps({**summary.as_dict(), **facts}))
     else:
-        show_text(_describe(summary), colours=STATES)
-    if summary.status == "failed":
+        show_text(_describe(summary), colours=COLOURS)
+    if summary.status == State.FAILED:
         tell_error(summary.error)
         return BAD_INPUT if outcome.is_input_error else FAILED
-    if summary.status == "rejected":
+    if summary.status == State.REJECTED:
         run_dir = os.path.relpath(Path(summary.artifacts["evaluation"]).parent)
         tell_hint(f"to try the model all the same: tpu-pipelines export {run_dir}")
-    return DONE if summary.status == "succeeded" else REJECTED
+    return DONE if summary.status == State.SUCCEEDED else REJECTED
 
 
 def _describe(summary: Any) -> str:
