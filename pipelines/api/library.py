@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import State
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +106,8 @@ class Run:
 
         known = {name: value for name, value in self.metrics.items() if value is not None}
         rows = {name: f"{value:,}" if isinstance(value, int) else show(value) for name, value in known.items()}
-        rows |= {name: "cached" if step["cached"] else step["state"] for name, step in self.summary["steps"].items()}
+        steps = self.summary["steps"]
+        rows |= {name: State.CACHED if step["cached"] else step["state"] for name, step in steps.items()}
         said = "".join(f"<li>{html.escape(reason)}</li>" for reason in self.reasons)
         return f"<h4>{html.escape(self.name)}: {self.status}</h4>{_html_table(rows)}<ul>{said}</ul>"
 
@@ -212,7 +214,7 @@ def run(
     summary = outcome.summary
     if outcome.is_input_error:
         raise InputError(summary.error)
-    if summary.status == "failed":
+    if summary.status == State.FAILED:
         raise RunFailedError(summary.as_dict())
     return Run(Path(workspace) / summary.config["name"], summary.as_dict())
 

@@ -224,7 +224,7 @@ class Progress:
 
 def tell_submission(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
     """Print what is known of a run; the exit code that goes with it."""
-    from tpu_pipelines.platforms.jobs import State
+    from tpu_components.core.base.states import State
 
     if as_json:
         print(json.dumps({**dataclasses.asdict(submission), "promoted": submission.promoted, **facts}))

@@ -94,10 +94,10 @@ def _retrain(arguments: argparse.Namespace) -> int:
 
 
 def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any, told: "_Told") -> int:
+    from tpu_components.core.base.states import result_of
     from tpu_pipelines.retraining.retrain import decide_here, last_summary
     from tpu_pipelines.retraining.retrain_history import STARTED
     from tpu_pipelines.runs.run_local import RunOutcome, run_local
-    from tpu_pipelines.runs.summary import result_of
 
     decision = _forced(decide_here(config, arguments.workspace, occasion), arguments.force)
     if not (facts := _announce(decision, arguments)):
@@ -178,15 +178,15 @@ class _Told:
 
     def fail(self, error: Exception) -> None:
         """Keep and write that a run was refused, or that none could be decided on."""
+        from tpu_components.core.base.states import State
         from tpu_pipelines.retraining.retrain import Decision
         from tpu_pipelines.retraining.retrain_history import STARTED
-        from tpu_pipelines.runs.summary import FAILED
 
         is_decided = self._entry is not None
         entry = self._entry or self.decided(Decision(True, "", (), "it could not be decided"))
         if entry.outcome in ("", STARTED):
             run = entry.run if entry.outcome else ""
-            entry = dataclasses.replace(entry, run=run, outcome=FAILED, reason=f"{entry.reason}; {error}")
+            entry = dataclasses.replace(entry, run=run, outcome=State.FAILED, reason=f"{entry.reason}; {error}")
         if not self._arguments.dry_run and (is_decided or self._arguments.target == HERE):
             self.keep(entry)
         self._entry = entry

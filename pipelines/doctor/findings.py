@@ -30,7 +30,7 @@ class Finding:
         about: Name of what was looked at, as `bucket`.
         state: Whether it is as a run needs it.
         said: Sentence on it, or on why it could not be asked.
-        remedy: What to do where it is not; a command where one does it.
+        remedy: Advice where it is not; a command where one does it.
     """
 
     about: str

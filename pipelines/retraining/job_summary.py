@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.results.evaluation_info import Difference, Evaluation, Slice
 from tpu_components.core.results.metric_table import BY_NAME, show
@@ -15,12 +16,10 @@ from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.preflight_training.footprint import footprint_of
 from tpu_components.preflight_training.formatting import dollars, memory, time
 from tpu_pipelines.checking.footprints import Comparison
-from tpu_pipelines.platforms.jobs import State
 from tpu_pipelines.retraining.retrain import Decision
 from tpu_pipelines.runs.run_findings import RunFindings
-from tpu_pipelines.runs.summary import FAILED, NOT_PROMOTED, PROMOTED
 
-_SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", FAILED: "❌"}
+_SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", State.FAILED: "❌"}
 _LISTED_SLICES = 10
 _RULE = re.compile(r"(passed|failed): (.+)", re.DOTALL)
 
@@ -100,7 +99,7 @@ def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
         reasons: Reasons of the gate, each with `passed` or `failed` before it.
     """
     rules = [match.groups() for reason in reasons if (match := _RULE.fullmatch(reason))]
-    has_failed = outcome in (FAILED, State.CANCELLED)
+    has_failed = outcome in (State.FAILED, State.CANCELLED)
     if has_failed or not rules:
         rules.append(("failed" if has_failed or outcome == NOT_PROMOTED else "passed", f"run: {outcome}"))
     failures = sum(verdict == "failed" for verdict, _ in rules)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Self
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import State
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.platforms.jobs import DIGEST, State, Submitter, now
+from tpu_pipelines.platforms.jobs import DIGEST, Submitter, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
 from tpu_pipelines.runs.run_local import fingerprints_here
-from tpu_pipelines.runs.summary import FAILED, Summary
+from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.submission.submit import Plan, look_up
 
 CHANGED, DRIFTED, OLDER, ALWAYS = "changed", "drifted", "older-than", "always"
@@ -125,7 +126,7 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
     if is_change := summary.fingerprints != after:
         decision = _changed(since, summary.fingerprints, after)
     else:
-        decision = _unchanged(since, summary.status, has_failed=summary.status == FAILED)
+        decision = _unchanged(since, summary.status, has_failed=summary.status == State.FAILED)
     own = with_registry(config, workspace.absolute())
     return _apply(occasion, decision, summary.ended, is_change, lambda: find_drift(own))
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.platforms.jobs import State, Submission, now
+from tpu_pipelines.platforms.jobs import Submission, now
 from tpu_pipelines.retraining.retrain import Decision
-from tpu_pipelines.runs.summary import NOT_PROMOTED, PROMOTED
 
 FOLDER = "decisions"
 STARTED = "started"

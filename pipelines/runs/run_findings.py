@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
@@ -17,7 +18,7 @@ from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.footprints import Baseline, load_baseline
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import State, Submission, Submitter
+from tpu_pipelines.platforms.jobs import Submission, Submitter
 from tpu_pipelines.runs.data_drift import champion_of
 from tpu_pipelines.runs.summary import Summary
 

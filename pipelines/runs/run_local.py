@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import safe_children
 from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say
+from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import paragraph, printable
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE, REPORT_FILE, Manifest
 from tpu_components.core.files import storage
@@ -42,7 +43,7 @@ from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineage, step_keys
 from tpu_pipelines.runs import history
 from tpu_pipelines.runs.step_cache import StepCache, entry_key
-from tpu_pipelines.runs.summary import FAILED, REJECTED, SUCCEEDED, StepSummary, Summary
+from tpu_pipelines.runs.summary import StepSummary, Summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,7 +336,7 @@ class _LocalRun:
         done = {step: path for step in expected if (path := self._outputs(step)) is not None}
         failure, report = self._failure()
         if failure is None and (missing := [step for step in expected if step not in done]):
-            failure = StepRecord(missing[0], FAILED, error=f"it did not run; see {self._run_dir / LOG_FILE}")
+            failure = StepRecord(missing[0], State.FAILED, error=f"it did not run; see {self._run_dir / LOG_FILE}")
         if report:  # It says why the run stopped there.
             done["preflight_training"] = report
         folders = {name: self._run_dir / step.folder for name, step in STEP_TABLE.items()}
@@ -351,7 +352,7 @@ class _LocalRun:
         preflight = PreflightReport.load(published["preflight_training"]) if "preflight_training" in done else None
         deployment = DeployResult.load(published["deploy_model"]) if "deploy_model" in done else None
         summary = Summary(
-            status=FAILED if failure else SUCCEEDED if promoted else REJECTED,
+            status=State.FAILED if failure else State.SUCCEEDED if promoted else State.REJECTED,
             config=self._config.as_dict(),
             fingerprints=fingerprints,
             seconds=time.monotonic() - start,
@@ -383,7 +384,7 @@ class _LocalRun:
         folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path not in self._earlier)
         for path in (path for folder in folders for path in folder.rglob(STEP_RECORD_FILE)):
             record = StepRecord.load(path.parent)
-            if record.state == FAILED:
+            if record.state == State.FAILED:
                 report = path.parent / STEP_TABLE["preflight_training"].artifact
                 return record, report if (report / PREFLIGHT_FILE).is_file() else None
         return None, None
@@ -391,11 +392,11 @@ class _LocalRun:
     def _step_summary(self, step: str, artifact: Path | None, failure: StepRecord | None) -> StepSummary:
         cached = step in self._cached
         if failure and failure.step == step:
-            return StepSummary(failure.seconds, FAILED, False)
+            return StepSummary(failure.seconds, State.FAILED, False)
         if artifact is None:
-            return StepSummary(0.0, "skipped", False)
+            return StepSummary(0.0, State.SKIPPED, False)
         has_record = not cached and (artifact.parent / STEP_RECORD_FILE).is_file()
-        return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, SUCCEEDED, cached)
+        return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, State.SUCCEEDED, cached)
 
 
 def _on_one_step(config: Config) -> Config:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.train_model.environment_report import REPORT_VARIABLE
@@ -16,7 +17,7 @@ from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.custom_job import in_region
-from tpu_pipelines.platforms.jobs import CACHED, State, Submission, Submitter
+from tpu_pipelines.platforms.jobs import Submission, Submitter
 from tpu_pipelines.submission.submit import Plan, plan_submission, submit, wait
 
 _MINUTES = 30  # Which a training of seconds never takes, unless something is wrong.
@@ -265,7 +266,7 @@ def _estimate(smoke: Smoke) -> str:
 
 def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Say whether the cache has answered the second run: its training tells anew only where it runs."""
-    hits = [step for step, state in second.steps.items() if state == CACHED]
+    hits = [step for step, state in second.steps.items() if state == State.CACHED]
     if not told:
         training = "not known: the training tells nothing"
     elif again.get("started") == told["started"]:

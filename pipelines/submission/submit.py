@@ -18,13 +18,14 @@ import yaml
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_image
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
 from tpu_components.core.sources.params import BEAM
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import on_machine
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.custom_job import start_anew
-from tpu_pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, slug
+from tpu_pipelines.platforms.jobs import DIGEST, Job, Submission, Submitter, slug
 
 if TYPE_CHECKING:
     from tpu_components.create_tfrecords.planning import DatasetPlan

@@ -46,4 +46,5 @@ COLOURS = {
 
 def result_of(state: str) -> str:
     """Return what became of a run's model, as people are told; of a run that has none, its state."""
-    return {"succeeded": PROMOTED, "rejected": NOT_PROMOTED}.get(state, state)
+    results: dict[str, str] = {State.SUCCEEDED: PROMOTED, State.REJECTED: NOT_PROMOTED}
+    return results.get(state, state)

@@ -27,12 +27,13 @@ from tests.fakes.kubernetes import FakeKubernetes
 from tests.losing_hosts import HostLoss, arrays
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Retrying, State
+from tpu_pipelines.platforms.jobs import Retrying
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.runs.run_findings import RunFindings
 from tpu_pipelines.submission.schedule import change_state, upsert
@@ -695,8 +696,8 @@ def test_the_exit_code_says_how_a_run_ended(fake, environment, capfd, execution,
     assert main(["status", "digits", "--target", "kubeflow"]) == code
 
 
-def test_retrain_runs_what_has_changed_and_says_what(fake, environment, capfd):
-    command = ["retrain", *SUBMIT[1:], "--wait", "--poll-seconds", "0.01", "--json"]
+def test_retrain_runs_what_has_changed_and_says_what(fake, environment, tmp_path, capfd):
+    command = ["retrain", *SUBMIT[1:], "--wait", "--poll-seconds", "0.01", "--json", "--workspace", str(tmp_path)]
 
     def retrain(*arguments):
         code = main([*command, *arguments])

@@ -27,6 +27,7 @@ from tests.fakes.vertex import FakeVertex
 from tpu_components.core.base.container_images import LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.core.models.ready import digits_cnn
@@ -34,7 +35,7 @@ from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Retrying, State
+from tpu_pipelines.platforms.jobs import Retrying
 from tpu_pipelines.platforms.vertex import Vertex, is_out_of_capacity
 from tpu_pipelines.runs.run_findings import RunFindings
 from tpu_pipelines.submission.schedule import upsert

@@ -4,12 +4,13 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from tpu_components.core.base.states import result_of
 from tpu_components.core.results.evaluation_info import Decision as GateDecision
 from tpu_components.core.results.evaluation_info import Difference, EvaluatedModel, Evaluation, Slice
 from tpu_pipelines.retraining.job_summary import render_junit, render_markdown, render_runs
 from tpu_pipelines.retraining.retrain import Decision
 from tpu_pipelines.runs.run_findings import RunFindings
-from tpu_pipelines.runs.summary import Summary, result_of
+from tpu_pipelines.runs.summary import Summary
 
 _CHANGED = Decision(True, "runs/digits", ("data",), "changed since runs/digits: data")
 _REASONS = (

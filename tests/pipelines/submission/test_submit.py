@@ -12,10 +12,11 @@ import yaml
 from tests.fakes.clock import Clock
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.machines.machine_spec import parse_machine
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Job, Retrying, State, Submission
+from tpu_pipelines.platforms.jobs import Job, Retrying, Submission
 from tpu_pipelines.platforms.schedules import comparable
 from tpu_pipelines.submission.submit import Plan, plan_submission, submit, wait, without_cache
 
