@@ -20,8 +20,6 @@ from tpu_pipelines.platforms.custom_job import in_region
 from tpu_pipelines.platforms.jobs import Submission, Submitter
 from tpu_pipelines.submission.submit import Plan, plan_submission, submit, wait
 
-_MINUTES = 30  # Which a training of seconds never takes, unless something is wrong.
-_EPOCHS = 5
 _SEVERAL_HOSTS = "what the hosts of a slice are told of each other (components/core/machines/hosts.py)"
 # What the code or its documents leave open and this run does not answer.
 _OPEN = (
@@ -65,17 +63,18 @@ class Smoke:
     def price(self) -> str:
         """Say what it costs at most: the second submission trains again if the cache does not answer it."""
         machine = self.plan.jobs[0].machine
-        what = f"two trainings on {machine.name}, each of them stopped after {_MINUTES} minutes at the latest"
+        minutes = machine.timeout_seconds / 60
+        what = f"two trainings on {machine.name}, each of them stopped after {minutes:g} minutes at the latest"
         if (usd := self.usd_per_hour) is None:
             return f"{what}; no price is known"
         return (
-            f"at most ${2 * usd * _MINUTES / 60:.2f} at {billed_by(self.target)}: {what} (${usd:g} an hour); "
+            f"at most ${2 * usd * minutes / 60:.2f} at {billed_by(self.target)}: {what} (${usd:g} an hour); "
             "the other steps, disks and storage come on top"
         )
 
 
 def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequence[str] = ()) -> Smoke:
-    """Compile the smallest run: the digits, a few epochs.
+    """Compile the smallest run, the ready example `smoke`.
 
     Args:
         target: The platform, as `vertex`.
@@ -95,14 +94,7 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
     # Of its own each time: the first submission is to train, whatever was sent before.
     number = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     report_uri = f"{settings.bucket.rstrip('/')}/smoke/{number}/training.json"
-    own = (
-        "name=smoke",
-        f"machine={{name: {machine}, timeout_seconds: {_MINUTES * 60}, max_wait_seconds: 0}}",
-        f"training.epochs={_EPOCHS}",
-        "gate.minimum={}",
-        "export.calibration_examples=50",
-    )
-    config = load_config("digits", [*own, *overrides])
+    config = load_config("smoke", [f"machine.name={machine}", *overrides])
     settings = dataclasses.replace(settings, environment={**settings.environment, REPORT_VARIABLE: report_uri})
     return Smoke(config, plan_submission(config, target, settings), report_uri, settings, target)
 
