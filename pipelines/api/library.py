@@ -8,6 +8,7 @@ import hashlib
 import html
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -347,15 +348,12 @@ def _as_name(model: Any, folder: Path) -> Any:
     digest = hashlib.sha256(model.to_json().encode())
     for weight in model.get_weights():
         digest.update(weight.tobytes())
-    path = folder / f"{_plain(model.name)}-{digest.hexdigest()[:12]}.keras"
+    plain = re.sub(r"[^\w-]", "_", model.name)
+    path = folder / f"{plain}-{digest.hexdigest()[:12]}.keras"
     if not path.is_file():  # Saved twice it would be another file, and another model.
         path.parent.mkdir(parents=True, exist_ok=True)
         model.save(path)
     return str(path)
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 
 def _as_section(data: Any, folder: Path) -> Any:

@@ -19,9 +19,8 @@ from tpu_pipelines.cli.options import (
     output_file,
     show_findings,
     show_text,
-    tell_findings,
 )
-from tpu_pipelines.cli.platforms import Progress, connect
+from tpu_pipelines.cli.platforms import Progress, ask_first, connect
 
 
 def _add_doctor(commands: Any) -> None:
@@ -76,12 +75,10 @@ def _add_smoke(commands: Any) -> None:
 
 
 def _smoke(arguments: argparse.Namespace) -> int:
-    settings, platform, backoff = connect(arguments)
+    settings, submitter = connect(arguments)
     from tpu_components.core.base.errors import InputError
     from tpu_components.core.files import storage
-    from tpu_pipelines.checking.check_list import require_ready
     from tpu_pipelines.pipeline.compile import require_step_image
-    from tpu_pipelines.platforms.jobs import Retrying
     from tpu_pipelines.submission.smoke import plan_smoke, run_smoke
 
     smoke = plan_smoke(arguments.target, arguments.machine, settings, arguments.overrides)
@@ -89,9 +86,8 @@ def _smoke(arguments: argparse.Namespace) -> int:
     show_text(f"price: {smoke.price}", sys.stderr)
     if not arguments.yes:
         raise InputError("Nothing was sent: expected --yes, which confirms the price.")
-    if not arguments.no_doctor:
-        tell_findings(require_ready(smoke.config, arguments.target, settings, smoke.plan.image))
-    report = run_smoke(smoke, Retrying(platform, backoff), Progress(), arguments.poll_seconds)
+    ask_first(arguments, smoke.config, settings, smoke.plan.image)
+    report = run_smoke(smoke, submitter, Progress(), arguments.poll_seconds)
     show_text(json.dumps(dict(report.rows)) if arguments.json else str(report))
     if arguments.report:
         storage.write_bytes(arguments.report, report.as_rules().encode())

@@ -1,13 +1,14 @@
 """Options that commands share."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,29 +165,21 @@ def add_target(command: Any, required: bool = False, also: tuple[str, ...] = (),
     )
 
 
-def number(text: str) -> float:
-    """Return the number that an option gives, or nan, which is in no range: so the option says what it expects."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def number(expected: str, allows: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return what reads the number that an option gives.
 
-
-def _seconds(text: str) -> float:
-    if not 0 < number(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, received {text}")
-    return number(text)
-
-
-def share(text: str) -> float:
-    """Return a share that an option gives, as 0.2.
-
-    Raises:
-        argparse.ArgumentTypeError: If it is none.
+    Args:
+        expected: Numbers that are taken, in words.
+        allows: Returns whether a number is one of them.
     """
-    if not 0 <= number(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a share that is not negative, as 0.2, received {text}")
-    return number(text)
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if allows(value := float(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"expected {expected}, received {text}")
+
+    return read
 
 
 def add_markdown(command: Any) -> None:
@@ -204,4 +197,5 @@ def add_wait(command: Any) -> None:
 
 def add_poll(command: Any) -> None:
     """Add how often a run is looked at."""
-    command.add_argument("--poll-seconds", type=_seconds, default=20.0, metavar="N", help="between looks (default: 20)")
+    seconds = number("a number of seconds above 0", lambda seconds: 0 < seconds < math.inf)
+    command.add_argument("--poll-seconds", type=seconds, default=20.0, metavar="N", help="between looks (default: 20)")

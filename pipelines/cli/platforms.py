@@ -76,16 +76,17 @@ def _tell_sent(target: str, image: str, model: str, carried: Mapping[str, bytes]
     tell_findings([*answer(image_check(image, target)), *model_findings(model, carried)])
 
 
-def connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Return the settings, the platform, and how to wait out its outages. Settings that are missing are named first."""
+def connect(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the settings, and the platform, which repeats what an outage stops. Missing settings are named first."""
     from tpu_pipelines.config.settings import TARGET_SETTINGS, load_settings
 
     settings = load_settings(os.environ, arguments.settings)
     settings.require(*TARGET_SETTINGS[arguments.target])
     from tpu_components.core.base.retries import Backoff
+    from tpu_pipelines.platforms.jobs import Retrying
 
-    backoff = Backoff(report=tell_hint)
-    return settings, importlib.import_module(f"tpu_pipelines.platforms.{arguments.target}").connect(settings), backoff
+    platform = importlib.import_module(f"tpu_pipelines.platforms.{arguments.target}").connect(settings)
+    return settings, Retrying(platform, Backoff(report=tell_hint))
 
 
 def _add_submit(commands: Any) -> None:
@@ -117,17 +118,7 @@ def add_no_doctor(parser: Any) -> None:
     )
 
 
-def plan_run(arguments: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
-    """Return the settings, a run as it would be sent, the platform, and the same with its outages waited out."""
-    settings, platform, backoff = connect(arguments)
-    from tpu_pipelines.config.configuration import load_config
-    from tpu_pipelines.platforms.jobs import Retrying
-
-    plan = _plan_checked(arguments, load_config(arguments.config, arguments.overrides), settings)
-    return settings, plan, platform, Retrying(platform, backoff)
-
-
-def _plan_checked(arguments: argparse.Namespace, config: Any, settings: Any) -> Any:
+def plan_checked(arguments: argparse.Namespace, config: Any, settings: Any) -> Any:
     """Return a run as it would be sent; refuses a model that would fail once it costs money.
 
     Where the data have to be downloaded, the steps find what is wrong with the model.
@@ -150,38 +141,34 @@ def _submit(arguments: argparse.Namespace) -> int:
         from tpu_components.core.base.errors import InputError
 
         raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
-    _, plan, platform, submitter = plan_run(arguments)
+    settings, submitter = connect(arguments)
+    from tpu_pipelines.config.configuration import load_config
     from tpu_pipelines.submission.submit import submit
 
+    config = load_config(arguments.config, arguments.overrides)
+    plan = plan_checked(arguments, config, settings)
     for said in filter(None, (plan.timeout, plan.resources)):
         tell_hint(said)
     if arguments.dry_run:
-        _tell_dry_run(arguments, plan, [platform.describe(job) for job in plan.jobs])
+        _tell_dry_run(arguments, config, plan, [submitter.describe(job) for job in plan.jobs])
         return DONE
-    ask_first(arguments, plan.image)
+    ask_first(arguments, config, settings, plan.image)
     return _follow(arguments, plan, submit(plan, submitter, arguments.again), submitter)
 
 
-def ask_first(arguments: argparse.Namespace, image: str) -> None:
+def ask_first(arguments: argparse.Namespace, config: Any, settings: Any, image: str) -> None:
     """Refuse a run that cannot work, unless nobody is to be asked; hint at what only may stand in its way."""
-    if arguments.no_doctor:
-        return
     from tpu_pipelines.checking.check_list import require_ready
-    from tpu_pipelines.config.configuration import load_config
-    from tpu_pipelines.config.settings import load_settings
 
-    config = load_config(arguments.config, arguments.overrides)
-    settings = load_settings(os.environ, arguments.settings)
-    tell_findings(require_ready(config, arguments.target, settings, image))
+    if not arguments.no_doctor:
+        tell_findings(require_ready(config, arguments.target, settings, image))
 
 
-def _tell_dry_run(arguments: argparse.Namespace, plan: Any, requests: list[Any]) -> None:
+def _tell_dry_run(arguments: argparse.Namespace, config: Any, plan: Any, requests: list[Any]) -> None:
     """Say what the run would be and what is missing; its specification is long, and printed or written if asked for."""
     from tpu_components.core.files import storage
-    from tpu_pipelines.config.configuration import load_config
     from tpu_pipelines.submission.dry_run import describe
 
-    config = load_config(arguments.config, arguments.overrides)
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
     show_findings(list(describe(config, plan, arguments.target)), stream=stream)
@@ -277,11 +264,9 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 def _latest(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return the platform, and the newest run of a name."""
-    settings, platform, backoff = connect(arguments)
+    settings, submitter = connect(arguments)
     from tpu_components.core.base.errors import InputError
-    from tpu_pipelines.platforms.jobs import Retrying
 
-    submitter = Retrying(platform, backoff)
     if (submission := submitter.latest(arguments.name)) is None:
         where = f"in {settings.project}, {settings.region}"
         if arguments.target == "kubeflow":
@@ -315,12 +300,13 @@ def _add_schedule(commands: Any) -> None:
 
 
 def _schedule(arguments: argparse.Namespace) -> int:
-    settings, platform, backoff = connect(arguments)
+    settings, submitter = connect(arguments)
     from tpu_pipelines.config.configuration import load_config
     from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
     from tpu_pipelines.submission.submit import put_carried
 
     config = load_config(arguments.config, arguments.overrides)
+    platform, backoff = submitter.submitter, submitter.backoff
     dry = " (dry run)" if arguments.dry_run else ""
     if arguments.action:
         done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action] + dry
@@ -328,9 +314,9 @@ def _schedule(arguments: argparse.Namespace) -> int:
             show_text(f"{config.name}: {done}, schedule {schedule.schedule_id} at {schedule.cron!r}")
         return DONE
     check_cron(arguments.cron)
-    plan = _plan_checked(arguments, config, settings)
+    plan = plan_checked(arguments, config, settings)
     if not arguments.dry_run:
-        ask_first(arguments, plan.image)
+        ask_first(arguments, config, settings, plan.image)
         put_carried(plan)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
     if change.difference:

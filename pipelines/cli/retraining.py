@@ -22,7 +22,7 @@ from tpu_pipelines.cli.options import (
     show_text,
     tell_hint,
 )
-from tpu_pipelines.cli.platforms import Progress, add_no_doctor, ask_first, connect, plan_run, tell_submission
+from tpu_pipelines.cli.platforms import Progress, add_no_doctor, ask_first, connect, plan_checked, tell_submission
 from tpu_pipelines.cli.runs import tell_outcome
 
 # Options that an action has no use for.
@@ -119,7 +119,8 @@ def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any, to
     from tpu_pipelines.runs.data_drift import find_drift
     from tpu_pipelines.submission.submit import submit, wait, without_cache
 
-    settings, plan, _, submitter = plan_run(arguments)
+    settings, submitter = connect(arguments)
+    plan = plan_checked(arguments, config, settings)
     decision = decide(plan, submitter, occasion, lambda: find_drift(config, settings))
     decision = _forced(decision, arguments.force)
     plan = without_cache(plan) if arguments.force else plan
@@ -130,7 +131,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any, to
         submission = submitter.get(decision.since)
     else:
         if decision.needed:
-            ask_first(arguments, plan.image)
+            ask_first(arguments, config, settings, plan.image)
         submission = submit(plan, submitter, again=decision.needed)
     price = partial(_price, [job.machine for job in plan.jobs], target=arguments.target)
     told.keep(entry.with_run(submission, price(submission.machine)))  # First: who waits may be killed.
@@ -179,11 +180,11 @@ class _Told:
     def fail(self, error: Exception) -> None:
         """Keep and write that a run was refused, or that none could be decided on."""
         from tpu_components.core.base.states import State
-        from tpu_pipelines.retraining.retrain import Decision
+        from tpu_pipelines.retraining.retrain import RunDecision
         from tpu_pipelines.retraining.retrain_history import STARTED
 
         is_decided = self._entry is not None
-        entry = self._entry or self.decided(Decision(True, "", (), "it could not be decided"))
+        entry = self._entry or self.decided(RunDecision(True, "", (), "it could not be decided"))
         if entry.outcome in ("", STARTED):
             run = entry.run if entry.outcome else ""
             entry = dataclasses.replace(entry, run=run, outcome=State.FAILED, reason=f"{entry.reason}; {error}")
@@ -237,7 +238,9 @@ def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
     place = _place(arguments, config)
     machines = config.machine.candidates if config.machine else ()
     price = partial(_price, machines, target=arguments.target)
-    known = history.entries(place, _asker(arguments), price, _leave_out)
+    known = history.entries(
+        place, _asker(arguments), price, lambda name: tell_hint(f"left out, as no decision: {name}")
+    )
     if not known:
         tell_hint(f"looked for decisions about {config.name!r} in {place}")
     if arguments.output:
@@ -249,18 +252,11 @@ def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
     return DONE
 
 
-def _leave_out(name: str) -> None:
-    tell_hint(f"left out, as no decision: {name}")
-
-
 def _asker(arguments: argparse.Namespace) -> Callable[[str], Any]:
     """Return a function that asks for a run by its id."""
     if arguments.target == HERE:
         return lambda run: None
-    from tpu_pipelines.platforms.jobs import Retrying
-
-    _, platform, backoff = connect(arguments)
-    return Retrying(platform, backoff).get
+    return connect(arguments)[1].get
 
 
 def _forced(decision: Any, force: bool) -> Any:

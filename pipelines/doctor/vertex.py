@@ -79,6 +79,7 @@ class VertexChecks:
 
     def checks(self) -> list[Check]:
         """Return everything to ask, in the order in which it is told; nothing can be asked without a sign-in."""
+        needed = _RUNNER + (_DEPLOYER if self._deploys else ())
         checks = [
             Check("project", self._project),
             Check("APIs", self._services),
@@ -89,7 +90,7 @@ class VertexChecks:
             self._puller("image's reader", self._image),
             Check("service account", self._service_account, Cost.REQUEST),
             Check("acting as it", self._acting, Cost.REQUEST),
-            Check("its roles", self._runner),
+            Check("its roles", lambda: self._judge_in_project(needed, "roles/aiplatform.user")),
             *(Check(f"its buckets: {name}", functools.partial(self._runner_bucket, name)) for name in self._buckets),
             Check("its acting", self._runner_acting),
             *(
@@ -112,7 +113,10 @@ class VertexChecks:
             ask = functools.partial(look_at_image, BEAM_IMAGE, self._apis, "TPU_PIPELINES_BEAM_IMAGE")
             checks += [Check("Beam image", ask), self._puller("Beam image's reader", BEAM_IMAGE)]
         if self._uses_dataflow:
-            checks += [Check("its Dataflow", self._starter), Check("Dataflow's workers", self._workers)]
+            checks += [
+                Check("its Dataflow", lambda: self._judge_in_project(_STARTER, "roles/dataflow.developer")),
+                Check("Dataflow's workers", self._workers),
+            ]
         if self._deploys:
             ask = functools.partial(look_at_image, self._serving_image, self._apis, "TPU_PIPELINES_SERVING_IMAGE")
             checks += [
@@ -217,7 +221,8 @@ class VertexChecks:
             said = f"gs://{name} is in {location}, and runs are in {region}"
             yield Finding("bucket", Status.HINT, said, remedy)
         allowed = self._apis.of_bucket(name, "test_iam_permissions", list(_WRITER))
-        if (denied := [entry for entry in _WRITER if entry not in allowed]) and self._carries:
+        denied = [entry for entry in _WRITER if entry not in allowed]
+        if denied and bundle_of(self._config.training.model):  # A model of the user's own travels through it.
             raise LackError(
                 f"you lack {', '.join(denied)} in gs://{name}, and the model's code travels through it",
                 self._bind_bucket(name, self._who, "roles/storage.objectAdmin"),
@@ -227,11 +232,6 @@ class VertexChecks:
             others = [other for other in dict.fromkeys((region, *training)) if other != location]
             far = f"; jobs in {', '.join(others)} use it from there, for more time and money" if others else ""
             yield Finding("bucket", Status.OK, f"gs://{name} in {location}; {may}{far}")
-
-    @property
-    def _carries(self) -> bool:
-        """Whether a model of the user's own travels through the bucket."""
-        return bundle_of(self._config.training.model) is not None
 
     # What it runs in
 
@@ -305,13 +305,6 @@ class VertexChecks:
             raise LackError(f"you lack {_ACT_AS[0]} on {self._account}", self._bind_account(self._who))
         return f"you may act as {self._account}"
 
-    def _runner(self) -> str:
-        return self._judge_in_project(_RUNNER + (_DEPLOYER if self._deploys else ()), "roles/aiplatform.user")
-
-    def _starter(self) -> str:
-        """Check that the pipeline's account may start the job on Dataflow, follow and cancel it."""
-        return self._judge_in_project(_STARTER, "roles/dataflow.developer")
-
     def _workers(self) -> str:
         """Check the account of the job's workers: the pipeline's own, where the configuration names no other."""
         account = self._config.data.beam_options.get("service_account_email", "")
@@ -384,7 +377,11 @@ class VertexChecks:
             answer = self._apis.get("cloudquotas.googleapis.com", place)
         except MissingError as error:
             raise CannotAskError(f"Google Cloud knows no {quota}", f"look at {console}") from error
-        places = [entry for entry in answer.get("dimensionsInfos", ()) if _is_of(entry, region)]
+        places = [
+            entry
+            for entry in answer.get("dimensionsInfos", ())
+            if region in (*entry.get("applicableLocations", ()), entry.get("dimensions", {}).get("region"))
+        ]
         if not places:
             raise CannotAskError(f"{quota} has no value in {region}", f"look at {console}")
         limit = int(max(places, key=lambda entry: len(entry.get("dimensions", {}))).get("details", {}).get("value", 0))
@@ -515,8 +512,3 @@ class VertexChecks:
     @staticmethod
     def _bind_bucket(name: str, member: str, role: str) -> str:
         return f"gcloud storage buckets add-iam-policy-binding gs://{name} --member={member} --role={role}"
-
-
-def _is_of(info: dict[str, Any], region: str) -> bool:
-    """Return whether a value of a quota is a region's."""
-    return region in info.get("applicableLocations", ()) or info.get("dimensions", {}).get("region") == region

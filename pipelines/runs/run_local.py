@@ -297,7 +297,9 @@ class _LocalRun:
                 cache_root=str(entries_dir),
                 raise_on_error=False,
             )
-            config = _on_one_step(self._config) if "create_tfrecords" in self._cached else self._config
+            config = self._config
+            if "create_tfrecords" in self._cached:  # Nothing is left to be fanned out.
+                config = dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
             pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
             pipeline(champion=self._champion)
 
@@ -397,11 +399,6 @@ class _LocalRun:
             return StepSummary(0.0, State.SKIPPED, False)
         has_record = not cached and (artifact.parent / STEP_RECORD_FILE).is_file()
         return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, State.SUCCEEDED, cached)
-
-
-def _on_one_step(config: Config) -> Config:
-    """Return the configuration for records that are there: nothing is left to be fanned out."""
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
 
 
 def _are_whole(records: Path) -> bool:

@@ -12,10 +12,10 @@ from tpu_pipelines.checking.preflight import describe_data
 from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, answer
-from tpu_pipelines.submission.submit import Plan
+from tpu_pipelines.submission.submit import RunPlan
 
 
-def describe(config: Config, plan: Plan, target: str) -> Iterator[Finding]:
+def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
     """Yield what a run would be, and what it lacks.
 
     Args:
@@ -35,7 +35,7 @@ def describe(config: Config, plan: Plan, target: str) -> Iterator[Finding]:
     yield from model_findings(config.training.model, plan.carried)
 
 
-def prices(config: Config, plan: Plan, target: str) -> Iterator[Finding]:
+def prices(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
     """Yield what preflight says of each machine, at the target's price; compiled before, it is known at once.
 
     Raises:
