@@ -42,7 +42,7 @@ def examine(
         InputError: If a platform cannot be asked: settings are missing, or the configuration names no machine of its.
     """
     settings, image = settings or Settings(), image or step_image()
-    checks = ConfigChecks(config, workspace).checks()
+    checks = ConfigChecks(config, None if target else workspace).checks()
     if target:
         checks += PlatformChecks(config, target, settings).checks()
     if target and set(ASKED) & set(costs):

@@ -13,7 +13,7 @@ from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.models.step.augmentation import check_images, check_labels
 from tpu_components.core.sources.kinds import find_source
 from tpu_components.preflight_training import sandbox
-from tpu_pipelines.checking.checks import check_deploy, check_inputs
+from tpu_pipelines.checking.checks import check_data, check_deploy, check_inputs
 from tpu_pipelines.checking.model_check import check_model, sample_interface
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
@@ -28,10 +28,10 @@ class ConfigChecks:
 
     Args:
         config: Configuration to check, already read.
-        workspace: Folder for runs, which may hold the champion.
+        workspace: Folder for runs, which may hold the champion; None for a run on a platform, which uses none.
     """
 
-    def __init__(self, config: Config, workspace: Path) -> None:
+    def __init__(self, config: Config, workspace: Path | None) -> None:
         self._config, self._workspace = config, workspace
         self._interface: Interface | None = None  # Of the data, once they were looked at.
 
@@ -40,7 +40,7 @@ class ConfigChecks:
         return [
             Check("settings", self._settings, Cost.FILE),
             Check("machine", self._machine, Cost.FILE),
-            Check("deploy", self._deploy, Cost.FILE),
+            *([Check("deploy", self._deploy, Cost.FILE)] if self._workspace else []),
             Check("data", self._data, Cost.SECONDS),
             Check("model", self._model, Cost.SECONDS),
         ]
@@ -68,9 +68,13 @@ class ConfigChecks:
             except InputError as error:
                 yield Finding("machine", Status.HINT, f"preflight would be left out. {error}")
 
-    def _deploy(self) -> Iterator[Finding]:
-        check_deploy(with_registry(self._config, self._workspace.absolute()))
-        yield from ()
+    def _deploy(self) -> tuple[Finding, ...]:
+        check_deploy(self._config_here)
+        return ()
+
+    @property
+    def _config_here(self) -> Config:
+        return with_registry(self._config, self._workspace.absolute()) if self._workspace else self._config
 
     def _data(self) -> Iterator[Finding]:
         config = self._config
@@ -78,7 +82,7 @@ class ConfigChecks:
             said = f"{config.data.source} is downloaded first; nothing of it was looked at"
             yield Finding("data", Status.HINT, said)
             return
-        plan = check_inputs(with_registry(config, self._workspace.absolute()), self._workspace)
+        plan = check_inputs(self._config_here, self._workspace) if self._workspace else check_data(config)
         overview = overview_of(plan, config.data)
         yield from (Finding("data", Status.OK, line) for line in overview.lines())
         yield from self._damage(overview)

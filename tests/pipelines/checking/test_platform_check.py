@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 
 from tpu_components.core.base.container_images import LOCAL_IMAGE
+from tpu_pipelines.checking.check_list import UNASKED, examine
 from tpu_pipelines.checking.platform_check import PlatformChecks
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import ask_all
+from tpu_pipelines.doctor.findings import Cost, ask_all, errors_in
 from tpu_pipelines.pipeline import compile as compiling
 
 _PINNED = f"europe-docker.pkg.dev/p/r/step@sha256:{'0' * 64}"
@@ -51,6 +52,15 @@ def test_what_is_there_is_said(image, tmp_path):
     assert "v5e-4" in found[2][2]
     assert "mine.py travels as gs://my-bucket/models/" in found[3][2]
     assert _found(load_config("digits", ["machine=v5e-4"]))[3][2] == "digits_cnn is in the image"
+
+
+def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(image, tmp_path, monkeypatch):
+    monkeypatch.setattr("tpu_pipelines.checking.config_check.check_model", lambda config, interface: [])
+    deploy = f"deploy={{registry: vertex, serving_image: '{image}'}}"
+    config = load_config("digits", ["machine=v5e-4", deploy])
+    assert errors_in(examine(config, UNASKED, "vertex", _SETTINGS, workspace=tmp_path)) == []
+    (here,) = errors_in(examine(config, (Cost.FILE,), workspace=tmp_path))
+    assert (here.about, here.said.startswith("A run on this machine knows no project.")) == ("deploy", True)
 
 
 def test_a_tag_that_may_move_is_a_hint(monkeypatch):
