@@ -1,8 +1,9 @@
 """Preflight of a configuration from the command line: no run, no records, no TPU."""
 
+import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +155,19 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
     return np.unique(np.concatenate([extremes, training[:count]]))
 
 
+@contextlib.contextmanager
+def written(params: WriteParams, sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
+    """Write the records of a sample; they are there for as long as the block runs.
+
+    Raises:
+        InputError: If the examples cannot be read, or do not fit together.
+    """
+    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
+        records_dir = Path(folder) / "records"
+        write_records(params, records_dir, sample)
+        yield records_dir, Manifest.load(records_dir, verify=False)
+
+
 def describe_data(
     config: Config,
     listing: Listing,
@@ -184,11 +198,8 @@ def describe_data(
         sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task)})
         count = len(sample.order[TRAIN])
         say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
-        with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
-            records_dir = Path(folder) / "records"
-            write_records(_alone(config.data, plan, count), records_dir, sample)
-            manifest = Manifest.load(records_dir, verify=False)
-            counts = planned.split(plan.split_examples) if planned else plan.split_examples
+        counts = planned.split(plan.split_examples) if planned else plan.split_examples
+        with written(_alone(config.data, plan, count), sample) as (records_dir, manifest):
             return data.measure(records_dir, manifest, counts, *reader, meanwhile)
 
     more = (planned.num_examples,) if planned else ()
