@@ -18,8 +18,8 @@ class Cost(enum.IntEnum):
 
     FILE = 1  # Settings and small files are read.
     SECONDS = 2  # The data are listed, the pipeline is compiled, the model is built.
-    REQUEST = 3  # The platform is asked something that takes a second, and without which a run surely fails.
-    NETWORK = 4  # The platform is asked for everything.
+    REQUEST = 3  # The platform is asked within a second for what every run needs; `submit` asks these too.
+    NETWORK = 4  # The platform is asked for everything else.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Finding:
 
 
 class LackError(Exception):
-    """Something that a run needs and that is not there, and what to do."""
+    """Error for something that a run needs and that is missing, with what to do."""
 
     def __init__(self, said: str, remedy: str) -> None:
         super().__init__(said)
@@ -51,7 +51,7 @@ class LackError(Exception):
 
 
 class CannotAskError(Exception):
-    """A question that nobody answers to whoever asks: why, and what may be done all the same."""
+    """Error for a question that a service does not answer to this user, with what to do nevertheless."""
 
     def __init__(self, said: str, remedy: str = "") -> None:
         super().__init__(said)
@@ -77,7 +77,7 @@ class Check:
 
 @contextlib.contextmanager
 def lacking(said: str, remedy: str, error: type[Exception] = MissingError) -> Iterator[None]:
-    """Turn an error into a `LackError`; where `said` is empty, it says what the error says."""
+    """Turn an error of the block into a `LackError`; an empty `said` stands for the error's own message."""
     try:
         yield
     except error as cause:
@@ -85,9 +85,9 @@ def lacking(said: str, remedy: str, error: type[Exception] = MissingError) -> It
 
 
 def answer(check: Check) -> Iterator[Finding]:
-    """Ask a check.
+    """Ask a check and yield its findings.
 
-    A mistake of the user's is an error. Of a platform that refuses to answer nothing is known.
+    A mistake of the user's becomes an error. If a platform refuses to answer, its finding is unknown.
     """
     try:
         said = check.ask()

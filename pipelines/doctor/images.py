@@ -50,7 +50,7 @@ def repository_of(image: str) -> tuple[str, str, str] | None:
 
 
 def find_image(image: str, apis: GoogleApis) -> Image:
-    """Return what a registry has under an image's name, by the registry's own protocol.
+    """Look up an image in its registry, by the registry's own protocol.
 
     https://distribution.github.io/distribution/spec/api: manifests and blobs by GET, nothing is pulled.
 
@@ -92,7 +92,7 @@ def look_at_image(
 
     Args:
         image: Name of the image.
-        apis: Whoever asks.
+        apis: Client of Google Cloud's APIs, for registries of Google's.
         variable: Environment variable that names the image.
         is_clusters_own: Whether a registry without a domain will do, as one that a cluster has itself.
         least_python: Version of Python that the machine requires, as `3.12`; empty for any.
@@ -129,7 +129,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _get(apis: GoogleApis, host: str, path: str) -> Any:
-    """Return an answer of a registry: of Google's as who is signed in, of others as anybody."""
+    """Send a GET to a registry: to Google's with the user's credentials, to others without any."""
     headers = {"Accept": ", ".join(_MANIFESTS)}
     if _GOOGLES.fullmatch(host):
         return apis.send("GET", host, path, headers=headers)

@@ -1,4 +1,4 @@
-"""What a run on Kubeflow Pipelines needs of its server, and, where a context of Kubernetes is named, of its cluster."""
+"""Checks of what a run needs of a server of Kubeflow Pipelines and, given a Kubernetes context, of its cluster."""
 
 import functools
 import re
@@ -41,7 +41,7 @@ class KubeflowChecks:
     Args:
         config: Configuration that is to run.
         settings: Settings of the platform; must have the server.
-        apis: Whoever asks Google Cloud, where something lies there.
+        apis: Client of Google Cloud's APIs, for buckets, images and node pools.
         context: Context of Kubernetes, as kubectl has it; empty asks the cluster nothing.
         image: Image that every step is to run in.
     """

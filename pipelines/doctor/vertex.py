@@ -1,9 +1,9 @@
-"""What a run on Vertex AI needs of Google Cloud.
+"""Checks of what a run on Vertex AI needs of Google Cloud.
 
-Which permission a call takes stands in its reference: serviceusage.services.get, resourcemanager.projects.getIamPolicy,
+The reference of each call names its permission: serviceusage.services.get, resourcemanager.projects.getIamPolicy,
 iam.serviceAccounts.get, iam.serviceAccounts.getIamPolicy, storage.buckets.get, storage.buckets.getIamPolicy,
 artifactregistry.repositories.getIamPolicy, compute.networks.get, cloudkms.cryptoKeys.get, cloudquotas.quotas.get.
-Whoever lacks one is told so, and the rest is asked all the same.
+If the user lacks one, that finding is unknown, and the other checks go on.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class VertexChecks:
     Args:
         config: Configuration that is to run.
         settings: Settings of the platform; must have the project, the region and the bucket.
-        apis: Whoever asks.
+        apis: Client of Google Cloud's APIs.
         image: Image that every step is to run in.
     """
 
