@@ -15,18 +15,19 @@ from tpu_components.core.examples.interface import REGRESSION, ImageInput
 from tpu_components.core.examples.records import ENCODED
 from tpu_components.core.files import storage
 from tpu_components.core.machines.footprint import Footprint
-from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, parse_machine
+from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.writer import write_records
 from tpu_components.preflight_training import data, sandbox
-from tpu_components.preflight_training.examining import FEED_BATCH, CompilationsAhead
-from tpu_components.preflight_training.findings import PreflightReport
+from tpu_components.preflight_training.examining import FEED_BATCH, CompilationsAhead, examine
+from tpu_components.preflight_training.findings import MachineReport, PreflightReport
 from tpu_components.preflight_training.report import write_report
 from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.config.resources import paid_on
+from tpu_pipelines.doctor.findings import CannotAskError
 
 SAMPLE_EXAMPLES = 4096
 _SMALL_BYTES = 16 << 20
@@ -117,6 +118,20 @@ def preflight(
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
     return report
+
+
+def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMachine]) -> tuple[MachineReport, ...]:
+    """Return what preflight says of machines; what was compiled before is known at once.
+
+    Raises:
+        CannotAskError: If preflight is switched off.
+        InputError: If the compiler is not installed, or the configuration, its data or its model cannot be used.
+    """
+    if config.preflight is None:
+        raise CannotAskError("preflight is switched off")
+    sandbox.require_compiler()
+    cache_dir, params = sandbox.default_cache_dir(), preflight_params(config, machines[0])
+    return examine(params, describe_data(config, listing, cache_dir), machines, cache_dir).machines
 
 
 def _as_many(like: Footprint | None, ahead: data.Meanwhile) -> data.Meanwhile:

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 
 from tpu_components.core.base.states import Status
-from tpu_components.preflight_training import sandbox
 from tpu_components.preflight_training.accuracy import INTERVALS
-from tpu_components.preflight_training.examining import examine
 from tpu_components.preflight_training.findings import LEFT_OUT
 from tpu_pipelines.checking.platform_check import image_check, model_findings
-from tpu_pipelines.checking.preflight import describe_data
-from tpu_pipelines.config.configuration import Config, preflight_params
+from tpu_pipelines.checking.preflight import judge_machines
+from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, answer
 from tpu_pipelines.submission.submit import RunPlan
@@ -36,19 +34,14 @@ def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
 
 
 def prices(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
-    """Yield what preflight says of each machine, at the target's price; compiled before, it is known at once.
+    """Yield what preflight says of each machine, at the target's price.
 
     Raises:
         CannotAskError: If there is no preflight, or the data have to be downloaded first.
         InputError: If the compiler is not installed, or the training cannot be compiled.
     """
-    if config.preflight is None:
-        raise CannotAskError("not known: preflight is switched off")
     if plan.data is None:
         raise CannotAskError(f"not known before the data are there: tpu-pipelines preflight {config.name}")
-    sandbox.require_compiler()
-    machines = [paid_on(config, job.machine, target) for job in plan.jobs]
-    cache_dir, params = sandbox.default_cache_dir(), preflight_params(config, machines[0])
-    data = describe_data(config, plan.data.listing, cache_dir)
-    told = [machine.summary for machine in examine(params, data, machines, cache_dir).machines]
+    reports = judge_machines(config, plan.data.listing, [paid_on(config, job.machine, target) for job in plan.jobs])
+    told = [report.summary for report in reports]
     yield from (Finding("price", Status.OK, said) for said in (*told, INTERVALS, LEFT_OUT))

@@ -16,6 +16,7 @@ from tpu_components.train_model.environment_report import REPORT_VARIABLE
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import CannotAskError
 from tpu_pipelines.platforms.custom_job import in_region
 from tpu_pipelines.platforms.jobs import Submission, Submitter
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
@@ -233,27 +234,15 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
 def _estimate(smoke: Smoke) -> str:
     """Return the time of a step by preflight, on this machine."""
     from tpu_components.core.sources.kinds import list_examples
-    from tpu_components.preflight_training import sandbox
-    from tpu_components.preflight_training.examining import examine
-    from tpu_pipelines.checking.preflight import describe_data
-    from tpu_pipelines.config.configuration import preflight_params
+    from tpu_pipelines.checking.preflight import judge_machines
 
-    if smoke.config.preflight is None:
-        return "not known: preflight is switched off"
     paid = dataclasses.replace(smoke.paid, region=in_region(smoke.plan.jobs[0].machine, smoke.settings).region)
     try:
-        sandbox.require_compiler()
-        cache_dir = sandbox.default_cache_dir()
-        params = preflight_params(smoke.config, paid)
-        planned = smoke.plan.data
-        listing = planned.listing if planned else list_examples(smoke.config.data)
-        data = describe_data(smoke.config, listing, cache_dir)
-        (machine_report,) = examine(params, data, (paid,), cache_dir).machines
-    except InputError as error:
+        listing = smoke.plan.data.listing if smoke.plan.data else list_examples(smoke.config.data)
+        (report,) = judge_machines(smoke.config, listing, (paid,))
+    except (CannotAskError, InputError) as error:
         return f"not known: {error}"
-    if machine_report.step is None:
-        return machine_report.summary
-    return f"{machine_report.step.total_ms:.3f} ms on the device"
+    return f"{report.step.total_ms:.3f} ms on the device" if report.step else report.summary
 
 
 def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]) -> Sequence[tuple[str, str]]:

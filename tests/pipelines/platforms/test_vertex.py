@@ -638,7 +638,7 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
     assert said == (
         "digits for vertex, not sent (dry run)\n\n"
         "ok       machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
-        "unknown  price    not known: preflight is switched off\n"
+        "unknown  price    preflight is switched off\n"
         f"ok       image    {os.environ['TPU_PIPELINES_IMAGE']}\n"
         "ok       data     sklearn:digits, 1,259 to train, 179 to validation, 359 to test\n"
         "ok       model    /my_model.py travels as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n\n"

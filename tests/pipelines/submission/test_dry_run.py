@@ -38,7 +38,8 @@ def test_a_price_that_cannot_be_known_says_why():
     with pytest.raises(CannotAskError, match="not known before the data are there: tpu-pipelines preflight digits"):
         next(prices(config, plan, "vertex"))
     config = load_config("digits", ["machine=v5e-4", "preflight=false"])
-    assert ("price", "unknown") in [(finding.about, finding.state) for finding in describe(config, plan, "vertex")]
+    plan = _plan(config)
+    assert "price: preflight is switched off" in map(str, describe(config, plan, "vertex"))
 
 
 def test_a_bucket_is_listed_once_and_before_any_machine_is_compiled_for(bucket, monkeypatch):
