@@ -10,6 +10,7 @@ import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import (
     EVALUATION_FILE,
@@ -135,7 +136,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         ).save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **judged.predictions)
         (staged / REPORT_FILE).write_text(judged.render(info, result), encoding="utf-8")
-    progress.say(_STEP, f"{'promoted' if result.promote else 'not promoted'}: " + "; ".join(result.reasons))
+    progress.say(_STEP, f"{PROMOTED if result.promote else NOT_PROMOTED}: " + "; ".join(result.reasons))
     return result
 
 

@@ -8,19 +8,21 @@ import hashlib
 import html
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import State
 
 if TYPE_CHECKING:
     import numpy as np
 
     from tpu_components.preflight_training.findings import PreflightReport
     from tpu_components.serving.inputs import ExamplePrediction
-    from tpu_pipelines.checking.config_check import Finding
     from tpu_pipelines.config.configuration import Config
+    from tpu_pipelines.doctor.findings import Finding
     from tpu_pipelines.starting.data_overview import DataOverview
 
 Place = str | Path
@@ -105,7 +107,8 @@ class Run:
 
         known = {name: value for name, value in self.metrics.items() if value is not None}
         rows = {name: f"{value:,}" if isinstance(value, int) else show(value) for name, value in known.items()}
-        rows |= {name: "cached" if step["cached"] else step["state"] for name, step in self.summary["steps"].items()}
+        steps = self.summary["steps"]
+        rows |= {name: State.CACHED if step["cached"] else step["state"] for name, step in steps.items()}
         said = "".join(f"<li>{html.escape(reason)}</li>" for reason in self.reasons)
         return f"<h4>{html.escape(self.name)}: {self.status}</h4>{_html_table(rows)}<ul>{said}</ul>"
 
@@ -119,12 +122,14 @@ class Checks:
     @property
     def is_sound(self) -> bool:
         """Whether nothing that was found would stop a run."""
-        from tpu_pipelines.checking.config_check import is_sound
+        from tpu_pipelines.doctor.findings import errors_in
 
-        return is_sound(self.findings)
+        return not errors_in(self.findings)
 
     def __str__(self) -> str:
-        return "\n".join(f"{finding.state:<6}{finding.about:<10}{finding.said}" for finding in self.findings)
+        from tpu_pipelines.doctor.findings import as_lines
+
+        return "\n".join(f"{state:<9}{text}" for state, text in as_lines(self.findings))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -210,7 +215,7 @@ def run(
     summary = outcome.summary
     if outcome.is_input_error:
         raise InputError(summary.error)
-    if summary.status == "failed":
+    if summary.status == State.FAILED:
         raise RunFailedError(summary.as_dict())
     return Run(Path(workspace) / summary.config["name"], summary.as_dict())
 
@@ -221,7 +226,8 @@ def load_run(path: Place) -> Run:
     Raises:
         InputError: If it is none.
     """
-    from tpu_pipelines.runs.summary import SUMMARY_FILE, Summary
+    from tpu_pipelines.checking.workspace import SUMMARY_FILE
+    from tpu_pipelines.runs.summary import Summary
 
     try:
         return Run(Path(path), Summary.load(Path(path)).as_dict())
@@ -237,9 +243,9 @@ def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, w
     Raises:
         InputError: If the configuration is none.
     """
-    from tpu_pipelines.checking.config_check import check_config
+    from tpu_pipelines.checking.check_list import UNASKED, examine
 
-    return Checks(tuple(check_config(read_config(config, overrides), Path(workspace))))
+    return Checks(tuple(examine(read_config(config, overrides), UNASKED, workspace=Path(workspace))))
 
 
 def preflight(
@@ -342,15 +348,12 @@ def _as_name(model: Any, folder: Path) -> Any:
     digest = hashlib.sha256(model.to_json().encode())
     for weight in model.get_weights():
         digest.update(weight.tobytes())
-    path = folder / f"{_plain(model.name)}-{digest.hexdigest()[:12]}.keras"
+    plain = re.sub(r"[^\w-]", "_", model.name)
+    path = folder / f"{plain}-{digest.hexdigest()[:12]}.keras"
     if not path.is_file():  # Saved twice it would be another file, and another model.
         path.parent.mkdir(parents=True, exist_ok=True)
         model.save(path)
     return str(path)
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 
 def _as_section(data: Any, folder: Path) -> Any:

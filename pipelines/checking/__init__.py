@@ -1,1 +1,1 @@
-"""What can be known before a run, from seconds of reading to a compiled training step."""
+"""The list of all checks, a workspace's places, and what a compiled training step tells before a run."""

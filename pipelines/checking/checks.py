@@ -1,9 +1,8 @@
 """What can be known of a run before it begins: its data, its champion, its folder."""
 
 import json
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
@@ -11,7 +10,6 @@ from tpu_components.core.examples.artifacts import ModelInfo
 from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
-from tpu_components.core.models.lookup import named_files
 from tpu_components.core.registry.opening import open_registry, parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex
 from tpu_components.core.registry.signing import try_keys
@@ -19,11 +17,9 @@ from tpu_components.core.registry.versions import fetch
 from tpu_components.core.sources.listing import Listing
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.evaluate_model.params import CLASS, LENGTH
+from tpu_pipelines.checking.workspace import check_run_dir
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.runs import history
-from tpu_pipelines.runs.summary import LOG_FILE, SUMMARY_FILE
 
-_MARKERS = (SUMMARY_FILE, LOG_FILE)
 _AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # By which a gate divides examples into quarters.
 
 
@@ -52,7 +48,7 @@ def check_inputs(config: Config, workspace: Path, listing: Listing | None = None
             f"stands. Received workspace {str(workspace)!r}, data.source {config.data.source!r} and others. "
             "Use another name."
         )
-    _check_run_dir(config, run_dir)
+    check_run_dir(config, run_dir)
     plan = check_data(config, listing)
     _check_champion(config, plan.listing.class_names)
     return plan
@@ -117,49 +113,3 @@ def _check_champion(config: Config, class_names: Sequence[str]) -> None:
                 f"Cannot compare with the champion, {champion}: it knows the classes {list(info.class_names)}, and the "
                 f"data set has {list(class_names)}. Let other classes be another model: --set deploy.model_name=…"
             )
-
-
-def _check_run_dir(config: Config, run_dir: Path) -> None:
-    """Refuse a folder that cannot be written, that is not a run's, or that holds what the run reads."""
-    storage.require_writable(run_dir)
-    history.check_history(run_dir)
-    if run_dir.is_dir() and any(run_dir.iterdir()) and not any((run_dir / name).is_file() for name in _MARKERS):
-        raise InputError(
-            f"Refused to write into {run_dir}: expected an empty folder or an earlier run, received other files. "
-            "Use another --workspace or --set name=…"
-        )
-    for place in (run_dir, history.history_dir(run_dir)):
-        _check_apart(config, place)
-
-
-def _check_apart(config: Config, place: Path) -> None:
-    """Refuse a folder that is replaced or cleaned where it holds what the run reads, or its registry."""
-    ours = place.resolve()
-    registry = None
-    if config.deploy and not is_on_vertex(config.deploy.registry):
-        registry = Path(config.deploy.registry).resolve()
-    if registry and (ours.is_relative_to(registry) or registry.is_relative_to(ours)):
-        raise InputError(
-            f"Refused to write into {place}: the registry, {registry}, lies there, or around it. Use another "
-            "--workspace, --set name=… or --set deploy.registry=…"
-        )
-    for what, read in _reads(config):
-        if not read or storage.is_remote(read) or not os.path.exists(read):
-            continue
-        theirs = Path(read).resolve()
-        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
-            raise InputError(
-                f"Refused to write into {place}: {what} {read!r} lies there, or around it, and a run replaces what "
-                "its folder holds, moves it and deletes the oldest earlier runs. Use another --workspace or "
-                "--set name=…, or copy what is read to another place."
-            )
-
-
-def _reads(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield what a run reads from places of the user's, by its key."""
-    yield "data.source", config.data_location
-    yield "gate.champion", config.gate.champion
-    if config.training.model.endswith((".py", ".keras")):
-        yield "model", config.training.model
-    yield from (("model.files", file) for file in config.model_files)
-    yield from (("model.parameters", file) for file in named_files(config.training.model_parameters))

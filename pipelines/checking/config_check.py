@@ -1,137 +1,121 @@
-"""All that can be known of a configuration within seconds: what would stop a run, and what would spoil it."""
+"""What can be known of a configuration within seconds: settings, machine, registry, data and model."""
 
 import contextlib
-import dataclasses
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import Status
 from tpu_components.core.examples.artifacts import VALIDATION
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.models.step.augmentation import check_images, check_labels
 from tpu_components.core.sources.kinds import find_source
-from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.preflight_training import sandbox
-from tpu_pipelines.checking.checks import check_deploy, check_inputs
+from tpu_pipelines.checking.checks import check_data, check_deploy, check_inputs
 from tpu_pipelines.checking.model_check import check_model, sample_interface
+from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.runs.run_local import with_registry
+from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding
 from tpu_pipelines.starting.data_overview import DataOverview, overview_of
 
-OK, HINT, ERROR = "ok", "hint", "error"
-T = TypeVar("T")
 
+class ConfigChecks:
+    """The checks of a configuration and its data: what would stop a run, and what would spoil it.
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        about: Name of what was looked at, as `data`.
-        state: `ok`, `hint` or `error`.
-        said: Sentence about it.
-    """
-
-    about: str
-    state: str
-    said: str
-
-
-def is_sound(findings: Sequence[Finding]) -> bool:
-    """Return whether nothing that was found would stop a run."""
-    return all(finding.state != ERROR for finding in findings)
-
-
-def check_config(config: Config, workspace: Path) -> list[Finding]:
-    """Look at the data, some examples of them, the model, the machine, and settings that contradict one another.
-
-    What does not depend on a mistake is looked at all the same, so that one call finds as many as there are.
+    Each looks at what it can, also where another has found a mistake, so that one call finds as many as there are.
 
     Args:
         config: Configuration to check, already read.
-        workspace: Folder for runs, which may hold the champion.
+        workspace: Folder for runs, which may hold the champion; None for a run on a platform, which uses none.
     """
-    findings = [Finding("settings", OK, f"{config.name}: {config.data.asked}, {config.training.epochs} epochs")]
-    findings += _check_machine(config)
-    here = with_registry(config, workspace.absolute())
-    _found(findings, "deploy", lambda: check_deploy(here))
-    plan = None
-    if find_source(config.data.source)[0].is_downloaded:
-        findings.append(Finding("data", HINT, f"{config.data.source} is downloaded first; nothing of it was looked at"))
-    else:
-        plan = _found(findings, "data", lambda: check_inputs(here, workspace))
-    if plan is None:
-        return findings + [Finding("settings", HINT, said) for said in contradictions(config)]
-    overview = overview_of(plan, config.data)
-    findings += [Finding("data", OK, line) for line in overview.lines()]
-    findings += _check_damage(config, overview)
-    findings += [Finding("settings", HINT, said) for said in contradictions(config, overview)]
-    if interface := _found(findings, "data", lambda: _read_sample(config, plan)):
-        findings += _check_model(config, interface)
-    return findings
 
+    def __init__(self, config: Config, workspace: Path | None) -> None:
+        self._config, self._workspace = config, workspace
+        self._interface: Interface | None = None  # Of the data, once they were looked at.
 
-def _found(findings: list[Finding], about: str, look: Callable[[], T]) -> T | None:
-    try:
-        return look()
-    except InputError as error:
-        findings.append(Finding(about, ERROR, str(error)))
-        return None
+    def checks(self) -> list[Check]:
+        """Return everything to ask, in the order in which it is told."""
+        return [
+            Check("settings", self._settings, Cost.FILE),
+            Check("machine", self._machine, Cost.FILE),
+            *([Check("deploy", self._deploy, Cost.FILE)] if self._workspace else []),
+            Check("data", self._data, Cost.SECONDS),
+            Check("model", self._model, Cost.SECONDS),
+        ]
 
+    def _settings(self) -> Iterator[Finding]:
+        config = self._config
+        yield Finding("settings", Status.OK, f"{config.name}: {config.data.asked}, {config.training.epochs} epochs")
+        yield from (Finding("settings", Status.HINT, said) for said in contradictions(config))
 
-def _read_sample(config: Config, plan: DatasetPlan) -> Interface:
-    with contextlib.redirect_stderr(io.StringIO()):  # Which speaks of records that nobody is to have.
-        return sample_interface(config, plan)
+    def _machine(self) -> Iterator[Finding]:
+        for machine in self._config.machine.candidates if self._config.machine else ():
+            price = machine.paid.price
+            cost = (
+                f"{price.usd_per_hour:.2f} $ an hour in {price.region} at {billed_by(price.target)}"
+                if price
+                else "of no known price"
+            )
+            yield Finding("machine", Status.OK, f"{machine.name}: {machine.slice.devices} devices, {cost}")
+            if (hosts := machine.slice.hosts) > 1:
+                said = f"{machine.name} has {hosts} hosts: submit it; `run` trains on one"
+                yield Finding("machine", Status.HINT, said)
+        if self._config.preflight:
+            try:
+                sandbox.require_compiler()
+            except InputError as error:
+                yield Finding("machine", Status.HINT, f"preflight would be left out. {error}")
 
+    def _deploy(self) -> tuple[Finding, ...]:
+        check_deploy(self._config_here)
+        return ()
 
-def _check_machine(config: Config) -> Iterator[Finding]:
-    for machine in config.machine.candidates if config.machine else ():
-        price = machine.paid.price
-        cost = (
-            f"{price.usd_per_hour:.2f} $ an hour in {price.region} at {billed_by(price.target)}"
-            if price
-            else "of no known price"
-        )
-        yield Finding("machine", OK, f"{machine.name}: {machine.slice.devices} devices, {cost}")
-        if (hosts := machine.slice.hosts) > 1:
-            yield Finding("machine", HINT, f"{machine.name} has {hosts} hosts: submit it; `run` trains on one")
-    if config.preflight:
-        try:
-            sandbox.require_compiler()
-        except InputError as error:
-            yield Finding("machine", HINT, f"preflight would be left out. {error}")
+    @property
+    def _config_here(self) -> Config:
+        return with_registry(self._config, self._workspace.absolute()) if self._workspace else self._config
 
+    def _data(self) -> Iterator[Finding]:
+        config = self._config
+        if find_source(config.data.source)[0].is_downloaded:
+            said = f"{config.data.source} is downloaded first; nothing of it was looked at"
+            yield Finding("data", Status.HINT, said)
+            return
+        plan = check_inputs(self._config_here, self._workspace) if self._workspace else check_data(config)
+        overview = overview_of(plan, config.data)
+        yield from (Finding("data", Status.OK, line) for line in overview.lines())
+        yield from self._damage(overview)
+        yield from (Finding("settings", Status.HINT, said) for said in contradicted_by(overview, config))
+        with contextlib.redirect_stderr(io.StringIO()):  # Which speaks of records that nobody is to have.
+            self._interface = sample_interface(config, plan)
 
-def _check_damage(config: Config, overview: DataOverview) -> Iterator[Finding]:
-    most, unusable, damaged = config.data.max_bad_fraction, overview.unusable, overview.damaged
-    said = [
-        (unusable, overview.num_inputs, f"{len(unusable):,} of {overview.num_inputs:,} examples cannot be used"),
-        (damaged, overview.num_looked_at, "{:.1%} of the examples that were read are damaged"),
-    ]
-    for bad, count, what in said:
-        if len(bad) > most * count:
-            expected = f"expected at most data.max_bad_fraction={most:g}. Repair or remove them, or raise it."
-            yield Finding("data", ERROR, f"{what.format(len(bad) / count)}: {expected}")
+    def _damage(self, overview: DataOverview) -> Iterator[Finding]:
+        most, unusable, damaged = self._config.data.max_bad_fraction, overview.unusable, overview.damaged
+        said = [
+            (unusable, overview.num_inputs, f"{len(unusable):,} of {overview.num_inputs:,} examples cannot be used"),
+            (damaged, overview.num_looked_at, "{:.1%} of the examples that were read are damaged"),
+        ]
+        for bad, count, what in said:
+            if len(bad) > most * count:
+                expected = f"expected at most data.max_bad_fraction={most:g}"
+                told = f"{what.format(len(bad) / count)}: {expected}"
+                yield Finding("data", Status.ERROR, told, "repair or remove them, or raise it")
 
-
-def _check_model(config: Config, interface: Interface) -> list[Finding]:
-    model = config.training.model
-    try:
+    def _model(self) -> Iterator[Finding]:
+        config, model = self._config, self._config.training.model
+        if (interface := self._interface) is None:
+            raise CannotAskError("not built without the data")
         check_images(config.training, (None, *interface.input.shape))
         check_labels(config.training, interface.task_name)
         warnings = check_model(config, interface)
-    except InputError as error:
-        return [Finding("model", ERROR, str(error))]
-    formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
-    built = Finding("model", OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
-    return [built, *(Finding("model", HINT, warning) for warning in warnings)]
+        formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
+        yield Finding("model", Status.OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
+        yield from (Finding("model", Status.HINT, warning) for warning in warnings)
 
 
-def contradictions(config: Config, overview: DataOverview | None = None) -> Iterator[str]:
-    """Settings of which one makes another useless, in words; with the data, also those that these make useless."""
+def contradictions(config: Config) -> Iterator[str]:
+    """Yield the settings of which one makes another useless, in words."""
     training = config.training
     shortest = min((stage.epochs for stage in training.stages), default=training.epochs)
     if training.warmup_epochs >= shortest:
@@ -142,9 +126,11 @@ def contradictions(config: Config, overview: DataOverview | None = None) -> Iter
         )
     if config.machine and training.accelerator in ("cpu", "gpu"):
         yield f"training.accelerator={training.accelerator} leaves the machine {config.machine.name} unused"
-    if overview is None:
-        return
-    if training.early_stopping_epochs and VALIDATION not in overview.split_examples:
+
+
+def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
+    """Yield the settings that the data make useless, in words."""
+    if config.training.early_stopping_epochs and VALIDATION not in overview.split_examples:
         yield (
             "training.early_stopping_epochs looks at the training loss, as there is no validation split: set "
             "data.validation_fraction"

@@ -22,14 +22,14 @@ _ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
-class Baseline:
+class NamedFootprint:
     """The footprint that a training is held against, and the name by which it is called."""
 
     name: str
     footprint: Footprint
 
 
-def load_baseline(text: str) -> Baseline:
+def load_baseline(text: str) -> NamedFootprint:
     """Return what a version keeps of its preflight, or what a report of preflight says of its first machine.
 
     Args:
@@ -42,7 +42,7 @@ def load_baseline(text: str) -> Baseline:
     return _of_report(text) if origin is None else _of_version(origin)
 
 
-def _of_version(origin: Origin) -> Baseline:
+def _of_version(origin: Origin) -> NamedFootprint:
     name, kept = origin.name, origin.lineage.get(PREFLIGHT)
     if not kept:
         raise InputError(
@@ -51,7 +51,7 @@ def _of_version(origin: Origin) -> Baseline:
             "commit before."
         )
     try:
-        return Baseline(name, Footprint.read(kept))
+        return NamedFootprint(name, Footprint.read(kept))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"Cannot compare with {name}: what it keeps of its preflight is not of this version ({error!r}). Compare "
@@ -59,7 +59,7 @@ def _of_version(origin: Origin) -> Baseline:
         ) from error
 
 
-def _of_report(text: str) -> Baseline:
+def _of_report(text: str) -> NamedFootprint:
     path = Path(os.path.expanduser(text))
     report = PreflightReport.load(path.parent if path.name == PREFLIGHT_FILE else path)
     footprint = footprint_of(report, report.machines[0])
@@ -68,11 +68,11 @@ def _of_report(text: str) -> Baseline:
             f"Cannot compare with {text}: expected a training that fits its machine, received one of which it says: "
             f"{report.machines[0].summary}. Name another."
         )
-    return Baseline(report.run or report.model, footprint)
+    return NamedFootprint(report.run or report.model, footprint)
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class FootprintComparison:
     """A training beside another.
 
     Attributes:
@@ -89,7 +89,7 @@ class Comparison:
 
     @classmethod
     def make(
-        cls, report: PreflightReport, baseline: Baseline, slower: float = math.inf, dearer: float = math.inf
+        cls, report: PreflightReport, baseline: NamedFootprint, slower: float = math.inf, dearer: float = math.inf
     ) -> Self | None:
         """Compare the first machine of a report; None where the training does not fit that.
 

@@ -5,16 +5,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import TRAIN, Manifest
+from tpu_components.core.examples.artifacts import TRAIN
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.models.ready import REGISTRY
 from tpu_components.create_tfrecords.planning import DatasetPlan
-from tpu_components.create_tfrecords.writer import write_records
-from tpu_pipelines.checking.preflight import sample_of
+from tpu_pipelines.checking.preflight import sample_of, written
 from tpu_pipelines.config.configuration import Config
 
 _SAMPLE_EXAMPLES = 64
@@ -82,7 +79,5 @@ def sample_interface(config: Config, plan: DatasetPlan) -> Interface:
     """
     sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task, _SAMPLE_EXAMPLES)})
     lenient = dataclasses.replace(config.data, max_bad_fraction=0.99)  # So few say nothing of all.
-    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
-        records_dir = Path(folder) / "records"
-        write_records(lenient, records_dir, sample)
-        return Manifest.load(records_dir, verify=False).interface
+    with written(lenient, sample) as (_, manifest):
+        return manifest.interface

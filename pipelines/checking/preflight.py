@@ -1,8 +1,9 @@
 """Preflight of a configuration from the command line: no run, no records, no TPU."""
 
+import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,19 @@ from tpu_components.core.examples.interface import REGRESSION, ImageInput
 from tpu_components.core.examples.records import ENCODED
 from tpu_components.core.files import storage
 from tpu_components.core.machines.footprint import Footprint
-from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, parse_machine
+from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.writer import write_records
 from tpu_components.preflight_training import data, sandbox
-from tpu_components.preflight_training.examining import FEED_BATCH, CompilationsAhead
-from tpu_components.preflight_training.findings import PreflightReport
+from tpu_components.preflight_training.examining import FEED_BATCH, CompilationsAhead, examine
+from tpu_components.preflight_training.findings import MachineReport, PreflightReport
 from tpu_components.preflight_training.report import write_report
 from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.config.resources import paid_on
+from tpu_pipelines.doctor.findings import CannotAskError
 
 SAMPLE_EXAMPLES = 4096
 _SMALL_BYTES = 16 << 20
@@ -118,6 +120,20 @@ def preflight(
     return report
 
 
+def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMachine]) -> tuple[MachineReport, ...]:
+    """Return what preflight says of machines; what was compiled before is known at once.
+
+    Raises:
+        CannotAskError: If preflight is switched off.
+        InputError: If the compiler is not installed, or the configuration, its data or its model cannot be used.
+    """
+    if config.preflight is None:
+        raise CannotAskError("preflight is switched off")
+    sandbox.require_compiler()
+    cache_dir, params = sandbox.default_cache_dir(), preflight_params(config, machines[0])
+    return examine(params, describe_data(config, listing, cache_dir), machines, cache_dir).machines
+
+
 def _as_many(like: Footprint | None, ahead: data.Meanwhile) -> data.Meanwhile:
     """Return what compiles ahead for as many examples as another training had."""
     return (lambda interface, *_: ahead(interface, like.num_examples, like.num_validation)) if like else ahead
@@ -154,6 +170,19 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
     return np.unique(np.concatenate([extremes, training[:count]]))
 
 
+@contextlib.contextmanager
+def written(params: WriteParams, sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
+    """Write the records of a sample; they are there for as long as the block runs.
+
+    Raises:
+        InputError: If the examples cannot be read, or do not fit together.
+    """
+    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
+        records_dir = Path(folder) / "records"
+        write_records(params, records_dir, sample)
+        yield records_dir, Manifest.load(records_dir, verify=False)
+
+
 def describe_data(
     config: Config,
     listing: Listing,
@@ -184,11 +213,8 @@ def describe_data(
         sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task)})
         count = len(sample.order[TRAIN])
         say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
-        with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
-            records_dir = Path(folder) / "records"
-            write_records(_alone(config.data, plan, count), records_dir, sample)
-            manifest = Manifest.load(records_dir, verify=False)
-            counts = planned.split(plan.split_examples) if planned else plan.split_examples
+        counts = planned.split(plan.split_examples) if planned else plan.split_examples
+        with written(_alone(config.data, plan, count), sample) as (records_dir, manifest):
             return data.measure(records_dir, manifest, counts, *reader, meanwhile)
 
     more = (planned.num_examples,) if planned else ()

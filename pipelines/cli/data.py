@@ -45,13 +45,8 @@ def _add_drift(commands: Any) -> None:
 
 
 def _add_confidence(command: argparse.ArgumentParser, words: str) -> None:
-    command.add_argument("--confidence", type=_confidence, default=0.99, metavar="SHARE", help=words)
-
-
-def _confidence(text: str) -> float:
-    if not 0.5 <= number(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a share from 0.5 to below 1, received {text}")
-    return number(text)
+    share = number("a share from 0.5 to below 1", lambda share: 0.5 <= share < 1)
+    command.add_argument("--confidence", type=share, default=0.99, metavar="SHARE", help=words)
 
 
 def _drift(arguments: argparse.Namespace) -> int:
@@ -85,16 +80,11 @@ def _add_monitor(commands: Any) -> None:
     monitor.add_argument("log", type=user_path, metavar="LOG", help="file that the server wrote")
     monitor.add_argument("--against", required=True, metavar="VERSION", help=f"version that answered: {VERSION_FORMS}")
     add_workspace(monitor)
-    monitor.add_argument("--latency-ms", type=_positive, metavar="MS", help="time that 95 of 100 requests may take")
+    limit = number("a number above 0", lambda limit: 0 < limit < math.inf)
+    monitor.add_argument("--latency-ms", type=limit, metavar="MS", help="time that 95 of 100 requests may take")
     _add_confidence(monitor, "of logs like the evaluation, so many drift in no figure (default: 0.99)")
     monitor.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
     monitor.set_defaults(command=_monitor)
-
-
-def _positive(text: str) -> float:
-    if not 0 < number(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, received {text}")
-    return number(text)
 
 
 def _monitor(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tpu_components.core.base.states import Status
 from tpu_pipelines.cli.options import (
     BAD_INPUT,
     DONE,
@@ -16,10 +17,10 @@ from tpu_pipelines.cli.options import (
     add_set,
     add_target,
     output_file,
+    show_findings,
     show_text,
-    tell_hint,
 )
-from tpu_pipelines.cli.platforms import Progress, connect
+from tpu_pipelines.cli.platforms import Progress, ask_first, connect
 
 
 def _add_doctor(commands: Any) -> None:
@@ -28,8 +29,8 @@ def _add_doctor(commands: Any) -> None:
         epilog="Example: tpu-pipelines doctor digits --target vertex",
         help="what a cloud platform still lacks for a run",
         description="Ask a cloud platform, reading alone, for everything that a run of the configuration needs there: "
-        "✓ is there, ✗ is missing, with what to do, and ? is what it does not say to you. Exits with 2 if something is "
-        "missing.",
+        "ok is there; error is missing and hint is not as it should be, with what to do; unknown is what it does not "
+        "say to you. Exits with 2 at an error or a hint.",
     )
     add_config(doctor)
     add_target(doctor)
@@ -39,17 +40,16 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    from tpu_pipelines.checking.check_list import ASKED, examine
     from tpu_pipelines.config.configuration import load_config
     from tpu_pipelines.config.settings import TARGET_SETTINGS, load_settings
-    from tpu_pipelines.doctor.examining import as_dicts, examine
-    from tpu_pipelines.doctor.findings import as_table, missing_of
 
     settings = load_settings(os.environ, arguments.settings)
     settings.require(*TARGET_SETTINGS[arguments.target])
     config = load_config(arguments.config, arguments.overrides)
-    findings = examine(config, arguments.target, settings, arguments.kube_context)
-    show_text(json.dumps(as_dicts(findings)) if arguments.json else as_table(findings))
-    return BAD_INPUT if missing_of(findings) else DONE
+    findings = examine(config, ASKED, arguments.target, settings, context=arguments.kube_context)
+    show_findings(findings, arguments.json)
+    return BAD_INPUT if {Status.ERROR, Status.HINT} & {finding.state for finding in findings} else DONE
 
 
 def _add_smoke(commands: Any) -> None:
@@ -75,12 +75,10 @@ def _add_smoke(commands: Any) -> None:
 
 
 def _smoke(arguments: argparse.Namespace) -> int:
-    settings, platform, backoff = connect(arguments)
+    settings, submitter = connect(arguments)
     from tpu_components.core.base.errors import InputError
     from tpu_components.core.files import storage
-    from tpu_pipelines.doctor.examining import require_ready
     from tpu_pipelines.pipeline.compile import require_step_image
-    from tpu_pipelines.platforms.jobs import Retrying
     from tpu_pipelines.submission.smoke import plan_smoke, run_smoke
 
     smoke = plan_smoke(arguments.target, arguments.machine, settings, arguments.overrides)
@@ -88,10 +86,8 @@ def _smoke(arguments: argparse.Namespace) -> int:
     show_text(f"price: {smoke.price}", sys.stderr)
     if not arguments.yes:
         raise InputError("Nothing was sent: expected --yes, which confirms the price.")
-    if not arguments.no_doctor:
-        for finding in require_ready(smoke.config, arguments.target, settings, smoke.plan.image):
-            tell_hint(f"{finding.verdict} {finding.what}: {finding.said}")
-    report = run_smoke(smoke, Retrying(platform, backoff), Progress(), arguments.poll_seconds)
+    ask_first(arguments, smoke.config, settings, smoke.plan.image)
+    report = run_smoke(smoke, submitter, Progress(), arguments.poll_seconds)
     show_text(json.dumps(dict(report.rows)) if arguments.json else str(report))
     if arguments.report:
         storage.write_bytes(arguments.report, report.as_rules().encode())

@@ -1,13 +1,18 @@
 """Options that commands share."""
 
 import argparse
+import contextlib
+import dataclasses
+import json
 import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tpu_components.core.base.states import COLOURS, Status
 
 # The same numbers as tpu_components.core.step.command_line, whose import `--help` does without.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
@@ -21,8 +26,6 @@ HERE = "local"  # Where a run may be, beside the platforms.
 
 
 _CODES = {"red": 31, "green": 32, "yellow": 33}
-# What becomes of a run, a step or a model, as the tables of the commands say it between spaces.
-STATES = {"succeeded": "green", "promoted": "green", "rejected": "yellow", "not promoted": "yellow", "failed": "red"}
 
 
 def is_coloured(stream: Any) -> bool:
@@ -51,6 +54,26 @@ def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, en
 
 def _paint(text: str, colour: str) -> str:
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+def show_findings(findings: Sequence[Any], as_json: bool = False, stream: Any = None) -> None:
+    """Print what checks found: a line each, and below it what to do; or a JSON list."""
+    from tpu_components.core.base.terminal import in_one_line
+    from tpu_pipelines.doctor.findings import as_lines
+
+    if as_json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
+        return
+    for state, text in as_lines(findings):
+        show_text(f"{state:<9}", stream, COLOURS, end="")
+        show_text(in_one_line(text), stream)
+
+
+def tell_findings(findings: Iterable[Any]) -> None:
+    """Say on stderr what checks found that is not as it should be."""
+    for finding in findings:
+        if finding.state != Status.OK:
+            tell_hint(str(finding))
 
 
 def tell_error(error: Any) -> None:
@@ -142,29 +165,21 @@ def add_target(command: Any, required: bool = False, also: tuple[str, ...] = (),
     )
 
 
-def number(text: str) -> float:
-    """Return the number that an option gives, or nan, which is in no range: so the option says what it expects."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def number(expected: str, allows: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return what reads the number that an option gives.
 
-
-def _seconds(text: str) -> float:
-    if not 0 < number(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, received {text}")
-    return number(text)
-
-
-def share(text: str) -> float:
-    """Return a share that an option gives, as 0.2.
-
-    Raises:
-        argparse.ArgumentTypeError: If it is none.
+    Args:
+        expected: Numbers that are taken, in words.
+        allows: Returns whether a number is one of them.
     """
-    if not 0 <= number(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a share that is not negative, as 0.2, received {text}")
-    return number(text)
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if allows(value := float(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"expected {expected}, received {text}")
+
+    return read
 
 
 def add_markdown(command: Any) -> None:
@@ -182,4 +197,5 @@ def add_wait(command: Any) -> None:
 
 def add_poll(command: Any) -> None:
     """Add how often a run is looked at."""
-    command.add_argument("--poll-seconds", type=_seconds, default=20.0, metavar="N", help="between looks (default: 20)")
+    seconds = number("a number of seconds above 0", lambda seconds: 0 < seconds < math.inf)
+    command.add_argument("--poll-seconds", type=seconds, default=20.0, metavar="N", help="between looks (default: 20)")

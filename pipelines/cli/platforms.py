@@ -18,8 +18,10 @@ from tpu_pipelines.cli.options import (
     add_target,
     add_wait,
     output_file,
+    show_findings,
     show_text,
     tell_error,
+    tell_findings,
     tell_hint,
     user_path,
 )
@@ -47,8 +49,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.overrides)
     settings = load_settings(os.environ, arguments.settings)
     compiled = compile_pipeline(config, arguments.target, arguments.output, settings)
-    _hint_at_tag(compiled.image)
-    _tell_carried(compiled.carried, config.training.model)
+    _tell_sent(arguments.target, compiled.image, config.training.model, compiled.carried)
     for place, content in compiled.carried.items():
         path = _write_beside(compiled.path, place, content)
         tell_hint(f"the model travels beside the pipeline: gcloud storage cp {path} {place}")
@@ -67,55 +68,25 @@ def _write_beside(output: Path, place: str, content: bytes) -> Path:
     return path
 
 
-def _check_model(config: Any, plan: Any) -> None:
-    """Refuse a model that would fail once it costs money. Where its data have to be downloaded, the steps find it."""
-    from tpu_pipelines.checking.model_check import check_model_works, needs_check
+def _tell_sent(target: str, image: str, model: str, carried: Mapping[str, bytes]) -> None:
+    """Hint at an image that may change, and at the files that travel with a model's code."""
+    from tpu_pipelines.checking.platform_check import image_check, model_findings
+    from tpu_pipelines.doctor.findings import answer
 
-    if plan.data is not None and needs_check(config):
-        check_model_works(config, plan.data)
-
-
-def _tell_carried(carried: Mapping[str, bytes], model: str) -> None:
-    """Name the files that travel with a model's code, which is more than a user may know of; or say that none does."""
-    from tpu_components.core.models.bundle import Bundle, data_files, is_reference
-    from tpu_components.core.models.lookup import bundle_of
-
-    if not carried and not is_reference(model) and bundle_of(model):
-        tell_hint(
-            f"the code of the model {model!r} does not travel, as no bucket is set: the image must hold it. Or "
-            "set TPU_PIPELINES_BUCKET=gs://BUCKET",
-        )
-    for place, content in carried.items():
-        for name, size in data_files(Bundle(Path(place).name, content)).items():
-            tell_hint(f"{name}, {size:,} bytes, travels with the model's code")
+    tell_findings([*answer(image_check(image, target)), *model_findings(model, carried)])
 
 
-def _hint_at_tag(image: str) -> None:
-    from tpu_components.core.base.container_images import LOCAL_IMAGE, is_pinned
-
-    if image == LOCAL_IMAGE:
-        tell_hint(
-            f"no platform can fetch the image {image!r}: it is the one that `make image` builds here. Push it, "
-            "and set TPU_PIPELINES_IMAGE; `submit`, `schedule` and `retrain` ask for that",
-        )
-        return
-    if not is_pinned(image):
-        tell_hint(
-            f"the image {image!r} is named by a tag. When the tag moves, cached steps give stale results. Set "
-            "TPU_PIPELINES_IMAGE=…@sha256:…",
-        )
-
-
-def connect(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Return the settings, the platform, and how to wait out its outages. Settings that are missing are named first."""
+def connect(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the settings, and the platform, which repeats what an outage stops. Missing settings are named first."""
     from tpu_pipelines.config.settings import TARGET_SETTINGS, load_settings
 
     settings = load_settings(os.environ, arguments.settings)
     settings.require(*TARGET_SETTINGS[arguments.target])
     from tpu_components.core.base.retries import Backoff
+    from tpu_pipelines.platforms.jobs import Retrying
 
-    backoff = Backoff(report=tell_hint)
-    return settings, importlib.import_module(f"tpu_pipelines.platforms.{arguments.target}").connect(settings), backoff
+    platform = importlib.import_module(f"tpu_pipelines.platforms.{arguments.target}").connect(settings)
+    return settings, Retrying(platform, Backoff(report=tell_hint))
 
 
 def _add_submit(commands: Any) -> None:
@@ -147,22 +118,22 @@ def add_no_doctor(parser: Any) -> None:
     )
 
 
-def plan_run(arguments: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
-    """Return the settings, a run as it would be sent, the platform, and the same with its outages waited out."""
-    settings, platform, backoff = connect(arguments)
-    from tpu_pipelines.config.configuration import load_config
+def plan_checked(arguments: argparse.Namespace, config: Any, settings: Any) -> Any:
+    """Return a run as it would be sent; refuses a model that would fail once it costs money.
+
+    Where the data have to be downloaded, the steps find what is wrong with the model.
+    """
+    from tpu_pipelines.checking.model_check import check_model_works, needs_check
     from tpu_pipelines.pipeline.compile import require_step_image
-    from tpu_pipelines.platforms.jobs import Retrying
     from tpu_pipelines.submission.submit import plan_submission
 
-    config = load_config(arguments.config, arguments.overrides)
     plan = plan_submission(config, arguments.target, settings)
-    _check_model(config, plan)
+    if plan.data is not None and needs_check(config):
+        check_model_works(config, plan.data)
     if not arguments.dry_run:
         require_step_image(plan.image, arguments.target)
-    _hint_at_tag(plan.image)
-    _tell_carried(plan.carried, config.training.model)
-    return settings, plan, platform, Retrying(platform, backoff)
+    _tell_sent(arguments.target, plan.image, config.training.model, plan.carried)
+    return plan
 
 
 def _submit(arguments: argparse.Namespace) -> int:
@@ -170,44 +141,38 @@ def _submit(arguments: argparse.Namespace) -> int:
         from tpu_components.core.base.errors import InputError
 
         raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
-    _, plan, platform, submitter = plan_run(arguments)
+    settings, submitter = connect(arguments)
+    from tpu_pipelines.config.configuration import load_config
     from tpu_pipelines.submission.submit import submit
 
+    config = load_config(arguments.config, arguments.overrides)
+    plan = plan_checked(arguments, config, settings)
     for said in filter(None, (plan.timeout, plan.resources)):
         tell_hint(said)
     if arguments.dry_run:
-        _tell_dry_run(arguments, plan, [platform.describe(job) for job in plan.jobs])
+        _tell_dry_run(arguments, config, plan, [submitter.describe(job) for job in plan.jobs])
         return DONE
-    ask_first(arguments, plan.image)
+    ask_first(arguments, config, settings, plan.image)
     return _follow(arguments, plan, submit(plan, submitter, arguments.again), submitter)
 
 
-def ask_first(arguments: argparse.Namespace, image: str) -> None:
+def ask_first(arguments: argparse.Namespace, config: Any, settings: Any, image: str) -> None:
     """Refuse a run that cannot work, unless nobody is to be asked; hint at what only may stand in its way."""
-    if arguments.no_doctor:
-        return
-    from tpu_pipelines.config.configuration import load_config
-    from tpu_pipelines.config.settings import load_settings
-    from tpu_pipelines.doctor.examining import require_ready
+    from tpu_pipelines.checking.check_list import require_ready
 
-    config = load_config(arguments.config, arguments.overrides)
-    settings = load_settings(os.environ, arguments.settings)
-    for finding in require_ready(config, arguments.target, settings, image):
-        tell_hint(f"{finding.verdict} {finding.what}: {finding.said}")
+    if not arguments.no_doctor:
+        tell_findings(require_ready(config, arguments.target, settings, image))
 
 
-def _tell_dry_run(arguments: argparse.Namespace, plan: Any, requests: list[Any]) -> None:
+def _tell_dry_run(arguments: argparse.Namespace, config: Any, plan: Any, requests: list[Any]) -> None:
     """Say what the run would be and what is missing; its specification is long, and printed or written if asked for."""
     from tpu_components.core.files import storage
-    from tpu_pipelines.config.configuration import load_config
     from tpu_pipelines.submission.dry_run import describe
 
-    config = load_config(arguments.config, arguments.overrides)
-    said = describe(config, plan, arguments.target)
-    show_text(
-        f"{config.name} for {arguments.target}, not sent (dry run)\n\n{said}\n",
-        sys.stderr if arguments.json else sys.stdout,
-    )
+    stream = sys.stderr if arguments.json else sys.stdout
+    show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
+    show_findings(list(describe(config, plan, arguments.target)), stream=stream)
+    show_text("", stream)
     content = json.dumps(requests, indent=2)
     if arguments.output:
         storage.write_bytes(arguments.output, f"{content}\n".encode())
@@ -246,7 +211,7 @@ class Progress:
 
 def tell_submission(submission: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
     """Print what is known of a run; the exit code that goes with it."""
-    from tpu_pipelines.platforms.jobs import State
+    from tpu_components.core.base.states import State
 
     if as_json:
         print(json.dumps({**dataclasses.asdict(submission), "promoted": submission.promoted, **facts}))
@@ -299,11 +264,9 @@ def _cancel(arguments: argparse.Namespace) -> int:
 
 def _latest(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return the platform, and the newest run of a name."""
-    settings, platform, backoff = connect(arguments)
+    settings, submitter = connect(arguments)
     from tpu_components.core.base.errors import InputError
-    from tpu_pipelines.platforms.jobs import Retrying
 
-    submitter = Retrying(platform, backoff)
     if (submission := submitter.latest(arguments.name)) is None:
         where = f"in {settings.project}, {settings.region}"
         if arguments.target == "kubeflow":
@@ -337,13 +300,13 @@ def _add_schedule(commands: Any) -> None:
 
 
 def _schedule(arguments: argparse.Namespace) -> int:
-    settings, platform, backoff = connect(arguments)
+    settings, submitter = connect(arguments)
     from tpu_pipelines.config.configuration import load_config
-    from tpu_pipelines.pipeline.compile import require_step_image
     from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
-    from tpu_pipelines.submission.submit import plan_submission, put_carried
+    from tpu_pipelines.submission.submit import put_carried
 
     config = load_config(arguments.config, arguments.overrides)
+    platform, backoff = submitter.submitter, submitter.backoff
     dry = " (dry run)" if arguments.dry_run else ""
     if arguments.action:
         done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action] + dry
@@ -351,14 +314,9 @@ def _schedule(arguments: argparse.Namespace) -> int:
             show_text(f"{config.name}: {done}, schedule {schedule.schedule_id} at {schedule.cron!r}")
         return DONE
     check_cron(arguments.cron)
-    plan = plan_submission(config, arguments.target, settings)
-    _check_model(config, plan)
+    plan = plan_checked(arguments, config, settings)
     if not arguments.dry_run:
-        require_step_image(plan.image, arguments.target)
-    _hint_at_tag(plan.image)
-    _tell_carried(plan.carried, config.training.model)
-    if not arguments.dry_run:
-        ask_first(arguments, plan.image)
+        ask_first(arguments, config, settings, plan.image)
         put_carried(plan)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
     if change.difference:

@@ -22,7 +22,7 @@ from tpu_pipelines.cli.options import (
     show_text,
     tell_hint,
 )
-from tpu_pipelines.cli.platforms import Progress, add_no_doctor, ask_first, connect, plan_run, tell_submission
+from tpu_pipelines.cli.platforms import Progress, add_no_doctor, ask_first, connect, plan_checked, tell_submission
 from tpu_pipelines.cli.runs import tell_outcome
 
 # Options that an action has no use for.
@@ -94,10 +94,10 @@ def _retrain(arguments: argparse.Namespace) -> int:
 
 
 def _retrain_here(arguments: argparse.Namespace, config: Any, occasion: Any, told: "_Told") -> int:
+    from tpu_components.core.base.states import result_of
     from tpu_pipelines.retraining.retrain import decide_here, last_summary
     from tpu_pipelines.retraining.retrain_history import STARTED
     from tpu_pipelines.runs.run_local import RunOutcome, run_local
-    from tpu_pipelines.runs.summary import result_of
 
     decision = _forced(decide_here(config, arguments.workspace, occasion), arguments.force)
     if not (facts := _announce(decision, arguments)):
@@ -119,7 +119,8 @@ def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any, to
     from tpu_pipelines.runs.data_drift import find_drift
     from tpu_pipelines.submission.submit import submit, wait, without_cache
 
-    settings, plan, _, submitter = plan_run(arguments)
+    settings, submitter = connect(arguments)
+    plan = plan_checked(arguments, config, settings)
     decision = decide(plan, submitter, occasion, lambda: find_drift(config, settings))
     decision = _forced(decision, arguments.force)
     plan = without_cache(plan) if arguments.force else plan
@@ -130,7 +131,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Any, occasion: Any, to
         submission = submitter.get(decision.since)
     else:
         if decision.needed:
-            ask_first(arguments, plan.image)
+            ask_first(arguments, config, settings, plan.image)
         submission = submit(plan, submitter, again=decision.needed)
     price = partial(_price, [job.machine for job in plan.jobs], target=arguments.target)
     told.keep(entry.with_run(submission, price(submission.machine)))  # First: who waits may be killed.
@@ -178,15 +179,15 @@ class _Told:
 
     def fail(self, error: Exception) -> None:
         """Keep and write that a run was refused, or that none could be decided on."""
-        from tpu_pipelines.retraining.retrain import Decision
+        from tpu_components.core.base.states import State
+        from tpu_pipelines.retraining.retrain import RunDecision
         from tpu_pipelines.retraining.retrain_history import STARTED
-        from tpu_pipelines.runs.summary import FAILED
 
         is_decided = self._entry is not None
-        entry = self._entry or self.decided(Decision(True, "", (), "it could not be decided"))
+        entry = self._entry or self.decided(RunDecision(True, "", (), "it could not be decided"))
         if entry.outcome in ("", STARTED):
             run = entry.run if entry.outcome else ""
-            entry = dataclasses.replace(entry, run=run, outcome=FAILED, reason=f"{entry.reason}; {error}")
+            entry = dataclasses.replace(entry, run=run, outcome=State.FAILED, reason=f"{entry.reason}; {error}")
         if not self._arguments.dry_run and (is_decided or self._arguments.target == HERE):
             self.keep(entry)
         self._entry = entry
@@ -221,9 +222,9 @@ def _price(machines: Iterable[Any], name: str, target: str) -> float | None:
 
 def _place(arguments: argparse.Namespace, config: Any) -> str:
     """Return the folder of the decisions: beside the registry, else in the bucket or the workspace."""
+    from tpu_pipelines.checking.workspace import with_registry
     from tpu_pipelines.config.settings import load_settings
     from tpu_pipelines.retraining import retrain_history as history
-    from tpu_pipelines.runs.run_local import with_registry
 
     workspace = str(arguments.workspace)
     if arguments.target == HERE:
@@ -237,7 +238,9 @@ def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
     place = _place(arguments, config)
     machines = config.machine.candidates if config.machine else ()
     price = partial(_price, machines, target=arguments.target)
-    known = history.entries(place, _asker(arguments), price, _leave_out)
+    known = history.entries(
+        place, _asker(arguments), price, lambda name: tell_hint(f"left out, as no decision: {name}")
+    )
     if not known:
         tell_hint(f"looked for decisions about {config.name!r} in {place}")
     if arguments.output:
@@ -249,18 +252,11 @@ def _tell_history(arguments: argparse.Namespace, config: Any) -> int:
     return DONE
 
 
-def _leave_out(name: str) -> None:
-    tell_hint(f"left out, as no decision: {name}")
-
-
 def _asker(arguments: argparse.Namespace) -> Callable[[str], Any]:
     """Return a function that asks for a run by its id."""
     if arguments.target == HERE:
         return lambda run: None
-    from tpu_pipelines.platforms.jobs import Retrying
-
-    _, platform, backoff = connect(arguments)
-    return Retrying(platform, backoff).get
+    return connect(arguments)[1].get
 
 
 def _forced(decision: Any, force: bool) -> Any:

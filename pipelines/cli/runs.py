@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.states import COLOURS, NOT_PROMOTED, PROMOTED, State
 from tpu_pipelines.cli.options import (
     BAD_INPUT,
     DONE,
     FAILED,
     REJECTED,
-    STATES,
     add_config,
     add_workspace,
     show_text,
@@ -65,14 +65,14 @@ def tell_outcome(outcome: Any, as_json: bool, facts: Mapping[str, Any] = {}) -> 
     if as_json:
         print(json.dumps({**summary.as_dict(), **facts}))
     else:
-        show_text(_describe(summary), colours=STATES)
-    if summary.status == "failed":
+        show_text(_describe(summary), colours=COLOURS)
+    if summary.status == State.FAILED:
         tell_error(summary.error)
         return BAD_INPUT if outcome.is_input_error else FAILED
-    if summary.status == "rejected":
+    if summary.status == State.REJECTED:
         run_dir = os.path.relpath(Path(summary.artifacts["evaluation"]).parent)
         tell_hint(f"to try the model all the same: tpu-pipelines export {run_dir}")
-    return DONE if summary.status == "succeeded" else REJECTED
+    return DONE if summary.status == State.SUCCEEDED else REJECTED
 
 
 def _describe(summary: Any) -> str:
@@ -80,14 +80,14 @@ def _describe(summary: Any) -> str:
 
     lines = [f"{summary.config.get('name', 'run')}: {summary.status} in {summary.seconds:.1f} s", ""]
     for name, step in summary.steps.items():
-        time = "cached" if step.cached else f"{step.seconds:.1f} s" if step.seconds else ""
+        time = State.CACHED if step.cached else f"{step.seconds:.1f} s" if step.seconds else ""
         lines.append(f"  {name:<20}{step.state:<11}{time:>8}")
     if summary.preflight:
         lines += ["", f"  preflight: {summary.preflight.summary}"]
     if metrics := summary.metrics:
         shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
         lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
-        lines += [f"  gate: {'promoted' if summary.gate.promote else 'not promoted'}"]
+        lines += [f"  gate: {PROMOTED if summary.gate.promote else NOT_PROMOTED}"]
         lines += [f"        {reason}" for reason in summary.gate.reasons]
     if summary.export:
         lines += _describe_export(summary.export)

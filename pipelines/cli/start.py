@@ -1,8 +1,6 @@
 """Commands to begin with: init, check, schema."""
 
 import argparse
-import dataclasses
-import json
 import os
 import shlex
 import sys
@@ -16,6 +14,7 @@ from tpu_pipelines.cli.options import (
     add_config,
     add_target,
     add_workspace,
+    show_findings,
     show_text,
     tell_hint,
     user_path,
@@ -116,32 +115,22 @@ def _add_check(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from tpu_components.core.base.terminal import in_one_line
-    from tpu_pipelines.checking.config_check import check_config, is_sound
+    from tpu_pipelines.checking.check_list import UNASKED, examine
     from tpu_pipelines.config.configuration import load_config
+    from tpu_pipelines.config.settings import load_settings
+    from tpu_pipelines.doctor.findings import errors_in
 
-    config = load_config(arguments.config, arguments.overrides)
-    findings = check_config(config, arguments.workspace)
-    if arguments.target:
-        from tpu_pipelines.checking.platform_check import check_platform
-        from tpu_pipelines.config.settings import load_settings
-
-        findings += check_platform(config, arguments.target, load_settings(os.environ, arguments.settings))
-    if arguments.json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
-    else:
-        colours = {"ok": "green", "hint": "yellow", "error": "red"}
-        for finding in findings:
-            show_text(f"{finding.state:<6}", end="", colours=colours)
-            show_text(in_one_line(f"{finding.about:<10}{finding.said}"))
-        if is_sound(findings):
-            command = f"submit --target {arguments.target}" if arguments.target else "run"
-            show_text(f"\nnext: tpu-pipelines {command} {shlex.quote(arguments.config)}{_again(arguments.overrides)}")
-    return DONE if is_sound(findings) else BAD_INPUT
-
-
-def _again(overrides: list[str]) -> str:
-    return "".join(f" --set {shlex.quote(override)}" for override in overrides)
+    config, target = load_config(arguments.config, arguments.overrides), arguments.target
+    settings = load_settings(os.environ, arguments.settings) if target else None
+    findings = examine(config, UNASKED, target, settings, workspace=arguments.workspace)
+    show_findings(findings, arguments.json)
+    if errors_in(findings):
+        return BAD_INPUT
+    if not arguments.json:
+        command = ["submit", "--target", target] if target else ["run"]
+        overrides = [word for override in arguments.overrides for word in ("--set", override)]
+        show_text(f"\nnext: tpu-pipelines {shlex.join([*command, arguments.config, *overrides])}")
+    return DONE
 
 
 def _add_schema(commands: Any) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from tpu_pipelines.cli.options import (
     add_config,
     add_markdown,
     add_workspace,
-    share,
+    number,
     show_text,
     tell_hint,
 )
@@ -57,6 +58,7 @@ def _add_preflight(commands: Any) -> None:
     preflight.add_argument(
         "--image-bytes", type=int, metavar="N", help="with --examples: bytes of an image file (default: as at hand)"
     )
+    share = number("a share that is not negative, as 0.2", lambda share: 0 <= share < math.inf)
     for name, what in (("slower", "an epoch may be slower"), ("dearer", "a run may be dearer")):
         help_text = f"with --against: by how much {what}, as a share (default: {_LIMIT})"
         preflight.add_argument(f"--{name}", type=share, metavar="SHARE", help=help_text)
@@ -100,7 +102,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
     from tpu_components.core.base.errors import InputError
     from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
     from tpu_components.preflight_training.report import as_text
-    from tpu_pipelines.checking.footprints import Comparison, load_baseline
+    from tpu_pipelines.checking.footprints import FootprintComparison, load_baseline
     from tpu_pipelines.checking.preflight import preflight
     from tpu_pipelines.config.configuration import load_config
     from tpu_pipelines.runs.exports import find_compared
@@ -116,7 +118,7 @@ def _preflight(arguments: argparse.Namespace) -> int:
     directory = arguments.workspace / f"{config.name}-preflight"
     like = baseline.footprint if baseline else None
     report = preflight(config, names, directory, like, arguments.target, _planned(arguments))
-    comparison = Comparison.make(report, baseline, *limits) if baseline else None
+    comparison = FootprintComparison.make(report, baseline, *limits) if baseline else None
     if baseline and len(report.machines) > 1:
         tell_hint(f"of these machines the first alone, {report.machines[0].machine}, is held against {baseline.name}")
     if arguments.json:

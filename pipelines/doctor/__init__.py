@@ -1,1 +1,1 @@
-"""What a platform still lacks for a run, asked read-only before anything is submitted or paid."""
+"""Checks and their findings, and those that ask a platform, read-only, before anything is submitted or paid."""

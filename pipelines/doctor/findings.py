@@ -1,120 +1,132 @@
-"""Findings: whether something that a run needs is there, and what to do where it is not."""
+"""Checks and their findings: what is as a run needs it, what is not, and what to do about that."""
 
+import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.retries import MissingError, PlatformError
+from tpu_components.core.base.states import Status
 
 _THREADS = 8
 
 
-class Verdict(enum.StrEnum):
-    """The answer whether something is there; `UNKNOWN` where nobody would say."""
+class Cost(enum.IntEnum):
+    """The cost of a check, by which commands choose."""
 
-    THERE = "✓"
-    MISSING = "✗"
-    UNKNOWN = "?"
+    FILE = 1  # Settings and small files are read.
+    SECONDS = 2  # The data are listed, the pipeline is compiled, the model is built.
+    REQUEST = 3  # The platform is asked within a second for what every run needs; `submit` asks these too.
+    NETWORK = 4  # The platform is asked for everything else.
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that a run needs.
+    """The answer of a check.
 
     Attributes:
-        what: Its name, as `bucket`.
-        verdict: Whether it is there.
-        said: Sentence on the outcome, or on why it could not be asked.
-        remedy: Advice for one that is missing; a command where one does it.
-        is_fatal: Whether a run without it surely fails, so that `submit` refuses to send one.
+        about: Name of what was looked at, as `bucket`.
+        state: Whether it is as a run needs it.
+        said: Sentence on it, or on why it could not be asked.
+        remedy: Advice where it is not; a command where one does it.
     """
 
-    what: str
-    verdict: Verdict
+    about: str
+    state: Status
     said: str
     remedy: str = ""
-    is_fatal: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.about}: {self.said}" + (f" → {self.remedy}" if self.remedy else "")
+
+
+class LackError(Exception):
+    """Error for something that a run needs and that is missing, with what to do."""
+
+    def __init__(self, said: str, remedy: str) -> None:
+        super().__init__(said)
+        self.remedy = remedy
 
 
 class CannotAskError(Exception):
-    """A question that the service does not answer to whoever asks; says why."""
+    """Error for a question that a service does not answer to this user, with what to do nevertheless."""
+
+    def __init__(self, said: str, remedy: str = "") -> None:
+        super().__init__(said)
+        self.remedy = remedy
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A question, and the name of what is missing where the answer is no.
+    """A question about something that a run needs.
 
     Attributes:
-        what: That name.
-        ask: Gives the findings; raises `CannotAskError` where nobody answers.
-        is_cheap: Whether `submit` asks it, too.
-        is_apart: Whether it can be asked where the first has failed.
+        about: Name of what is asked for.
+        ask: Returns the sentence on what is there, or several findings; raises `LackError` or `CannotAskError`.
+        cost: Cost of asking.
+        needs: Name of the check without which this one cannot be asked, as the sign-in; empty for none.
     """
 
-    what: str
-    ask: Callable[[], Iterable[Finding]]
-    is_cheap: bool = False
-    is_apart: bool = False
+    about: str
+    ask: Callable[[], str | Iterable[Finding]]
+    cost: Cost = Cost.NETWORK
+    needs: str = ""
 
 
-def there(what: str, said: str) -> Finding:
-    """Return that something is there."""
-    return Finding(what, Verdict.THERE, said)
+@contextlib.contextmanager
+def lacking(said: str, remedy: str, error: type[Exception] = MissingError) -> Iterator[None]:
+    """Turn an error of the block into a `LackError`; an empty `said` stands for the error's own message."""
+    try:
+        yield
+    except error as cause:
+        raise LackError(said or str(cause), remedy) from cause
 
 
-def missing(what: str, said: str, remedy: str, is_fatal: bool = True) -> Finding:
-    """Return that something is missing, and what to do."""
-    return Finding(what, Verdict.MISSING, said, remedy, is_fatal)
+def answer(check: Check) -> Iterator[Finding]:
+    """Ask a check and yield its findings.
 
-
-def unknown(what: str, said: str, remedy: str = "") -> Finding:
-    """Return that something cannot be known, and why."""
-    return Finding(what, Verdict.UNKNOWN, said, remedy)
-
-
-def ask_all(first: Check | None, others: Sequence[Check]) -> list[Finding]:
-    """Ask every check, the others side by side.
-
-    Args:
-        first: Check that the others need, as the sign-in: where it fails, only what is apart from it can be asked. None
-            is taken to be there.
-        others: The rest.
-
-    Returns:
-        The findings in the order of the checks; what could not be asked is unknown, whatever the reason.
+    A mistake of the user's becomes an error. If a platform refuses to answer, its finding is unknown.
     """
-    findings = _ask(first) if first else []
-    stops = any(earlier.verdict is Verdict.MISSING for earlier in findings)
+    try:
+        said = check.ask()
+        yield from [Finding(check.about, Status.OK, said)] if isinstance(said, str) else said
+    except LackError as error:
+        yield Finding(check.about, Status.ERROR, str(error), error.remedy)
+    except CannotAskError as error:
+        yield Finding(check.about, Status.UNKNOWN, str(error), error.remedy)
+    except (PlatformError, InputError) as error:
+        is_mistake = check.cost < Cost.REQUEST and isinstance(error, InputError)
+        yield Finding(check.about, Status.ERROR if is_mistake else Status.UNKNOWN, str(error))
+
+
+def ask_all(checks: Sequence[Check]) -> list[Finding]:
+    """Ask every check, those of a platform side by side; returns the findings in the order of the checks."""
+    needed = {check.needs for check in checks}
+    first = {check.about: list(answer(check)) for check in checks if check.about in needed}
+    failed = {about for about, findings in first.items() if errors_in(findings)}
 
     def ask(check: Check) -> list[Finding]:
-        if first and stops and not check.is_apart:
-            return [unknown(check.what, f"not asked without the {first.what}")]
-        return _ask(check)
+        if check.needs in failed:
+            return [Finding(check.about, Status.UNKNOWN, f"not asked without the {check.needs}")]
+        return first.get(check.about) or list(answer(check))
 
+    here = [finding for check in checks if check.cost < Cost.REQUEST for finding in ask(check)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return findings + [finding for answers in pool.map(ask, others) for finding in answers]
+        answers = pool.map(ask, [check for check in checks if check.cost >= Cost.REQUEST])
+        return here + [finding for findings in answers for finding in findings]
 
 
-def _ask(check: Check) -> list[Finding]:
-    try:
-        return list(check.ask())
-    except (CannotAskError, PlatformError, InputError) as error:
-        return [unknown(check.what, str(error))]
+def errors_in(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that would stop a run."""
+    return [finding for finding in findings if finding.state is Status.ERROR]
 
 
-def as_table(findings: Sequence[Finding]) -> str:
-    """Return the findings, a line each, and below what is not there what to do."""
-    width = max(len(finding.what) for finding in findings)
-    lines = []
+def as_lines(findings: Sequence[Finding]) -> Iterator[tuple[Status | str, str]]:
+    """Yield for each finding its state and the rest of its line, and below it what to do."""
+    width = max((len(finding.about) for finding in findings), default=0)
     for finding in findings:
-        lines.append(f"{finding.verdict}  {finding.what:<{width}}  {finding.said}")
+        yield finding.state, f"{finding.about:<{width}}  {finding.said}"
         if finding.remedy:
-            lines.append(f"   {'':<{width}}  → {finding.remedy}")
-    return "\n".join(lines)
-
-
-def missing_of(findings: Sequence[Finding]) -> list[Finding]:
-    """Return those that are missing."""
-    return [finding for finding in findings if finding.verdict is Verdict.MISSING]
+            yield "", f"{'':<{width}}  → {finding.remedy}"

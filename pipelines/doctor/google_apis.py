@@ -1,4 +1,4 @@
-"""Google Cloud's APIs, asked read-only: over REST where no client of Google's is installed with this project."""
+"""A read-only client of Google Cloud's APIs: REST, where this project installs no client library of Google's."""
 
 import functools
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ _TIMEOUT_SECONDS = 20
 
 
 class GoogleApis:
-    """The APIs of Google Cloud, asked by whoever is signed in.
+    """Client of Google Cloud's APIs, with the credentials of the signed-in user.
 
     Args:
         project: Google Cloud project.
-        address: Address of an API, `{host}` standing for its own host; empty is that host.
-        credentials: Google's; the environment's if not given.
+        address: URL of every API, in which `{host}` is replaced by the API's host; empty is https://{host}.
+        credentials: Google's credentials; by default the environment's.
     """
 
     def __init__(self, project: str, address: str = "", credentials: Any = None) -> None:
@@ -26,7 +26,7 @@ class GoogleApis:
 
     @functools.cached_property
     def credentials(self) -> Any:
-        """Whose sign-in it is.
+        """Google's credentials of the signed-in user.
 
         Raises:
             InputError: If there is none.
@@ -40,7 +40,7 @@ class GoogleApis:
         return AuthorizedSession(self.credentials)
 
     def address(self, host: str) -> str:
-        """Return where a host is."""
+        """Return the URL of a host."""
         return self._address.replace("{host}", host)
 
     def refresh(self) -> None:
@@ -62,7 +62,7 @@ class GoogleApis:
             raise InputError(f"it is not, or no longer, valid: {error}") from error
 
     def principal(self) -> str:
-        """Return who is signed in, as IAM names members; empty where the sign-in does not say."""
+        """Return the signed-in user as a member of IAM policies; empty where the credentials do not say."""
         email = str(getattr(self.credentials, "service_account_email", "") or "")
         if "@" in email:
             return f"serviceAccount:{email}"
@@ -83,15 +83,15 @@ class GoogleApis:
         return f"{'serviceAccount' if email.endswith('gserviceaccount.com') else 'user'}:{email}" if email else ""
 
     def get(self, host: str, path: str, **query: Any) -> dict[str, Any]:
-        """Return what a GET answers; see `send`."""
+        """Send a GET and return the JSON of the answer; errors as in `send`."""
         return dict(self.send("GET", host, path, params=query).json())
 
     def post(self, host: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a POST answers that only asks; see `send`."""
+        """Send a POST that changes nothing and return the JSON of the answer; errors as in `send`."""
         return dict(self.send("POST", host, path, json=body).json())
 
     def send(self, method: str, host: str, path: str, **options: Any) -> Any:
-        """Send one request, and return the answer of `requests`.
+        """Send one request and return the response.
 
         Raises:
             MissingError: If there is no such thing.
@@ -114,7 +114,7 @@ class GoogleApis:
 
     @functools.cached_property
     def storage(self) -> Any:
-        """Cloud Storage's own client, where it is."""
+        """Cloud Storage's client library, at this client's address."""
         import os
 
         import google.cloud.storage as gcs
@@ -126,7 +126,7 @@ class GoogleApis:
         return gcs.Client(project=self.project, credentials=self.credentials, client_options=options)
 
     def of_bucket(self, name: str, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of a bucket of Cloud Storage's client, once; the errors as `send`'s.
+        """Call a method of a bucket once, by Cloud Storage's client library.
 
         Raises:
             MissingError: If there is no such bucket.
@@ -150,7 +150,7 @@ class GoogleApis:
 
 
 def _message(response: Any) -> str:
-    """Return what an error of an API says, in a line."""
+    """Return the first line of an API's error message."""
     try:
         return str(response.json()["error"]["message"]).splitlines()[0]
     except (ValueError, KeyError, TypeError, IndexError):

@@ -1,4 +1,4 @@
-"""Which permissions an account has, by the policies that whoever asks may read."""
+"""Permissions of an account, computed from the IAM policies that the signed-in user may read."""
 
 import dataclasses
 import functools
@@ -22,8 +22,8 @@ class Granted:
 
     Attributes:
         surely: Permissions that it has.
-        maybe: Those that it has if it is in a group, or a condition holds: neither can be seen.
-        unread: Why a policy that may grant more could not be read; empty if all were.
+        maybe: Permissions that it has if it is in a group or if a condition holds; neither is visible.
+        unread: Reason for which a policy that may grant more could not be read; empty if all policies were read.
     """
 
     surely: frozenset[str]
@@ -31,7 +31,10 @@ class Granted:
     unread: str = ""
 
     def lacks(self, permissions: tuple[str, ...]) -> tuple[list[str], str]:
-        """Return those that it does not surely have, and why it may have them all the same; empty if it has not."""
+        """Return the permissions that are not certain, and why the account may have them.
+
+        The reason is empty if the account certainly lacks them.
+        """
         lacking = [permission for permission in permissions if permission not in self.surely]
         if lacking and set(lacking) <= self.maybe:
             return lacking, "a group or a condition may grant it, which cannot be seen"
@@ -39,10 +42,10 @@ class Granted:
 
 
 class Policies:
-    """The policies of a project and of what lies in it.
+    """The IAM policies of a project and of its resources.
 
     Args:
-        apis: Whoever asks.
+        apis: Client of Google Cloud's APIs.
         project: Google Cloud project, by id.
     """
 
@@ -51,12 +54,11 @@ class Policies:
         self._permissions: dict[str, frozenset[str]] = {}
 
     def granted(self, member: str, own: Callable[[], Policy] | None = None) -> Granted:
-        """Return what a member may do.
+        """Return the permissions of a member.
 
         Args:
             member: Member, as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
-            own: Reads the policy of what is asked for; the project's, and those above it, count anyhow.
-
+            own: Reads the resource's own policy. The policies of the project and above it are always included.
         """
         unread = [error for _, error in self._above if error]
         surely, maybe = _roles((policy for policy, _ in self._above), member, frozenset())
@@ -70,9 +72,9 @@ class Policies:
 
     @functools.cached_property
     def _above(self) -> list[tuple[Policy, str]]:
-        """The policies of the project and of the folders and the organisation above it; or why one cannot be read.
+        """The policies of the project, its folders and its organisation; or the reason for which one cannot be read.
 
-        google/cloud/resourcemanager/v3/projects.proto, GetIamPolicy: it says nothing of what is inherited.
+        By google/cloud/resourcemanager/v3/projects.proto, GetIamPolicy leaves out what is inherited.
         """
         return list(self._read_above())
 
@@ -94,7 +96,7 @@ class Policies:
         return frozenset(permission for role in roles for permission in self._permissions_of(role))
 
     def _permissions_of(self, role: str) -> frozenset[str]:
-        """Return what a role grants: google/iam/admin/v1/iam.proto, GetRole."""
+        """Return the permissions of a role: google/iam/admin/v1/iam.proto, GetRole."""
         if role not in self._permissions:
             try:
                 permissions = self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ())
@@ -105,7 +107,13 @@ class Policies:
 
 
 def _roles(policies: Iterable[Policy], member: str, held: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the roles that policies surely bind to a member, and those that they may; `held` are the project's."""
+    """Return the roles that policies certainly bind to a member, and those that they may bind.
+
+    Args:
+        policies: IAM policies.
+        member: Member, as in `Policies.granted`.
+        held: Roles that the member has in the project.
+    """
     surely, maybe = set(), set()
     for policy in policies:
         for binding in policy.get("bindings", ()):

@@ -3,12 +3,11 @@
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from tpu_components.core.base.container_images import is_in_registry, is_pinned
 from tpu_components.core.base.retries import MissingError
-from tpu_pipelines.doctor.findings import CannotAskError, Finding, missing, there
+from tpu_pipelines.doctor.findings import CannotAskError, LackError
 from tpu_pipelines.doctor.google_apis import GoogleApis
 
 PLATFORM = "linux/amd64"  # Of every host that Vertex AI and GKE have TPUs in.
@@ -51,7 +50,7 @@ def repository_of(image: str) -> tuple[str, str, str] | None:
 
 
 def find_image(image: str, apis: GoogleApis) -> Image:
-    """Return what a registry has under an image's name, by the registry's own protocol.
+    """Look up an image in its registry, by the registry's own protocol.
 
     https://distribution.github.io/distribution/spec/api: manifests and blobs by GET, nothing is pulled.
 
@@ -86,38 +85,43 @@ def find_image(image: str, apis: GoogleApis) -> Image:
     return Image(digest, tuple(platforms), python)
 
 
-def image_findings(
-    what: str, image: str, apis: GoogleApis, variable: str, is_clusters_own: bool = False, least_python: str = ""
-) -> Iterator[Finding]:
-    """Return whether a registry has an image, by what digest, and for the platform and the Python of TPU hosts."""
+def look_at_image(
+    image: str, apis: GoogleApis, variable: str, is_clusters_own: bool = False, least_python: str = ""
+) -> str:
+    """Check that a registry has an image for the platform and the Python of TPU hosts; says by what digest.
+
+    Args:
+        image: Name of the image.
+        apis: Client of Google Cloud's APIs, for registries of Google's.
+        variable: Environment variable that names the image.
+        is_clusters_own: Whether a registry without a domain will do, as one that a cluster has itself.
+        least_python: Version of Python that the machine requires, as `3.12`; empty for any.
+
+    Raises:
+        LackError: If there is no such image, or it is another platform's.
+        CannotAskError: If the registry does not say.
+    """
     build = f"`make image`, docker push, and set {variable}=…@sha256:…"
     if not is_in_registry(image, is_clusters_own):
-        yield missing(what, f"no platform can fetch {image}", build)
-        return
+        raise LackError(f"no platform can fetch {image}", build)
     try:
         known = find_image(image, apis)
     except MissingError as error:
-        yield missing(what, f"{image} is not there: {error}", build)
-        return
+        raise LackError(f"{image} is not there: {error}", build) from error
     if PLATFORM not in known.platforms:
-        yield missing(
-            what,
+        raise LackError(
             f"{image} is for {', '.join(known.platforms) or 'no platform'}, and TPU hosts are {PLATFORM}",
             f"docker build --platform={PLATFORM}, docker push, and set {variable}=…@sha256:…",
         )
-        return
     if known.python and _version(known.python) < _version(least_python):
-        yield missing(
-            what,
+        raise LackError(
             f"{image} has Python {known.python}, and the machine requires {least_python} or later",
             f"build it on a newer base, as make image BASE=python:{least_python}-slim, or take another machine",
         )
-        return
     tag = "" if is_pinned(image) else f"; it is named by a tag, and means {known.digest} now"
-    unsaid = ""
-    if least_python and not known.python:
-        unsaid = f"; it does not say its Python, of which {least_python} is required"
-    yield there(what, f"{image}, {PLATFORM}{tag}{unsaid}")
+    is_unsaid = least_python and not known.python
+    unsaid = f"; it does not say its Python, of which {least_python} is required" if is_unsaid else ""
+    return f"{image}, {PLATFORM}{tag}{unsaid}"
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -125,7 +129,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _get(apis: GoogleApis, host: str, path: str) -> Any:
-    """Return an answer of a registry: of Google's as who is signed in, of others as anybody."""
+    """Send a GET to a registry: to Google's with the user's credentials, to others without any."""
     headers = {"Accept": ", ".join(_MANIFESTS)}
     if _GOOGLES.fullmatch(host):
         return apis.send("GET", host, path, headers=headers)

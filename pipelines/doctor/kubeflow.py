@@ -1,4 +1,4 @@
-"""What a run on Kubeflow Pipelines needs of its server, and, where a context of Kubernetes is named, of its cluster."""
+"""Checks of what a run needs of a server of Kubeflow Pipelines and, given a Kubernetes context, of its cluster."""
 
 import functools
 import re
@@ -10,6 +10,7 @@ import yaml
 from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_image
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError, OutageError
+from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
 from tpu_components.core.files.object_stores import split
 from tpu_components.core.machines.machine_spec import MachineSpec
@@ -18,9 +19,9 @@ from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
-from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, missing, there, unknown
+from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, LackError, answer, lacking
 from tpu_pipelines.doctor.google_apis import GoogleApis
-from tpu_pipelines.doctor.images import image_findings
+from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.platforms.s3 import KEYS, steps_on_s3
@@ -40,85 +41,73 @@ class KubeflowChecks:
     Args:
         config: Configuration that is to run.
         settings: Settings of the platform; must have the server.
-        apis: Whoever asks Google Cloud, where something lies there.
+        apis: Client of Google Cloud's APIs, for buckets, images and node pools.
         context: Context of Kubernetes, as kubectl has it; empty asks the cluster nothing.
         image: Image that every step is to run in.
     """
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
         self._settings, self._apis, self._context, self._image = settings, apis, context, image
-        self._uses_beam = config.data.engine == BEAM
+        self._beam_image = (("Beam image", BEAM_IMAGE, "BEAM_"),) if config.data.engine == BEAM else ()
         self._machines = require_machine(config, "kubeflow").candidates
         self._is_retried = resources_of(config, "train_model", "kubeflow").retries > 0
         self._on_s3 = steps_on_s3(config, settings.bucket)
         self._server = Kubeflow(settings)
         self._is_shared = False
 
-    def checks(self) -> tuple[Check, list[Check]]:
-        """Return the server, and everything else in the order in which it is told."""
-        checks = [
-            Check("object store", self._store, is_cheap=True, is_apart=True),
-            Check("image", self._step_image, is_cheap=True, is_apart=True),
-        ]
-        beam = BEAM_IMAGE if self._uses_beam else ""
-        for what, image, name in (("steps' image", other_steps_image(), "STEPS"), ("Beam image", beam, "BEAM")):
+    def checks(self) -> list[Check]:
+        """Return everything to ask, in the order in which it is told."""
+        images = (("image", self._image, ""), ("steps' image", other_steps_image(), "STEPS_"), *self._beam_image)
+        checks = [Check("server", self._answers), Check("object store", self._store, Cost.REQUEST)]
+        for about, image, name in images:
             if image:
-                variable = f"TPU_PIPELINES_{name}_IMAGE"
-                ask = functools.partial(image_findings, what, image, self._apis, variable, is_clusters_own=True)
-                checks.append(Check(what, ask, is_cheap=True, is_apart=True))
+                variable = f"TPU_PIPELINES_{name}IMAGE"
+                ask = functools.partial(look_at_image, image, self._apis, variable, is_clusters_own=True)
+                checks.append(Check(about, ask, Cost.REQUEST))
         if self._on_s3:
-            checks.append(Check("S3", self._s3, is_apart=True))
+            checks.append(Check("S3", self._s3))
         if not self._context:
-            return Check("server", self._answers), [
-                *checks,
-                Check("cluster", lambda: [unknown("cluster", "not asked: name a context by --kube-context")]),
-            ]
+            return [*checks, Check("cluster", self._unnamed, needs="server")]
         checks += [
-            Check(f"nodes {check.name}", functools.partial(self._nodes, check), is_apart=True)
-            for check in dict.fromkeys(self._machines)
+            Check(f"nodes {machine.name}", functools.partial(self._nodes, machine))
+            for machine in dict.fromkeys(self._machines)
         ]
         if any(machine.slice.hosts > 1 for machine in self._machines):
-            checks.append(Check("JobSets", self._jobsets, is_apart=True))
+            checks.append(Check("JobSets", self._jobsets))
         if self._is_retried:
-            checks.append(Check("retries", self._retries))
-        checks.append(Check("service account", self._service_account))
+            checks.append(Check("retries", self._retries, needs="server"))
+        checks.append(Check("service account", self._service_account, needs="server"))
         for kind, names in (("secret", self._settings.secrets), ("volume", self._settings.volumes)):
-            checks += [Check(kind, functools.partial(self._object, kind, name), is_apart=True) for name in names]
+            checks += [Check(kind, functools.partial(self._object, kind, name)) for name in names]
         if self._settings.kueue_queue:
-            checks.append(Check("queue", self._queue, is_apart=True))
-        return Check("server", self._answers), checks
+            checks.append(Check("queue", self._queue))
+        return checks
 
     # The server
 
     def _answers(self) -> Iterator[Finding]:
-        address = hide_credentials(self._settings.kfp_host)
+        address, token = hide_credentials(self._settings.kfp_host), "put a token's path into KF_PIPELINES_SA_TOKEN_PATH"
         try:
             self._is_shared = self._server.has_several_users()
         except OutageError as error:
-            yield missing("server", str(error), "check TPU_PIPELINES_KFP_HOST, and the way there from here")
-            return
+            raise LackError(str(error), "check TPU_PIPELINES_KFP_HOST, and the way there from here") from error
         except MissingError:
-            yield missing(
-                "API",
-                f"{address} has no API v2beta1",
-                "check the path in TPU_PIPELINES_KFP_HOST; servers of 2.x have it",
-            )
+            remedy = "check the path in TPU_PIPELINES_KFP_HOST; servers of 2.x have it"
+            yield Finding("API", Status.ERROR, f"{address} has no API v2beta1", remedy)
             return
         except InputError as error:
-            yield missing("sign-in", str(error), "put a token's path into KF_PIPELINES_SA_TOKEN_PATH")
+            yield Finding("sign-in", Status.ERROR, str(error), token)
             return
-        yield there("server", f"{address}, API v2beta1")
+        yield Finding("server", Status.OK, f"{address}, API v2beta1")
         if self._is_shared and not self._settings.kfp_namespace:
-            yield missing(
-                "namespace", "the server has several users", "set TPU_PIPELINES_KFP_NAMESPACE to a namespace of yours"
-            )
+            remedy = "set TPU_PIPELINES_KFP_NAMESPACE to a namespace of yours"
+            yield Finding("namespace", Status.ERROR, "the server has several users", remedy)
             return
         try:
             self._server.check_sign_in()
+            yield Finding("sign-in", Status.OK, f"you may list experiments in {self._namespace}")
         except InputError as error:
-            yield missing("sign-in", str(error), "put a token's path into KF_PIPELINES_SA_TOKEN_PATH")
-            return
-        yield there("sign-in", f"you may list experiments in {self._namespace}")
+            yield Finding("sign-in", Status.ERROR, str(error), token)
 
     @property
     def _namespace(self) -> str:
@@ -128,38 +117,30 @@ class KubeflowChecks:
     def _runner(self) -> str:
         return _RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER
 
-    # Where it writes, and what it runs in
+    # Where it writes
 
-    def _store(self) -> Iterator[Finding]:
+    def _store(self) -> str:
         root = self._settings.bucket
         if not root:
-            yield there("object store", "the server's own: no bucket is set")
-        elif not storage.is_on_google(root):
-            yield unknown("object store", f"{root} cannot be asked from here")
-        else:
-            name, _ = split(root)
-            try:
-                self._apis.of_bucket(name, "reload")
-            except MissingError:
-                yield missing("object store", f"there is no gs://{name}", f"gcloud storage buckets create gs://{name}")
-                return
-            yield there("object store", f"gs://{name}; whether pods may write there, their node's account decides")
+            return "the server's own: no bucket is set"
+        if not storage.is_on_google(root):
+            raise CannotAskError(f"{root} cannot be asked from here")
+        name, _ = split(root)
+        with lacking(f"there is no gs://{name}", f"gcloud storage buckets create gs://{name}"):
+            self._apis.of_bucket(name, "reload")
+        return f"gs://{name}; whether pods may write there, their node's account decides"
 
-    def _s3(self) -> Iterator[Finding]:
+    def _s3(self) -> str:
         """Check the secret of the pods that use s3://; its content is nobody's to read here."""
         name, steps = self._settings.s3_secret, ", ".join(sorted(self._on_s3))
         literals = " ".join(f"--from-literal={key}=…" for key in KEYS)
         create = f"kubectl create secret generic {name or 's3-credentials'} {literals} --namespace={self._namespace}"
         if not name:
             said = f"no secret is set: the pods of {steps} sign in by their service account's role, or not at all"
-            yield unknown("S3", said, f"{create}, and set TPU_PIPELINES_S3_SECRET")
-        elif not self._context:
-            yield unknown("S3", f"whether {name} is there, the cluster knows: name a context by --kube-context")
-        else:
-            yield from self._find("S3", name, "read_namespaced_secret", create)
-
-    def _step_image(self) -> Iterator[Finding]:
-        yield from image_findings("image", self._image, self._apis, "TPU_PIPELINES_IMAGE", is_clusters_own=True)
+            raise CannotAskError(said, f"{create}, and set TPU_PIPELINES_S3_SECRET")
+        if not self._context:
+            raise CannotAskError(f"whether {name} is there, the cluster knows: name a context by --kube-context")
+        return self._find(name, "read_namespaced_secret", create)
 
     # The cluster
 
@@ -198,18 +179,18 @@ class KubeflowChecks:
         except urllib3.exceptions.HTTPError as error:
             raise CannotAskError(f"{self._context} does not answer: {error}") from error
 
-    def _nodes(self, machine: MachineSpec) -> Iterator[Finding]:
+    def _unnamed(self) -> str:
+        raise CannotAskError("not asked: name a context by --kube-context")
+
+    def _nodes(self, machine: MachineSpec) -> str:
         """Check the nodes that are there; else pools that would get one: none is there while nobody asks for it."""
-        what, labels = f"nodes {machine.name}", node_selectors(machine, self._settings)
-        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        selector = ",".join(f"{key}={value}" for key, value in node_selectors(machine, self._settings).items())
         if nodes := self._ask("list_node", label_selector=selector).items:
-            yield there(what, f"{len(nodes)} with {selector}")
-            return
+            return f"{len(nodes)} with {selector}"
         context = _GKE_CONTEXT.fullmatch(self._context)
         said = f"no node has {selector}"
         if not context or machine.accelerator_type:  # Vertex's name for these machines is not GKE's.
-            yield unknown(what, f"{said}; whether a node pool would add one, only the cluster's owner can say")
-            return
+            raise CannotAskError(f"{said}; whether a node pool would add one, only the cluster's owner can say")
         location, cluster = context["location"], context["cluster"]
         # google/container/v1/cluster_service.proto: Cluster.node_pools, autopilot, autoscaling.
         place = f"v1/projects/{context['project']}/locations/{location}/clusters/{cluster}"
@@ -219,41 +200,34 @@ class KubeflowChecks:
         )
         pools = [node["name"] for node in described.get("nodePools", ()) if _has(node, machine)]
         if pools or makes_pools:
-            yield there(what, f"{said} now; {', '.join(pools) or 'the cluster'} adds them as they are asked for")
-        else:
-            yield missing(
-                what,
-                f"{said}, and no node pool is of {machine.machine_type}"
-                + (f" and {machine.tpu_topology}" if machine.slice.hosts > 1 else ""),
-                f"gcloud container node-pools create tpu --cluster={cluster} --location={location} "
-                f"--machine-type={machine.machine_type}{_slice_flags(machine)}" + (" --spot" if machine.spot else ""),
-            )
+            return f"{said} now; {', '.join(pools) or 'the cluster'} adds them as they are asked for"
+        raise LackError(
+            f"{said}, and no node pool is of {machine.machine_type}"
+            + (f" and {machine.tpu_topology}" if machine.slice.hosts > 1 else ""),
+            f"gcloud container node-pools create tpu --cluster={cluster} --location={location} "
+            f"--machine-type={machine.machine_type}{_slice_flags(machine)}" + (" --spot" if machine.spot else ""),
+        )
 
-    def _service_account(self) -> Iterator[Finding]:
+    def _service_account(self) -> str:
         remedy = "ask who installed Kubeflow: it comes with " + ("the profile" if self._is_shared else "the server")
-        yield from self._find("service account", self._runner, "read_namespaced_service_account", remedy)
+        return self._find(self._runner, "read_namespaced_service_account", remedy)
 
-    def _object(self, kind: str, name: str) -> Iterator[Finding]:
+    def _object(self, kind: str, name: str) -> str:
         method, command = {
             "secret": ("read_namespaced_secret", f"kubectl create secret generic {name} --from-file=…"),
             "volume": ("read_namespaced_persistent_volume_claim", f"kubectl apply -f CLAIM.yaml, of the name {name},"),
         }[kind]
-        yield from self._find(kind, name, method, f"{command} --namespace={self._namespace}")
+        return self._find(name, method, f"{command} --namespace={self._namespace}")
 
-    def _queue(self) -> Iterator[Finding]:
+    def _queue(self) -> str:
         """Check the queue: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
         name, namespace = self._settings.kueue_queue, self._namespace
         place = ("kueue.x-k8s.io", "v1beta1", namespace, "localqueues", name)
-        try:
+        with lacking(f"there is no LocalQueue {name} in {namespace}", f"kubectl get localqueues -n {namespace}"):
             self._ask("get_namespaced_custom_object", *place)
-        except MissingError:
-            yield missing(
-                "queue", f"there is no LocalQueue {name} in {namespace}", f"kubectl get localqueues -n {namespace}"
-            )
-            return
-        yield there("queue", f"{name} in {namespace}")
+        return f"{name} in {namespace}"
 
-    def _retries(self) -> Iterator[Finding]:
+    def _retries(self) -> str:
         """Check what Argo starts again where a step asks for it: KFP has no word for that, and the cluster decides.
 
         A pod that its node shuts down has failed, and of one that is gone too soon only an error is known: see
@@ -263,19 +237,16 @@ class KubeflowChecks:
         name, namespace = "workflow-controller-configmap", _SERVERS_NAMESPACE if self._is_shared else self._namespace
         try:
             content = self._ask("read_namespaced_config_map", name, namespace).data or {}
-        except MissingError:
-            yield unknown("retries", f"there is no {name} in {namespace}, which says what is started again")
-            return
+        except MissingError as error:
+            raise CannotAskError(f"there is no {name} in {namespace}, which says what is started again") from error
         defaults: Any = yaml.safe_load(content.get("workflowDefaults") or "{}")
         for key in ("spec", "templateDefaults", "retryStrategy"):
             defaults = defaults.get(key) or {}
         policy = defaults.get("retryPolicy") or "OnFailure"
         if policy == "Always":
-            yield there("retries", "a training whose pod is taken away is started again: retryPolicy is Always")
-            return
+            return "a training whose pod is taken away is started again: retryPolicy is Always"
         left_out = "is evicted or shut down" if policy == "OnError" else "is deleted"
-        yield missing(
-            "retries",
+        raise LackError(
             f"a training whose pod {left_out} is not started again: Argo's retryPolicy is {policy}",
             f"ask who installed Kubeflow to set workflowDefaults: spec.templateDefaults.retryStrategy.retryPolicy to "
             f"Always in the ConfigMap {name} of {namespace}",
@@ -283,26 +254,22 @@ class KubeflowChecks:
 
     def _jobsets(self) -> Iterator[Finding]:
         """Check that a slice of several hosts can be started, and that the step may."""
-        try:
+        installation = "https://jobset.sigs.k8s.io/docs/installation"
+        with lacking(f"the cluster knows no {GROUP}/{VERSION}", installation):
             self._ask("list_namespaced_custom_object", GROUP, VERSION, self._namespace, PLURAL, limit=1)
-        except MissingError:
-            yield missing(
-                "JobSets", f"the cluster knows no {GROUP}/{VERSION}", "https://jobset.sigs.k8s.io/docs/installation"
-            )
-            return
-        yield there("JobSets", f"{GROUP}/{VERSION}")
+        yield Finding("JobSets", Status.OK, f"{GROUP}/{VERSION}")
+        yield from answer(Check("right to JobSets", self._right_to_jobsets))
+
+    def _right_to_jobsets(self) -> str:
         account = f"{self._namespace}:{self._runner}"
-        lacking = [f"{verb} {what}" for verb, what in RIGHTS if not self._may(verb, what)]
-        if lacking:
-            yield missing(
-                "right to JobSets",
-                f"the steps' service account {account} may not {', '.join(lacking)} in {self._namespace}",
+        if denied := [f"{verb} {what}" for verb, what in RIGHTS if not self._may(verb, what)]:
+            raise LackError(
+                f"the steps' service account {account} may not {', '.join(denied)} in {self._namespace}",
                 f"kubectl create role jobsets --namespace={self._namespace} --verb=get,create,delete "
                 f"--resource={PLURAL}.{GROUP}, and bind it by kubectl create rolebinding jobsets "
                 f"--namespace={self._namespace} --role=jobsets --serviceaccount={account}",
             )
-        else:
-            yield there("right to JobSets", f"{account} may create them")
+        return f"{account} may create them"
 
     def _may(self, verb: str, what: str) -> bool:
         """Ask the cluster whether the steps' service account has a right."""
@@ -316,16 +283,13 @@ class KubeflowChecks:
         }
         user = f"system:serviceaccount:{self._namespace}:{self._runner}"
         review = {"metadata": {}, "spec": {"user": user, "resourceAttributes": attributes}}
-        answer = self._ask("create_namespaced_local_subject_access_review", self._namespace, review)
-        return bool(answer.status.allowed)
+        review = self._ask("create_namespaced_local_subject_access_review", self._namespace, review)
+        return bool(review.status.allowed)
 
-    def _find(self, kind: str, name: str, method: str, remedy: str) -> Iterator[Finding]:
-        try:
+    def _find(self, name: str, method: str, remedy: str) -> str:
+        with lacking(f"there is no {name} in {self._namespace}", remedy):
             self._ask(method, name, self._namespace)
-        except MissingError:
-            yield missing(kind, f"there is no {name} in {self._namespace}", remedy)
-            return
-        yield there(kind, f"{name} in {self._namespace}")
+        return f"{name} in {self._namespace}"
 
 
 def _has(pool: dict[str, Any], machine: MachineSpec) -> bool:

@@ -131,6 +131,11 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     return CompiledPipeline(output, machine, IMAGE, timeout, carried)
 
 
+def step_image() -> str:
+    """Return the image that every step runs in, unless TPU_PIPELINES_STEPS_IMAGE names another for some of them."""
+    return IMAGE
+
+
 def require_step_image(image: str, target: str) -> None:
     """Check that a platform can pull the image that training runs in, and that of the other steps, if it is another.
 

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import datetime
-import enum
 import functools
 import re
 from collections.abc import Mapping
@@ -12,12 +11,10 @@ from typing import Any, Protocol
 import yaml
 
 from tpu_components.core.base.retries import Backoff
+from tpu_components.core.base.states import State
 from tpu_components.core.machines.machine_spec import MachineSpec
 
 DIGEST = "tpu_pipelines_digest"  # The label that holds it.
-
-
-CACHED = "cached"  # The state of a step that the platform's cache answered.
 
 
 FINGERPRINTS = ("data", "configuration", "code")
@@ -37,21 +34,6 @@ def slug(name: str) -> str:
 def now() -> datetime.datetime:
     """Return the time, in UTC."""
     return datetime.datetime.now(datetime.UTC)
-
-
-class State(enum.StrEnum):
-    """The state of a run on a platform."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing more will happen."""
-        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +116,8 @@ class Submission:
     def promoted(self) -> bool:
         """Whether the gate let the model through."""
         # The second stands for the first where nothing is exported.
-        return any(self.steps.get(name) in ("succeeded", CACHED) for name in ("export_model", "mark_promoted"))
+        judged = (self.steps.get(name) for name in ("export_model", "mark_promoted"))
+        return any(state in (State.SUCCEEDED, State.CACHED) for state in judged)
 
 
 class Submitter(Protocol):

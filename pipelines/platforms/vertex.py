@@ -10,10 +10,11 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import ExistsError, MissingError, OutageError
+from tpu_components.core.base.states import State
 from tpu_components.core.files.vertex_clients import VertexService, types
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
 from tpu_pipelines.platforms.custom_job import custom_job_name
-from tpu_pipelines.platforms.jobs import CACHED, DIGEST, Job, State, Submission, fingerprints_in, now
+from tpu_pipelines.platforms.jobs import DIGEST, Job, Submission, fingerprints_in, now
 from tpu_pipelines.platforms.schedules import Schedule
 
 _CONSOLE = "https://console.cloud.google.com"
@@ -313,7 +314,7 @@ def connect(settings: Settings) -> Vertex:
 
 def _step_state(name: str) -> str:
     """Return a task's state in our words: Vertex says of one that the cache answers that it is skipped."""
-    return CACHED if name == "SKIPPED" else name.lower()
+    return State.CACHED if name == "SKIPPED" else name.lower()
 
 
 def is_out_of_capacity(code: int, message: str) -> bool:

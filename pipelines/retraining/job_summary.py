@@ -8,25 +8,24 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.results.evaluation_info import Difference, Evaluation, Slice
 from tpu_components.core.results.metric_table import BY_NAME, show
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.preflight_training.footprint import footprint_of
 from tpu_components.preflight_training.formatting import dollars, memory, time
-from tpu_pipelines.checking.footprints import Comparison
-from tpu_pipelines.platforms.jobs import State
-from tpu_pipelines.retraining.retrain import Decision
+from tpu_pipelines.checking.footprints import FootprintComparison
+from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.run_findings import RunFindings
-from tpu_pipelines.runs.summary import FAILED, NOT_PROMOTED, PROMOTED
 
-_SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", FAILED: "❌"}
+_SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", State.FAILED: "❌"}
 _LISTED_SLICES = 10
 _RULE = re.compile(r"(passed|failed): (.+)", re.DOTALL)
 
 
 def render_markdown(
-    name: str, decision: Decision, outcome: str, links: Mapping[str, str], findings: RunFindings
+    name: str, decision: RunDecision, outcome: str, links: Mapping[str, str], findings: RunFindings
 ) -> str:
     """Return what was decided and what became of it, as GitHub's Markdown.
 
@@ -44,7 +43,7 @@ def render_markdown(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def render_preflight(name: str, report: PreflightReport, comparison: Comparison | None) -> str:
+def render_preflight(name: str, report: PreflightReport, comparison: FootprintComparison | None) -> str:
     """Return what preflight found, beside another training where it was compared with one, as GitHub's Markdown.
 
     Args:
@@ -100,7 +99,7 @@ def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
         reasons: Reasons of the gate, each with `passed` or `failed` before it.
     """
     rules = [match.groups() for reason in reasons if (match := _RULE.fullmatch(reason))]
-    has_failed = outcome in (FAILED, State.CANCELLED)
+    has_failed = outcome in (State.FAILED, State.CANCELLED)
     if has_failed or not rules:
         rules.append(("failed" if has_failed or outcome == NOT_PROMOTED else "passed", f"run: {outcome}"))
     failures = sum(verdict == "failed" for verdict, _ in rules)
@@ -128,11 +127,11 @@ def _told_by(findings: RunFindings) -> Iterator[str]:
     yield from _slices(findings.evaluation.slices)
     if findings.preflight:
         yield from (f"Preflight: {_plain(findings.preflight.machines[0].summary)}", "")
-        if findings.champion and (comparison := Comparison.make(findings.preflight, findings.champion)):
+        if findings.champion and (comparison := FootprintComparison.make(findings.preflight, findings.champion)):
             yield from (f"Training beside the champion's: {_plain(comparison.summary)}", "", *_beside(comparison))
 
 
-def _beside(comparison: Comparison) -> Iterator[str]:
+def _beside(comparison: FootprintComparison) -> Iterator[str]:
     yield from (f"| | now | {_plain(comparison.name)} | difference |", "|---|--:|--:|--:|")
     yield from (f"| {' | '.join(map(_plain, row))} |" for row in comparison.rows)
     yield ""

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Self
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import State
+from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.platforms.jobs import DIGEST, State, Submitter, now
+from tpu_pipelines.platforms.jobs import DIGEST, Submitter, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
-from tpu_pipelines.runs.run_local import fingerprints_here, with_registry
-from tpu_pipelines.runs.summary import FAILED, Summary
-from tpu_pipelines.submission.submit import Plan, look_up
+from tpu_pipelines.runs.run_local import fingerprints_here
+from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.submission.submit import RunPlan, look_up
 
 CHANGED, DRIFTED, OLDER, ALWAYS = "changed", "drifted", "older-than", "always"
 DATA = "data"  # Of a run's fingerprints, that of its data.
@@ -61,7 +63,7 @@ class Occasion:
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class RunDecision:
     """The decision whether to run, with its reasons.
 
     Attributes:
@@ -78,8 +80,11 @@ class Decision:
 
 
 def decide(
-    plan: Plan, submitter: Submitter, occasion: Occasion = Occasion(), look_for_drift: Callable[[], Drift] | None = None
-) -> Decision:
+    plan: RunPlan,
+    submitter: Submitter,
+    occasion: Occasion = Occasion(),
+    look_for_drift: Callable[[], Drift] | None = None,
+) -> RunDecision:
     """Compare a run with those of its name on a platform. Starts nothing.
 
     Args:
@@ -105,7 +110,7 @@ def decide(
     return _apply(occasion, decision, last.created, is_change, look_for_drift)
 
 
-def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> Decision:
+def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> RunDecision:
     """Compare a run with the last one of its name in a workspace. Runs nothing.
 
     Args:
@@ -124,7 +129,7 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
     if is_change := summary.fingerprints != after:
         decision = _changed(since, summary.fingerprints, after)
     else:
-        decision = _unchanged(since, summary.status, has_failed=summary.status == FAILED)
+        decision = _unchanged(since, summary.status, has_failed=summary.status == State.FAILED)
     own = with_registry(config, workspace.absolute())
     return _apply(occasion, decision, summary.ended, is_change, lambda: find_drift(own))
 
@@ -137,24 +142,24 @@ def last_summary(config: Config, workspace: Path) -> Summary | None:
         return None
 
 
-def _first(name: str) -> Decision:
-    return Decision(True, "", (), f"there is no earlier run of {name!r}")
+def _first(name: str) -> RunDecision:
+    return RunDecision(True, "", (), f"there is no earlier run of {name!r}")
 
 
-def _unchanged(since: str, state: str, has_failed: bool) -> Decision:
+def _unchanged(since: str, state: str, has_failed: bool) -> RunDecision:
     words = f"nothing has changed since {since} ({state})" + (", but that gave no result" if has_failed else "")
-    return Decision(has_failed, since, (), words)
+    return RunDecision(has_failed, since, (), words)
 
 
-def _changed(since: str, before: Mapping[str, str], after: Mapping[str, str]) -> Decision:
+def _changed(since: str, before: Mapping[str, str], after: Mapping[str, str]) -> RunDecision:
     changed = tuple(part for part in after if before.get(part) != after[part]) if before else ()
     unknown = "where or with what it runs" if before else "what, that run does not say"
-    return Decision(True, since, changed, f"changed since {since}: {' and '.join(changed) or unknown}")
+    return RunDecision(True, since, changed, f"changed since {since}: {' and '.join(changed) or unknown}")
 
 
 def _apply(
-    occasion: Occasion, decision: Decision, created: str, is_change: bool, look: Callable[[], Drift] | None
-) -> Decision:
+    occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift] | None
+) -> RunDecision:
     """Return the decision that the occasions ask for; a run that gave no result is none to rest on at any."""
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.platforms.jobs import State, Submission, now
-from tpu_pipelines.retraining.retrain import Decision
-from tpu_pipelines.runs.summary import NOT_PROMOTED, PROMOTED
+from tpu_pipelines.platforms.jobs import Submission, now
+from tpu_pipelines.retraining.retrain import RunDecision
 
 FOLDER = "decisions"
 STARTED = "started"
@@ -57,7 +57,7 @@ class Entry:
     url: str = ""
 
     @classmethod
-    def make(cls, decision: Decision) -> Self:
+    def make(cls, decision: RunDecision) -> Self:
         """Return the entry of a decision of this moment."""
         at = now().isoformat(timespec="microseconds")
         return cls(at, decision.needed, decision.changed, decision.reason, decision.since)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
 from tpu_components.core.examples.interface import TASKS, judged_figure
@@ -17,7 +18,8 @@ from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction, show
 from tpu_components.export_model.formats.table import FORMATS
-from tpu_pipelines.runs.summary import FAILED, SUMMARY_FILE, Summary
+from tpu_pipelines.checking.workspace import SUMMARY_FILE
+from tpu_pipelines.runs.summary import Summary
 
 _NOTHING = "–"
 _MAX_TEXT = 60
@@ -157,7 +159,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
         "configuration": _configuration(runs),
     }
     notes = [] if one_dataset else ["The runs were trained and scored on different data: their results do not compare."]
-    notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == FAILED]
+    notes += [f"{run.label} failed: {run.summary.error}" for run in runs if run.summary.status == State.FAILED]
     notes += [
         f"{run.label}: {absent:,} classes have no examples in the split and count 0 in the macro figures"
         for run in runs

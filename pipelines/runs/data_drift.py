@@ -3,23 +3,21 @@
 import contextlib
 import dataclasses
 import math
-import tempfile
-from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.progress import say
 from tpu_components.core.drift.comparison import find_shifts
 from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at, sketch_of
-from tpu_components.core.examples.artifacts import MANIFEST_FILE, Manifest
+from tpu_components.core.examples.artifacts import MANIFEST_FILE
 from tpu_components.core.files import storage
 from tpu_components.core.registry.opening import open_registry, origin_of_version, parse_reference
 from tpu_components.core.registry.reference import reference
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.measuring import MOST_MEASURED
-from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
-from tpu_components.create_tfrecords.writer import write_records
+from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_components.deploy_model.params import VERTEX
+from tpu_pipelines.checking.preflight import written
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.starting.data_overview import source_of
@@ -102,21 +100,15 @@ def sketch_sample(params: WriteParams) -> DataSketch:
             f"Cannot tell whether {params.source!r} has drifted: expected images or texts, received a corpus, of which "
             "no figures are kept. Use --when changed."
         )
-    sample = _sample_of(plan)
+    # The same share of every split, as many examples as are measured of a large data set.
+    share = min(1.0, MOST_MEASURED / sum(plan.split_examples.values()))
+    order = {name: examples[: math.ceil(share * len(examples))] for name, examples in plan.order.items()}
+    sample = dataclasses.replace(plan, order=order)
     count = sum(sample.split_examples.values())
     say("create_tfrecords", f"looking at {count:,} of {sum(plan.split_examples.values()):,} examples, for drift")
     lenient = dataclasses.replace(params, max_bad_fraction=_MOST_BAD)
-    with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
-        records_dir = Path(folder) / "records"
-        write_records(lenient, records_dir, sample)
-        return DataSketch.make(Manifest.load(records_dir, verify=False))
-
-
-def _sample_of(plan: DatasetPlan) -> DatasetPlan:
-    """Return the plan of the same share of every split, as many examples as are measured of a large data set."""
-    share = min(1.0, MOST_MEASURED / sum(plan.split_examples.values()))
-    order = {name: examples[: math.ceil(share * len(examples))] for name, examples in plan.order.items()}
-    return dataclasses.replace(plan, order=order)
+    with written(lenient, sample) as (_, manifest):
+        return DataSketch.make(manifest)
 
 
 def champion_of(config: Config, settings: Settings | None) -> str:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.results.export_info import ExportInfo
+from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.config.configuration import read_export
-from tpu_pipelines.runs.summary import SUMMARY_FILE, Summary
+from tpu_pipelines.runs.summary import Summary
 
 
 def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportInfo:

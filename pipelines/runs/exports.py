@@ -23,7 +23,8 @@ from tpu_components.core.registry.reference import (
 from tpu_components.core.registry.versions import RegisteredVersion
 from tpu_components.core.sources.params import split_source
 from tpu_components.predict_batch.inputs import RECORDS
-from tpu_pipelines.runs.summary import SUMMARY_FILE, Summary
+from tpu_pipelines.checking.workspace import SUMMARY_FILE
+from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.starting.data_overview import source_of
 
 _EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of the registry"
@@ -46,7 +47,7 @@ def find_export(name: str, workspace: Path) -> str:
     if storage.is_remote(name):
         return name
     path = Path(name)
-    if folder := _in_folder(path):
+    if folder := next((place for place in (path, path / EXPORT_DIR) if (place / EXPORT_FILE).is_file()), None):
         return str(folder)
     if match := re.fullmatch(r"([\w-][\w.-]*)(?:@([\w-]+))?", name):
         return _of_workspace(match[1], match[2] or CHAMPION, workspace, path.exists())
@@ -118,11 +119,6 @@ def source_to_answer(inputs: Sequence[str]) -> str:
             "into one folder, or list them in a CSV file."
         )
     return inputs[0] if split_source(inputs[0])[0] == RECORDS else source_of(inputs[0])
-
-
-def _in_folder(path: Path) -> Path | None:
-    """Return the export that a folder is or holds."""
-    return next((folder for folder in (path, path / EXPORT_DIR) if (folder / EXPORT_FILE).is_file()), None)
 
 
 def _of_workspace(model_name: str, version: str, workspace: Path, is_folder: bool) -> str:

@@ -19,37 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import State, result_of
 from tpu_components.core.base.terminal import in_one_line, lay_out
 from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.files import storage, typed_json
+from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
-from tpu_pipelines.runs.summary import FAILED, LOG_FILE, SUMMARY_FILE, Summary, result_of
+from tpu_pipelines.runs.summary import Summary
 
 KEPT = 10  # Earlier runs of a name.
 LATEST = "latest"
-RUNNING, INTERRUPTED = "running", "interrupted"
-_SUFFIX = ".runs"
 _NUMBER = r"\d{4,}"
 _COLUMNS = {"run": "<", "number": "<", "ended": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
-
-
-def history_dir(run_dir: Path) -> Path:
-    """Return where the earlier runs of a name are kept."""
-    return run_dir.with_name(run_dir.name + _SUFFIX)
-
-
-def check_history(run_dir: Path) -> None:
-    """Check that earlier runs can be kept beside a run.
-
-    Raises:
-        InputError: If what has that name is no folder, or is a run itself.
-    """
-    directory = history_dir(run_dir)
-    if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
-        raise InputError(
-            f"Refused to keep earlier runs in {directory}: expected a folder for them, received something else of that "
-            "name. Use another --workspace or --set name=…"
-        )
 
 
 def set_aside(run_dir: Path, keep: int = KEPT) -> None:
@@ -157,7 +138,7 @@ def own_bytes(places: Sequence[Path]) -> int:
 
 def _has_failed(place: Path) -> bool:
     try:
-        return Summary.load(place).status == FAILED
+        return Summary.load(place).status == State.FAILED
     except InputError:
         return True
 
@@ -181,8 +162,8 @@ def runs_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
 def names(workspace: Path) -> list[str]:
     """Return the names of which a workspace holds runs."""
     latest = {path.parent.name for path in workspace.glob(f"*/{SUMMARY_FILE}")}
-    earlier = {path.parent.parent.name.removesuffix(_SUFFIX) for path in workspace.glob(f"*{_SUFFIX}/*/{SUMMARY_FILE}")}
-    return sorted(latest | earlier)
+    earlier = {path.parent.parent.name for path in workspace.glob(f"*{HISTORY_SUFFIX}/*/{SUMMARY_FILE}")}
+    return sorted(latest | {name.removesuffix(HISTORY_SUFFIX) for name in earlier})
 
 
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
@@ -235,7 +216,7 @@ def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
         "number": LATEST,
         "directory": str(workspace / name),
         "ended": "",
-        "status": RUNNING if _is_locked(workspace / ".cache" / name / "lock") else INTERRUPTED,
+        "status": State.RUNNING if _is_locked(workspace / ".cache" / name / "lock") else State.INTERRUPTED,
         "training": said[-1].replace("] ", " ", 1) if said else "",
         "metrics": {},
         "gate": {},
@@ -294,13 +275,13 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
         loss = f"{metrics['loss']:.4f}" if metrics.get("loss") is not None else "-"
         result, size = result_of(row["status"]), f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["name"], row["number"], row["ended"] or "-", result, score, loss, size))
-    notes = [in_one_line(_note(row)) for row in rows if row["status"] in (RUNNING, INTERRUPTED)]
+    notes = [in_one_line(_note(row)) for row in rows if row["status"] in (State.RUNNING, State.INTERRUPTED)]
     return "\n".join([*lay_out(_COLUMNS, lines), *([""] if notes else []), *notes])
 
 
 def _note(row: Mapping[str, Any]) -> str:
     """Describe the progress of an unfinished run in one sentence."""
     said = row["training"] or "no step has said anything"
-    if row["status"] == RUNNING:
+    if row["status"] == State.RUNNING:
         return f"{row['name']} is running: {said}"
     return f"{row['name']} was interrupted after: {said}. `tpu-pipelines run` with its configuration continues it."

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.states import result_of
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
 from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.files import storage
 from tpu_pipelines.runs import history
-from tpu_pipelines.runs.summary import result_of
 
 INDEX_FILE = "index.html"
 _PAGES = {"report": f"evaluation/{REPORT_FILE}", "preflight": f"preflight/{PREFLIGHT_REPORT_FILE}"}

@@ -8,16 +8,17 @@ from typing import Self, TypeVar
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.registry.reference import CHAMPION, reference
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_pipelines.checking.footprints import Baseline, load_baseline
+from tpu_pipelines.checking.footprints import NamedFootprint, load_baseline
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import State, Submission, Submitter
+from tpu_pipelines.platforms.jobs import Submission, Submitter
 from tpu_pipelines.runs.data_drift import champion_of
 from tpu_pipelines.runs.summary import Summary
 
@@ -42,7 +43,7 @@ class RunFindings:
     error: str = ""
     evaluation: Evaluation | None = None
     preflight: PreflightReport | None = None
-    champion: Baseline | None = None
+    champion: NamedFootprint | None = None
     same_as: str = ""
     unread: str = ""
 
@@ -103,7 +104,7 @@ def _load(kind: type[_File], directory: Path) -> _File | None:
         return None
 
 
-def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> Baseline | None:
+def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> NamedFootprint | None:
     """Return the training of the champion that an evaluation has compared with, where its version keeps that.
 
     Args:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import safe_children
 from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say
+from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import paragraph, printable
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE, REPORT_FILE, Manifest
 from tpu_components.core.files import storage
@@ -31,17 +32,18 @@ from tpu_components.core.sources.kinds import find_source, list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
 from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
-from tpu_components.deploy_model.params import VERTEX, DeployResult
+from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training import sandbox
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.checks import check_run
 from tpu_pipelines.checking.model_check import check_model_works, needs_check
+from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineage, step_keys
 from tpu_pipelines.runs import history
 from tpu_pipelines.runs.step_cache import StepCache, entry_key
-from tpu_pipelines.runs.summary import FAILED, LOG_FILE, REJECTED, SUCCEEDED, SUMMARY_FILE, StepSummary, Summary
+from tpu_pipelines.runs.summary import StepSummary, Summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,19 +117,6 @@ def fingerprints_here(config: Config, workspace: Path, known: Mapping[str, str] 
 
 def _data_version(listing: Listing, workspace: Path) -> str:
     return data_version(listing, workspace / ".cache" / "sources")
-
-
-def with_registry(config: Config, workspace: Path) -> Config:
-    """Return the configuration with its registry, the workspace's where it names none."""
-    if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
-        return config
-    if config.deploy.registry == VERTEX:
-        raise InputError(
-            "A run on this machine knows no project. Received: deploy.registry=vertex. Use "
-            "deploy.registry=projects/PROJECT/locations/REGION/models, or leave it out."
-        )
-    registry = Path(config.deploy.registry or workspace / "registry").absolute()
-    return dataclasses.replace(config, deploy=dataclasses.replace(config.deploy, registry=str(registry)))
 
 
 def _without_missing_compiler(config: Config) -> Config:
@@ -308,7 +297,9 @@ class _LocalRun:
                 cache_root=str(entries_dir),
                 raise_on_error=False,
             )
-            config = _on_one_step(self._config) if "create_tfrecords" in self._cached else self._config
+            config = self._config
+            if "create_tfrecords" in self._cached:  # Nothing is left to be fanned out.
+                config = dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
             pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
             pipeline(champion=self._champion)
 
@@ -347,7 +338,7 @@ class _LocalRun:
         done = {step: path for step in expected if (path := self._outputs(step)) is not None}
         failure, report = self._failure()
         if failure is None and (missing := [step for step in expected if step not in done]):
-            failure = StepRecord(missing[0], FAILED, error=f"it did not run; see {self._run_dir / LOG_FILE}")
+            failure = StepRecord(missing[0], State.FAILED, error=f"it did not run; see {self._run_dir / LOG_FILE}")
         if report:  # It says why the run stopped there.
             done["preflight_training"] = report
         folders = {name: self._run_dir / step.folder for name, step in STEP_TABLE.items()}
@@ -363,7 +354,7 @@ class _LocalRun:
         preflight = PreflightReport.load(published["preflight_training"]) if "preflight_training" in done else None
         deployment = DeployResult.load(published["deploy_model"]) if "deploy_model" in done else None
         summary = Summary(
-            status=FAILED if failure else SUCCEEDED if promoted else REJECTED,
+            status=State.FAILED if failure else State.SUCCEEDED if promoted else State.REJECTED,
             config=self._config.as_dict(),
             fingerprints=fingerprints,
             seconds=time.monotonic() - start,
@@ -395,7 +386,7 @@ class _LocalRun:
         folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path not in self._earlier)
         for path in (path for folder in folders for path in folder.rglob(STEP_RECORD_FILE)):
             record = StepRecord.load(path.parent)
-            if record.state == FAILED:
+            if record.state == State.FAILED:
                 report = path.parent / STEP_TABLE["preflight_training"].artifact
                 return record, report if (report / PREFLIGHT_FILE).is_file() else None
         return None, None
@@ -403,16 +394,11 @@ class _LocalRun:
     def _step_summary(self, step: str, artifact: Path | None, failure: StepRecord | None) -> StepSummary:
         cached = step in self._cached
         if failure and failure.step == step:
-            return StepSummary(failure.seconds, FAILED, False)
+            return StepSummary(failure.seconds, State.FAILED, False)
         if artifact is None:
-            return StepSummary(0.0, "skipped", False)
+            return StepSummary(0.0, State.SKIPPED, False)
         has_record = not cached and (artifact.parent / STEP_RECORD_FILE).is_file()
-        return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, SUCCEEDED, cached)
-
-
-def _on_one_step(config: Config) -> Config:
-    """Return the configuration for records that are there: nothing is left to be fanned out."""
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
+        return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, State.SUCCEEDED, cached)
 
 
 def _are_whole(records: Path) -> bool:
@@ -500,9 +486,9 @@ def delete_run(workspace: Path, reference: str) -> Deleted:
 
 def _delete_runs(workspace: Path, name: str, delete: Callable[[Path, Path], list[Path]]) -> Deleted:
     run_dir, cache_dir = workspace.absolute() / name, workspace.absolute() / ".cache" / name
-    places = (run_dir, history.history_dir(run_dir), cache_dir)
+    places = (run_dir, history_dir(run_dir), cache_dir)
     with _only_run(run_dir, cache_dir):
-        history.check_history(run_dir)
+        check_history(run_dir)
         before = history.own_bytes(places)
         dropped = delete(run_dir, cache_dir)
         StepCache(cache_dir).keep_only(folder for _, folder in history.runs_of(run_dir) if folder.is_dir())

@@ -5,23 +5,16 @@ import functools
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from tpu_components.core.base.states import State
 from tpu_components.core.files.typed_json import JsonFile, read
 from tpu_components.core.results.evaluation_info import Decision
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.findings import MachineReport
+from tpu_pipelines.checking.workspace import SUMMARY_FILE
 
-SUMMARY_FILE = "summary.json"
-LOG_FILE = "run.log"  # What the steps of a run on this machine say.
-SUCCEEDED, REJECTED, FAILED = "succeeded", "rejected", "failed"
-PROMOTED, NOT_PROMOTED = "promoted", "not promoted"
 # What a run has only of steps that it has, and an empty mapping stands for in the file.
 _OF_STEPS = ("preflight", "export", "deployment")
-
-
-def result_of(status: str) -> str:
-    """Return what became of a run's model, as people are told; of a run that has none, its status."""
-    return {SUCCEEDED: PROMOTED, REJECTED: NOT_PROMOTED}.get(status, status)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +25,7 @@ class StepSummary:
     """
 
     seconds: float
-    state: Annotated[str, (SUCCEEDED, FAILED, "skipped")]
+    state: Annotated[str, (State.SUCCEEDED, State.FAILED, State.SKIPPED)]
     cached: bool
 
 
@@ -65,7 +58,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         error: Step that failed, and why, in words; empty if none did.
     """
 
-    status: Annotated[str, (SUCCEEDED, REJECTED, FAILED)]
+    status: Annotated[str, (State.SUCCEEDED, State.REJECTED, State.FAILED)]
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fingerprints: Mapping[str, str] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0

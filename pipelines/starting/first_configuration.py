@@ -107,12 +107,14 @@ def plan_start(
     if not model:
         path = folder / f"{name.replace('-', '_').replace('.', '_')}_model.py"
         model, files[path] = str(path), _render(f"{_MODELS[overview.kind]}.py.jinja", name=name, **_facts(overview))
-    raw, reasons = _choose(overview, name, model)
+    data, reasons = _choose_data(overview, model)
+    training, more = _choose_training(overview)
+    raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
     for text in overrides:
         override(raw, text)
     if raw["training"].get("stages") and not any(text.startswith("training.epochs=") for text in overrides):
         del raw["training"]["epochs"]  # They follow.
-    files = {config_path: _as_yaml(raw, reasons, overview, config_path)} | files
+    files = {config_path: _as_yaml(raw, reasons | more, overview, config_path)} | files
     files[folder / SCHEMA_FILE] = as_text()
     if workflow:
         files[WORKFLOW_FILE] = _retraining(str(config_path))
@@ -164,13 +166,6 @@ def _render(template: str, **values: str) -> str:
 Reasons = dict[str, str]
 
 
-def _choose(overview: DataOverview, name: str, model: str) -> tuple[dict[str, Any], Reasons]:
-    """Return the configuration's sections, and for a key `section.key` why it is so."""
-    data, reasons = _choose_data(overview, model)
-    training, more = _choose_training(overview)
-    return {"name": name, "data": data, "model": model, "training": training}, reasons | more
-
-
 def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Reasons]:
     params = overview.params
     data: dict[str, Any] = {"source": params.source}
@@ -189,7 +184,8 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
         reasons["data.max_bad_fraction"] = "Share that may be set aside and listed; what was found stands above."
     if overview.kind == TEXT and overview.lengths:
-        data["num_tokens"] = _choose_length(overview.lengths)
+        longest = sorted(overview.lengths)[int(0.9 * (len(overview.lengths) - 1))]  # Nine texts in ten are no longer.
+        data["num_tokens"] = min(400, max(16, 16 * math.ceil(longest / 16)))
         reasons["data.num_tokens"] = "Words of a text that a model sees; longer ones lose their start."
     if params.asked == "language_model":
         # What is set stands, and the other follows from it.
@@ -224,12 +220,6 @@ def _input_size(model: str) -> list[int] | None:
     except (OSError, KeyError, zipfile.BadZipFile):
         return None  # What is wrong with it is told by who loads it.
     return [int(side) for side in shapes[0]] if shapes else None
-
-
-def _choose_length(lengths: Sequence[int]) -> int:
-    """Return a length that nine texts in ten do not exceed, in steps of 16, up to 400."""
-    longest = sorted(lengths)[int(0.9 * (len(lengths) - 1))]
-    return min(400, max(16, 16 * math.ceil(longest / 16)))
 
 
 def _choose_training(overview: DataOverview) -> tuple[dict[str, Any], Reasons]:

@@ -9,19 +9,22 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.train_model.environment_report import REPORT_VARIABLE
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import CannotAskError
 from tpu_pipelines.platforms.custom_job import in_region
-from tpu_pipelines.platforms.jobs import CACHED, State, Submission, Submitter
-from tpu_pipelines.submission.submit import Plan, plan_submission, submit, wait
+from tpu_pipelines.platforms.jobs import Submission, Submitter
+from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
 
-_MINUTES = 30  # Which a training of seconds never takes, unless something is wrong.
-_EPOCHS = 5
-_SEVERAL_HOSTS = "what the hosts of a slice are told of each other (components/core/machines/hosts.py)"
+_SEVERAL_HOSTS = (
+    "what the hosts of a slice are told of each other (components/core/machines/hosts.py): needs a machine that has "
+    "several, as --machine v5e-16"
+)
 # What the code or its documents leave open and this run does not answer.
 _OPEN = (
     "how CPUs and memory that a step asks for are rounded to a machine (pipelines/config/resources.py)",
@@ -44,7 +47,7 @@ class Smoke:
     """
 
     config: Config
-    plan: Plan
+    plan: RunPlan
     report_uri: str
     settings: Settings
     target: str
@@ -64,17 +67,18 @@ class Smoke:
     def price(self) -> str:
         """Say what it costs at most: the second submission trains again if the cache does not answer it."""
         machine = self.plan.jobs[0].machine
-        what = f"two trainings on {machine.name}, each of them stopped after {_MINUTES} minutes at the latest"
+        minutes = machine.timeout_seconds / 60
+        what = f"two trainings on {machine.name}, each of them stopped after {minutes:g} minutes at the latest"
         if (usd := self.usd_per_hour) is None:
             return f"{what}; no price is known"
         return (
-            f"at most ${2 * usd * _MINUTES / 60:.2f} at {billed_by(self.target)}: {what} (${usd:g} an hour); "
+            f"at most ${2 * usd * minutes / 60:.2f} at {billed_by(self.target)}: {what} (${usd:g} an hour); "
             "the other steps, disks and storage come on top"
         )
 
 
 def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequence[str] = ()) -> Smoke:
-    """Compile the smallest run: the digits, a few epochs.
+    """Compile the smallest run, the ready example `smoke`.
 
     Args:
         target: The platform, as `vertex`.
@@ -94,14 +98,7 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
     # Of its own each time: the first submission is to train, whatever was sent before.
     number = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     report_uri = f"{settings.bucket.rstrip('/')}/smoke/{number}/training.json"
-    own = (
-        "name=smoke",
-        f"machine={{name: {machine}, timeout_seconds: {_MINUTES * 60}, max_wait_seconds: 0}}",
-        f"training.epochs={_EPOCHS}",
-        "gate.minimum={}",
-        "export.calibration_examples=50",
-    )
-    config = load_config("digits", [*own, *overrides])
+    config = load_config("smoke", [f"machine.name={machine}", *overrides])
     settings = dataclasses.replace(settings, environment={**settings.environment, REPORT_VARIABLE: report_uri})
     return Smoke(config, plan_submission(config, target, settings), report_uri, settings, target)
 
@@ -153,6 +150,7 @@ def run_smoke(
         PlatformError: If a job vanishes.
     """
     plan, sent = smoke.plan, time.time()
+    is_slice = plan.jobs[0].machine.slice.hosts > 1
     first = wait(plan, submit(plan, submitter), submitter, report, poll_seconds, sleep)
     told = _read(smoke.report_uri)
     second, again = None, told
@@ -167,16 +165,12 @@ def run_smoke(
         *_times(smoke, told, sent),
         *(_outcome("second run", second) if second else ()),
         *cached,
-        *(("not asked here", question) for question in (*_open_without(plan.jobs[0].machine.slice.hosts), *_OPEN)),
+        *(("not asked here", question) for question in (_OPEN if is_slice else (_SEVERAL_HOSTS, *_OPEN))),
     )
     source = f"tpu-pipelines smoke of {time.strftime('%Y-%m-%d')}, {smoke.target}, {first.machine}"
     return SmokeReport(
         rows, second is not None and second.state is State.SUCCEEDED, (*answers, *cached) if told else (), source
     )
-
-
-def _open_without(hosts: int) -> Sequence[str]:
-    return [] if hosts > 1 else [f"{_SEVERAL_HOSTS}: needs a machine that has several, as --machine v5e-16"]
 
 
 def _read(uri: str) -> Mapping[str, Any]:
@@ -240,32 +234,20 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
 def _estimate(smoke: Smoke) -> str:
     """Return the time of a step by preflight, on this machine."""
     from tpu_components.core.sources.kinds import list_examples
-    from tpu_components.preflight_training import sandbox
-    from tpu_components.preflight_training.examining import examine
-    from tpu_pipelines.checking.preflight import describe_data
-    from tpu_pipelines.config.configuration import preflight_params
+    from tpu_pipelines.checking.preflight import judge_machines
 
-    if smoke.config.preflight is None:
-        return "not known: preflight is switched off"
     paid = dataclasses.replace(smoke.paid, region=in_region(smoke.plan.jobs[0].machine, smoke.settings).region)
     try:
-        sandbox.require_compiler()
-        cache_dir = sandbox.default_cache_dir()
-        params = preflight_params(smoke.config, paid)
-        planned = smoke.plan.data
-        listing = planned.listing if planned else list_examples(smoke.config.data)
-        data = describe_data(smoke.config, listing, cache_dir)
-        (machine_report,) = examine(params, data, (paid,), cache_dir).machines
-    except InputError as error:
+        listing = smoke.plan.data.listing if smoke.plan.data else list_examples(smoke.config.data)
+        (report,) = judge_machines(smoke.config, listing, (paid,))
+    except (CannotAskError, InputError) as error:
         return f"not known: {error}"
-    if machine_report.step is None:
-        return machine_report.summary
-    return f"{machine_report.step.total_ms:.3f} ms on the device"
+    return f"{report.step.total_ms:.3f} ms on the device" if report.step else report.summary
 
 
 def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Say whether the cache has answered the second run: its training tells anew only where it runs."""
-    hits = [step for step, state in second.steps.items() if state == CACHED]
+    hits = [step for step, state in second.steps.items() if state == State.CACHED]
     if not told:
         training = "not known: the training tells nothing"
     elif again.get("started") == told["started"]:

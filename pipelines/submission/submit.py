@@ -18,20 +18,21 @@ import yaml
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_image
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
 from tpu_components.core.sources.params import BEAM
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import on_machine
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.custom_job import start_anew
-from tpu_pipelines.platforms.jobs import DIGEST, Job, State, Submission, Submitter, slug
+from tpu_pipelines.platforms.jobs import DIGEST, Job, Submission, Submitter, slug
 
 if TYPE_CHECKING:
     from tpu_components.create_tfrecords.planning import DatasetPlan
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run as it will be sent: on its machine, and on the others where that one cannot be had.
 
     Attributes:
@@ -69,7 +70,7 @@ class Plan:
         )
 
 
-def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
+def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     """Check a run's data, compile it for each of its machines, and give it its id.
 
     Args:
@@ -117,10 +118,10 @@ def plan_submission(config: Config, target: str, settings: Settings) -> Plan:
         }
         job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
         jobs.append(Job(job_id, config.name, package, machine, labels))
-    return Plan(tuple(jobs), compiled.image, compiled.carried, timeouts[0], resources, data)
+    return RunPlan(tuple(jobs), compiled.image, compiled.carried, timeouts[0], resources, data)
 
 
-def without_cache(plan: Plan) -> Plan:
+def without_cache(plan: RunPlan) -> RunPlan:
     """Return the same run with every step to be run, whatever the platform has kept of earlier ones."""
     return dataclasses.replace(
         plan, jobs=tuple(dataclasses.replace(job, package=_without_cache(job.package)) for job in plan.jobs)
@@ -136,7 +137,7 @@ def _without_cache(package: str) -> str:
     return yaml.safe_dump_all([spec, *platforms])
 
 
-def put_carried(plan: Plan) -> None:
+def put_carried(plan: RunPlan) -> None:
     """Put what the jobs of a run read from the bucket there; what is there already is the same.
 
     Raises:
@@ -159,7 +160,7 @@ def _digest(package: str, fingerprints: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([spec, *platforms, fingerprints], sort_keys=True).encode()).hexdigest()[:12]
 
 
-def submit(plan: Plan, submitter: Submitter, again: bool = False) -> Submission:
+def submit(plan: RunPlan, submitter: Submitter, again: bool = False) -> Submission:
     """Start a run, or find it where it is: on whatever machine, and if it has ended, as it ended.
 
     Args:
@@ -179,7 +180,7 @@ def submit(plan: Plan, submitter: Submitter, again: bool = False) -> Submission:
         number += 1
 
 
-def look_up(plan: Plan, submitter: Submitter) -> Submission | None:
+def look_up(plan: RunPlan, submitter: Submitter) -> Submission | None:
     """Return the last job of a run that there is, on whatever machine; starts none."""
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
@@ -208,7 +209,7 @@ def _lacked_machine(submission: Submission, job: Job) -> bool:
 
 
 def wait(
-    plan: Plan,
+    plan: RunPlan,
     submission: Submission,
     submitter: Submitter,
     report: Callable[[Submission], None] = lambda _: None,
@@ -253,7 +254,7 @@ def wait(
         submission = current
 
 
-def _place(plan: Plan, job_id: str) -> tuple[int, int]:
+def _place(plan: RunPlan, job_id: str) -> tuple[int, int]:
     """Return the round of a job, and its place in it."""
     rest = job_id.removeprefix(plan.jobs[0].job_id)
     number = int(match[1]) if (match := re.match(r"-r(\d+)", rest)) else 1

@@ -26,7 +26,7 @@ from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import Job, Retrying, Submitter
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.platforms.vertex import Vertex
-from tpu_pipelines.submission.submit import Plan, plan_submission, submit
+from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit
 
 SHARE = 0.3
 THREADS = 48
@@ -95,7 +95,7 @@ def submit_in_a_storm(target: str, number: int, seed: int = 0) -> Outcome:
     settings = Settings(**_GOOGLE) if target == "vertex" else Settings(kfp_host="http://kfp")
     config = load_config("digits", ["machine=v5e-4", "preflight=false"])
     (job,) = plan_submission(config, target, settings).jobs
-    plans = [Plan((_with_id(job, f"digits-{index:012x}"),)) for index in range(number)]
+    plans = [RunPlan((_with_id(job, f"digits-{index:012x}"),)) for index in range(number)]
     # Those that come twice come one behind the other, so that two threads have them at once.
     sent = itertools.chain.from_iterable([plan] * (1 + index % 2) for index, plan in enumerate(plans))
     with PLATFORMS[target]() as (server, submitter, job_ids):
@@ -120,7 +120,7 @@ def _with_id(job: Job, job_id: str) -> Job:
     return dataclasses.replace(job, job_id=job_id)
 
 
-def _try_to_submit(plan: Plan, submitter: Submitter) -> bool:
+def _try_to_submit(plan: RunPlan, submitter: Submitter) -> bool:
     try:
         return submit(plan, submitter).job_id == plan.jobs[0].job_id
     except Exception as error:  # To be counted; the others go on.

@@ -9,8 +9,9 @@ import pytest
 
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base import progress
+from tpu_components.core.base.states import COLOURS
 from tpu_pipelines.cli import options
-from tpu_pipelines.cli.options import STATES, show_text, tell_error, tell_hint
+from tpu_pipelines.cli.options import show_text, tell_error, tell_hint
 from tpu_pipelines.config.configuration import load_config
 
 
@@ -36,7 +37,7 @@ def test_a_terminal_gets_colours(terminal):
 
 
 def test_words_are_coloured_where_they_stand_alone(terminal):
-    show_text("run-failed: failed, gate: not promoted", terminal, STATES)
+    show_text("run-failed: failed, gate: not promoted", terminal, COLOURS)
     assert terminal.getvalue() == "run-failed: failed, gate: \x1b[33mnot promoted\x1b[0m\n"
 
 
@@ -45,7 +46,7 @@ def test_colours_are_left_out_where_they_are_not_wanted(terminal, monkeypatch, n
     monkeypatch.setenv(name, value)
     with redirect_stderr(terminal):
         tell_error("x")
-    show_text("it failed", terminal, STATES)
+    show_text("it failed", terminal, COLOURS)
     assert terminal.getvalue() == "error: x\nit failed\n"
 
 

@@ -1,1 +1,1 @@
-"""Errors, retries, termination, progress, terminal text and code fingerprints: no ML, no files."""
+"""Errors, states, retries, termination, progress, terminal text and code fingerprints: no ML, no files."""

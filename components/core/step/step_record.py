@@ -17,6 +17,7 @@ from typing import Annotated
 from tpu_components.core.base import termination
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.hosts import is_writer
@@ -41,7 +42,7 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
     """
 
     step: str
-    state: Annotated[str, ("succeeded", "failed")]
+    state: Annotated[str, (State.SUCCEEDED, State.FAILED)]
     seconds: float = 0.0
     error: str = ""
     is_input_error: bool = False
@@ -71,12 +72,12 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
     if runner := os.environ.get(RUNNER_VARIABLE):
         end_with(int(runner))
     start = time.monotonic()
-    state, message, mistake = "succeeded", "", False
+    state, message, mistake = State.SUCCEEDED, "", False
     try:
         with termination.heard(), storage.naming_faults():
             yield
     except BaseException as error:
-        state = "failed"
+        state = State.FAILED
         mistake = isinstance(error, InputError)
         in_words = isinstance(error, InputError | PlatformError | termination.Terminated)
         message = str(error) if in_words else traceback.format_exc()

@@ -9,7 +9,7 @@ import pytest
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.footprint import Footprint
-from tpu_pipelines.checking.footprints import Baseline, Comparison, load_baseline
+from tpu_pipelines.checking.footprints import FootprintComparison, NamedFootprint, load_baseline
 
 _OLD = Footprint("v5e-8", "", False, 6400, 100, 10, 64, 1000, 2.0, 2**30, 2**34, 9.6, {"libtpu": "1"})
 
@@ -36,7 +36,7 @@ def test_a_run_leaves_a_version_that_keeps_what_its_preflight_found(finished_run
 
 def test_the_version_keeps_every_figure(version):
     kept = json.loads(json.dumps(dataclasses.asdict(_OLD)))
-    assert load_baseline(version({"preflight": kept})) == Baseline("digits 0001", _OLD)
+    assert load_baseline(version({"preflight": kept})) == NamedFootprint("digits 0001", _OLD)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_an_alias_that_stands_nowhere_is_refused(version):
 
 def beside(slower=0.2, dearer=0.2, **changes):
     """A training that differs from the old one in some fields, beside it."""
-    comparison = Comparison(dataclasses.replace(_OLD, **changes), _OLD, "digits 0001")
+    comparison = FootprintComparison(dataclasses.replace(_OLD, **changes), _OLD, "digits 0001")
     return dataclasses.replace(comparison, broken=comparison.broken_limits(slower, dearer))
 
 
@@ -95,7 +95,7 @@ def test_limits_are_the_users():
 def test_a_version_that_was_priced_by_compute_engine_is_compared_at_the_targets_price():
     """Versions from before prices had a target: the same training must not look 15 % dearer."""
     new = dataclasses.replace(_OLD, usd_per_hour=1.15 * _OLD.usd_per_hour, target="vertex", price_factor=1.15)
-    same = Comparison(new, _OLD.priced_like(new), "digits 0001")
+    same = FootprintComparison(new, _OLD.priced_like(new), "digits 0001")
     assert same.summary == "the same as digits 0001, still fits v5e-8"
     assert "price of a run, Vertex AI's price" in same.as_text()
 

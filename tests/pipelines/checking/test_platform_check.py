@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 
 from tpu_components.core.base.container_images import LOCAL_IMAGE
-from tpu_pipelines.checking import platform_check
-from tpu_pipelines.checking.platform_check import check_platform
+from tpu_pipelines.checking.check_list import UNASKED, examine
+from tpu_pipelines.checking.platform_check import PlatformChecks
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import Cost, ask_all, errors_in
+from tpu_pipelines.pipeline import compile as compiling
 
 _PINNED = f"europe-docker.pkg.dev/p/r/step@sha256:{'0' * 64}"
 _SETTINGS = Settings(project="my-project", region="us-west1", bucket="gs://my-bucket")
@@ -17,16 +19,17 @@ _MODEL = "def build_model(image_shape, num_classes): ...\n"
 
 @pytest.fixture
 def image(monkeypatch):
-    monkeypatch.setattr(platform_check, "IMAGE", _PINNED)
+    monkeypatch.setattr(compiling, "IMAGE", _PINNED)
     return _PINNED
 
 
 def _found(config, settings=_SETTINGS, target="vertex"):
-    return [(finding.about, finding.state, finding.said) for finding in check_platform(config, target, settings)]
+    findings = ask_all(PlatformChecks(config, target, settings).checks())
+    return [(finding.about, finding.state, finding.said) for finding in findings]
 
 
 def test_what_is_missing_is_found_at_once(monkeypatch):
-    monkeypatch.setattr(platform_check, "IMAGE", LOCAL_IMAGE)
+    monkeypatch.setattr(compiling, "IMAGE", LOCAL_IMAGE)
     found = _found(load_config("cifar10_cnn", ["machine=v5e-4"]), Settings())
     assert [(about, state) for about, state, _ in found] == [
         ("vertex", "error"),
@@ -51,8 +54,17 @@ def test_what_is_there_is_said(image, tmp_path):
     assert _found(load_config("digits", ["machine=v5e-4"]))[3][2] == "digits_cnn is in the image"
 
 
+def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(image, tmp_path, monkeypatch):
+    monkeypatch.setattr("tpu_pipelines.checking.config_check.check_model", lambda config, interface: [])
+    deploy = f"deploy={{registry: vertex, serving_image: '{image}'}}"
+    config = load_config("digits", ["machine=v5e-4", deploy])
+    assert errors_in(examine(config, UNASKED, "vertex", _SETTINGS, workspace=tmp_path)) == []
+    (here,) = errors_in(examine(config, (Cost.FILE,), workspace=tmp_path))
+    assert (here.about, here.said.startswith("A run on this machine knows no project.")) == ("deploy", True)
+
+
 def test_a_tag_that_may_move_is_a_hint(monkeypatch):
-    monkeypatch.setattr(platform_check, "IMAGE", "europe-docker.pkg.dev/p/r/step:latest")
+    monkeypatch.setattr(compiling, "IMAGE", "europe-docker.pkg.dev/p/r/step:latest")
     settings = dataclasses.replace(Settings(), kfp_host="http://127.0.0.1:9")
     found = _found(load_config("digits", ["machine=v5e-4"]), settings, "kubeflow")
     assert found[1][:2] == ("image", "hint")

@@ -11,9 +11,10 @@ from tests.fakes import execution
 from tests.fakes.kubeflow import FakeKubeflow, Simulate
 from tests.fakes.kubernetes import FakeKubernetes
 from tests.fakes.vertex import FakeVertex
+from tpu_components.core.base.states import Status
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import Verdict, as_table, ask_all
+from tpu_pipelines.doctor.findings import ask_all
 from tpu_pipelines.doctor.google_apis import GoogleApis
 from tpu_pipelines.doctor.kubeflow import KubeflowChecks
 
@@ -49,7 +50,7 @@ class World:
 
     def examine(self):
         apis = GoogleApis("my-project", f"{self.google.url}/{{host}}", AnonymousCredentials())
-        return ask_all(*KubeflowChecks(CONFIG, self.settings, apis, self.context, self.image).checks())
+        return ask_all(KubeflowChecks(CONFIG, self.settings, apis, self.context, self.image).checks())
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +71,14 @@ def world(servers, tmp_path, monkeypatch):
     return World(*servers)
 
 
-def told(findings, verdict):
-    return [(one.what, one.said, one.remedy) for one in findings if one.verdict is verdict]
+def told(findings, state):
+    return [(one.about, one.said, one.remedy) for one in findings if one.state is state]
 
 
 def test_where_all_is_there_nothing_is_missing(world):
     findings = world.examine()
-    assert {one.verdict for one in findings} == {Verdict.THERE}, as_table(findings)
-    assert [one.said for one in findings if one.what.startswith("nodes")] == [
+    assert {one.state for one in findings} == {Status.OK}, findings
+    assert [one.said for one in findings if one.about.startswith("nodes")] == [
         "1 with cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice,cloud.google.com/gke-tpu-topology=2x2",
         "no node has cloud.google.com/gke-tpu-accelerator=tpu-v6e-slice,cloud.google.com/gke-tpu-topology=2x2 now; "
         "tpus adds them as they are asked for",
@@ -155,11 +156,11 @@ def test_each_single_thing_that_is_missing_is_named_and_no_other(world, what):
     change, said, remedy = MISSING[what]
     change(world)
     findings = world.examine()
-    ((named, why, to_do),) = told(findings, Verdict.MISSING)
+    ((named, why, to_do),) = told(findings, Status.ERROR)
     assert named == what.strip()
     assert said in why
     assert remedy in to_do
-    unknown = [one[0] for one in told(findings, Verdict.UNKNOWN)]
+    unknown = [one[0] for one in told(findings, Status.UNKNOWN)]
     assert unknown == (["service account"] if named in _WITHOUT_A_SERVER else [])
 
 
@@ -170,16 +171,16 @@ def test_each_single_thing_that_is_missing_is_named_and_no_other(world, what):
 def test_what_may_not_be_asked_is_unknown_and_says_why(world, what, pattern):
     world.cluster.forbidden = [pattern]
     findings = world.examine()
-    assert told(findings, Verdict.MISSING) == []
-    assert what in [one[0] for one in told(findings, Verdict.UNKNOWN)]
-    assert all("does not say: 403 Forbidden" in one[1] for one in told(findings, Verdict.UNKNOWN))
+    assert told(findings, Status.ERROR) == []
+    assert what in [one[0] for one in told(findings, Status.UNKNOWN)]
+    assert all("does not say: 403 Forbidden" in one[1] for one in told(findings, Status.UNKNOWN))
 
 
 def test_records_that_beam_writes_need_its_image(world):
     apis = GoogleApis("my-project", f"{world.google.url}/{{host}}", AnonymousCredentials())
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, engine="beam"))
     checks = KubeflowChecks(config, world.settings, apis, world.context, world.image).checks()
-    ((what, said, remedy),) = told(ask_all(*checks), Verdict.MISSING)
+    ((what, said, remedy),) = told(ask_all(checks), Status.ERROR)
     assert (what, said) == ("Beam image", "no platform can fetch tpu-pipelines/beam:latest")
     assert remedy.endswith("set TPU_PIPELINES_BEAM_IMAGE=…@sha256:…")
 
@@ -191,7 +192,7 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
 
     def missing():
         checks = KubeflowChecks(config, world.settings, apis, world.context, world.image)
-        return told(ask_all(*checks.checks()), Verdict.MISSING)
+        return told(ask_all(checks.checks()), Status.ERROR)
 
     assert missing() == [
         ("JobSets", "the cluster knows no jobset.x-k8s.io/v1alpha2", "https://jobset.sigs.k8s.io/docs/installation")
@@ -213,20 +214,20 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
 def _examine(world, *overrides):
     apis = GoogleApis("my-project", f"{world.google.url}/{{host}}", AnonymousCredentials())
     checks = KubeflowChecks(load_config("digits", overrides), world.settings, apis, world.context, world.image).checks()
-    return {one.what: one for one in ask_all(*checks)}
+    return {one.about: one for one in ask_all(checks)}
 
 
 @pytest.mark.parametrize(
-    ("placement", "verdict"),
-    [({}, Verdict.MISSING), ({"tpuTopology": "2x4"}, Verdict.MISSING), ({"tpuTopology": "4x4"}, Verdict.THERE)],
+    ("placement", "state"),
+    [({}, Status.ERROR), ({"tpuTopology": "2x4"}, Status.ERROR), ({"tpuTopology": "4x4"}, Status.OK)],
 )
-def test_a_pool_of_several_hosts_is_of_one_topology(world, placement, verdict):
+def test_a_pool_of_several_hosts_is_of_one_topology(world, placement, state):
     """A pool of single hosts has the same machine type, and never schedules a slice."""
     pool = {"name": "tpus", "config": {"machineType": "ct5lp-hightpu-4t"}, "placementPolicy": placement}
     world.google.cloud.node_pools = [pool]
     found = _examine(world, "machine=v5e-16", "training.backend=jax")["nodes v5e-16"]
-    assert found.verdict is verdict
-    if verdict is Verdict.MISSING:
+    assert found.state is state
+    if state is Status.ERROR:
         assert "no node pool is of ct5lp-hightpu-4t and 4x4" in found.said
         assert found.remedy.endswith(
             "--machine-type=ct5lp-hightpu-4t --tpu-topology=4x4 --num-nodes=0 --enable-autoscaling --min-nodes=0 "
@@ -239,7 +240,7 @@ def test_a_pool_of_a_slice_is_none_for_a_single_host(world):
     pool = {"config": {"machineType": "ct5lp-hightpu-4t"}, "placementPolicy": {"tpuTopology": "4x4"}}
     world.google.cloud.node_pools = [{"name": "tpus", **pool}]
     found = _examine(world, "machine=v5e-4")["nodes v5e-4"]
-    assert found.verdict is Verdict.MISSING
+    assert found.state is Status.ERROR
     assert found.remedy.endswith(
         "--machine-type=ct5lp-hightpu-4t --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=1"
     )
@@ -261,28 +262,28 @@ def test_what_the_cluster_starts_again_is_said(world, machine, defaults, left_ou
     content = {"workflowDefaults": yaml.safe_dump({"spec": {"templateDefaults": defaults}})} if defaults else {}
     world.cluster.config_maps = {_ARGO: content}
     found = _examine(world, f"machine={machine}", "training.backend=jax")["retries"]
-    assert found.verdict is (Verdict.MISSING if left_out else Verdict.THERE)
+    assert found.state is (Status.ERROR if left_out else Status.OK)
     assert left_out in found.said
     assert ("retryPolicy to Always in the ConfigMap workflow-controller-configmap of kubeflow" in found.remedy) == bool(
         left_out
     )
     world.cluster.config_maps = {}
-    assert _examine(world, f"machine={machine}", "training.backend=jax")["retries"].verdict is Verdict.UNKNOWN
+    assert _examine(world, f"machine={machine}", "training.backend=jax")["retries"].state is Status.UNKNOWN
     assert "retries" not in _examine(world, "machine=v5e-4")
 
 
 def test_pods_that_use_s3_need_its_secret(world):
     _set(world, bucket="s3://my-bucket/pipelines", s3_secret="s3-credentials")
-    ((what, said, remedy),) = told(world.examine(), Verdict.MISSING)
+    ((what, said, remedy),) = told(world.examine(), Status.ERROR)
     assert (what, said) == ("S3", "there is no s3-credentials in kubeflow")
     assert remedy == (
         "kubectl create secret generic s3-credentials --from-literal=AWS_ACCESS_KEY_ID=… "
         "--from-literal=AWS_SECRET_ACCESS_KEY=… --namespace=kubeflow"
     )
     world.cluster.objects.add("kubeflow/secrets/s3-credentials")
-    assert told(world.examine(), Verdict.MISSING) == []
+    assert told(world.examine(), Status.ERROR) == []
     _set(world, s3_secret="")
-    unknown = told(world.examine(), Verdict.UNKNOWN)
+    unknown = told(world.examine(), Status.UNKNOWN)
     assert [one[0] for one in unknown] == ["object store", "S3"]
     assert "sign in by their service account's role, or not at all" in unknown[1][1]
 
@@ -290,26 +291,26 @@ def test_pods_that_use_s3_need_its_secret(world):
 def test_a_cluster_that_is_not_named_is_not_asked(world):
     world.context = ""
     findings = world.examine()
-    assert told(findings, Verdict.MISSING) == []
-    assert told(findings, Verdict.UNKNOWN) == [("cluster", "not asked: name a context by --kube-context", "")]
+    assert told(findings, Status.ERROR) == []
+    assert told(findings, Status.UNKNOWN) == [("cluster", "not asked: name a context by --kube-context", "")]
 
 
 def test_a_context_that_kubectl_does_not_have_is_unknown(world):
     world.context = "elsewhere"
     findings = world.examine()
-    assert told(findings, Verdict.MISSING) == []
-    assert all("no context 'elsewhere'" in one[1] for one in told(findings, Verdict.UNKNOWN))
+    assert told(findings, Status.ERROR) == []
+    assert all("no context 'elsewhere'" in one[1] for one in told(findings, Status.UNKNOWN))
 
 
 def test_nodes_that_a_cluster_makes_as_they_are_asked_for_are_there(world):
     world.cluster.nodes.clear()
     world.google.cloud.cluster = {"autopilot": {"enabled": True}}
-    assert told(world.examine(), Verdict.MISSING) == []
+    assert told(world.examine(), Status.ERROR) == []
 
 
 def test_the_registry_of_a_cluster_and_a_store_elsewhere_cannot_be_asked(world):
     world.image = "localhost:1/steps:1"
     _set(world, bucket="minio://runs/digits")
     findings = world.examine()
-    assert told(findings, Verdict.MISSING) == []
-    assert [one[0] for one in told(findings, Verdict.UNKNOWN)] == ["object store", "image"]
+    assert told(findings, Status.ERROR) == []
+    assert [one[0] for one in told(findings, Status.UNKNOWN)] == ["object store", "image"]

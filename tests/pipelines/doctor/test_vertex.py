@@ -11,9 +11,10 @@ from tests.fakes.execution import Simulate
 from tests.fakes.google_cloud import AGENT, ATTACHMENT, KEY, ME, NETWORK, TRAINER, Bucket, bind
 from tests.fakes.vertex import FakeVertex, canonical
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import Status
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import Verdict, as_table, ask_all
+from tpu_pipelines.doctor.findings import ask_all
 from tpu_pipelines.doctor.google_apis import GoogleApis
 from tpu_pipelines.doctor.vertex import VertexChecks
 
@@ -52,16 +53,16 @@ def fake(service):
 def examine(fake, config=CONFIG, settings=SETTINGS, image=IMAGE, credentials=None):
     settings = dataclasses.replace(settings, vertex_endpoint=fake.url)
     apis = GoogleApis("my-project", f"{fake.url}/{{host}}", credentials or AnonymousCredentials())
-    return ask_all(*VertexChecks(config, settings, apis, image).checks())
+    return ask_all(VertexChecks(config, settings, apis, image).checks())
 
 
-def told(findings, verdict):
-    return [(one.what, one.said, one.remedy) for one in findings if one.verdict is verdict]
+def told(findings, state):
+    return [(one.about, one.said, one.remedy) for one in findings if one.state is state]
 
 
 def test_where_all_is_there_nothing_is_missing_and_nothing_was_written(fake):
     findings = examine(fake)
-    assert {one.verdict for one in findings} == {Verdict.THERE}, as_table(findings)
+    assert {one.state for one in findings} == {Status.OK}, findings
     assert findings[0].said == f"user:{ME}"
     verbs = {(verb, target.rpartition(":")[2]) for verb, target in fake.cloud.calls if verb != "GET"}
     assert verbs == {("POST", "testIamPermissions"), ("POST", "getIamPolicy")}
@@ -163,35 +164,35 @@ def test_each_single_thing_that_is_missing_is_named_and_no_other(fake, what):
     change, said, remedy = MISSING[what]
     change(fake.cloud)
     findings = examine(fake)
-    ((named, why, to_do),) = told(findings, Verdict.MISSING)
+    ((named, why, to_do),) = told(findings, Status.ERROR) + told(findings, Status.HINT)
     assert named == what.strip()
     assert said in why
     assert remedy in to_do
-    assert told(findings, Verdict.UNKNOWN) == []
+    assert told(findings, Status.UNKNOWN) == []
 
 
 def test_a_bucket_and_an_account_that_are_not_there_leave_open_who_may_use_them(fake):
     fake.cloud.buckets.clear()
     findings = examine(fake)
-    ((what, said, remedy),) = told(findings, Verdict.MISSING)
+    ((what, said, remedy),) = told(findings, Status.ERROR)
     assert (what, said) == ("bucket", "there is no gs://my-bucket")
     assert remedy == "gcloud storage buckets create gs://my-bucket --location=us-central1 --project=my-project"
-    assert [one[0] for one in told(findings, Verdict.UNKNOWN)] == ["its buckets: my-bucket"]
+    assert [one[0] for one in told(findings, Status.UNKNOWN)] == ["its buckets: my-bucket"]
     fake.cloud.__init__()
     fake.cloud.accounts.clear()
     findings = examine(fake)
-    assert [one[:2] for one in told(findings, Verdict.MISSING)] == [("service account", f"there is no {TRAINER}")]
-    assert [one[0] for one in told(findings, Verdict.UNKNOWN)] == ["acting as it", "its acting"]
+    assert [one[:2] for one in told(findings, Status.ERROR)] == [("service account", f"there is no {TRAINER}")]
+    assert [one[0] for one in told(findings, Status.UNKNOWN)] == ["acting as it", "its acting"]
 
 
 def test_a_model_of_ones_own_must_be_written_into_the_bucket_by_who_submits(fake, tmp_path):
     fake.cloud.buckets["my-bucket"].allowed = ["storage.objects.get", "storage.objects.list"]
-    assert told(examine(fake), Verdict.MISSING) == [], "a ready model does not travel"
+    assert told(examine(fake), Status.ERROR) == [], "a ready model does not travel"
     (tmp_path / "my_model.py").write_text("def build_model(image_shape, num_classes):\n    return None\n")
     config = dataclasses.replace(
         CONFIG, training=dataclasses.replace(CONFIG.training, model=str(tmp_path / "my_model.py"))
     )
-    ((what, said, remedy),) = told(examine(fake, config), Verdict.MISSING)
+    ((what, said, remedy),) = told(examine(fake, config), Status.ERROR)
     assert what == "bucket"
     assert "you lack storage.objects.create, storage.objects.delete in gs://my-bucket" in said
     assert f"--member=user:{ME} --role=roles/storage.objectAdmin" in remedy
@@ -199,7 +200,7 @@ def test_a_model_of_ones_own_must_be_written_into_the_bucket_by_who_submits(fake
 
 def test_records_that_are_written_on_dataflow_need_its_api_its_roles_and_an_image(fake):
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, engine="beam"))
-    found = {what: (said, remedy) for what, said, remedy in told(examine(fake, config), Verdict.MISSING)}
+    found = {what: (said, remedy) for what, said, remedy in told(examine(fake, config), Status.ERROR)}
     assert found.keys() == {"APIs", "Beam image", "its Dataflow", "Dataflow's workers"}
     assert found["APIs"][1] == "gcloud services enable dataflow.googleapis.com --project=my-project"
     assert "TPU_PIPELINES_BEAM_IMAGE=" in found["Beam image"][1]
@@ -210,13 +211,13 @@ def test_records_that_are_written_on_dataflow_need_its_api_its_roles_and_an_imag
     fake.cloud.services.add("dataflow.googleapis.com")
     for role in ("developer", "worker"):
         fake.cloud.policy["bindings"] += bind(f"roles/dataflow.{role}", f"serviceAccount:{TRAINER}")["bindings"]
-    assert [what for what, *_ in told(examine(fake, config), Verdict.MISSING)] == ["Beam image"]
+    assert [what for what, *_ in told(examine(fake, config), Status.ERROR)] == ["Beam image"]
     options = {"service_account_email": "worker@my-project.iam.gserviceaccount.com"}
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, beam_options=options))
-    assert "Dataflow's workers" in [what for what, *_ in told(examine(fake, config), Verdict.MISSING)]
+    assert "Dataflow's workers" in [what for what, *_ in told(examine(fake, config), Status.ERROR)]
     options = {"runner": "FlinkRunner"}
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, beam_options=options))
-    assert [what for what, *_ in told(examine(fake, config), Verdict.MISSING)] == ["Beam image"]
+    assert [what for what, *_ in told(examine(fake, config), Status.ERROR)] == ["Beam image"]
 
 
 def test_an_image_of_another_project_is_read_by_the_service_agent(fake):
@@ -224,23 +225,23 @@ def test_an_image_of_another_project_is_read_by_the_service_agent(fake):
     fake.cloud.images["other-project/images/steps"] = ["linux/amd64", "linux/arm64", "unknown/unknown"]
     findings = examine(fake, image=image)
     # The policy of the other project cannot be read, and may grant it.
-    ((what, said, remedy),) = told(findings, Verdict.UNKNOWN)
+    ((what, said, remedy),) = told(findings, Status.UNKNOWN)
     assert what == "image's reader"
     assert "lacks roles/artifactregistry.reader" in said
     assert "gcloud artifacts repositories add-iam-policy-binding images --project=other-project" in remedy
     fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", AGENT)
-    assert {one.verdict for one in examine(fake, image=image)} == {Verdict.THERE}
+    assert {one.state for one in examine(fake, image=image)} == {Status.OK}
 
 
 def test_a_serving_image_of_another_project_is_read_by_the_service_agent(fake):
     image = f"europe-docker.pkg.dev/other-project/images/serving@sha256:{'0' * 64}"
     fake.cloud.images["other-project/images/serving"] = ["linux/amd64"]
     config = dataclasses.replace(CONFIG, deploy=dataclasses.replace(CONFIG.deploy, serving_image=image))
-    ((what, said, remedy),) = told(examine(fake, config), Verdict.UNKNOWN)
+    ((what, said, remedy),) = told(examine(fake, config), Status.UNKNOWN)
     assert (what, "lacks roles/artifactregistry.reader" in said) == ("serving image's reader", True)
     assert "gcloud artifacts repositories add-iam-policy-binding images --project=other-project" in remedy
     fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", AGENT)
-    assert {one.verdict for one in examine(fake, config)} == {Verdict.THERE}
+    assert {one.state for one in examine(fake, config)} == {Status.OK}
 
 
 def test_a_private_endpoint_needs_its_network_s_policy_and_is_not_one_that_is_public(fake):
@@ -248,15 +249,15 @@ def test_a_private_endpoint_needs_its_network_s_policy_and_is_not_one_that_is_pu
     deploy = dataclasses.replace(CONFIG.deploy, endpoint_access="private", endpoint_network=network)
     config = dataclasses.replace(CONFIG, deploy=deploy)
     findings = examine(fake, config)
-    assert {one.verdict for one in findings} == {Verdict.THERE}, as_table(findings)
+    assert {one.state for one in findings} == {Status.OK}, findings
     fake.cloud.connection_policies[0]["serviceClass"] = "gcp-memorystore"
-    ((what, said, remedy),) = told(examine(fake, config), Verdict.MISSING)
+    ((what, said, remedy),) = told(examine(fake, config), Status.ERROR)
     assert (what, f"into {network} in us-central1" in said) == ("endpoint's network", True)
     assert f"--network={network} --service-class=gcp-vertexai --region=us-central1" in remedy
     fake.cloud.__init__()
     name = canonical("projects/my-project/locations/us-central1/endpoints/digits")
     fake.endpoints = {name: v1.Endpoint(name=name, display_name="digits")}
-    ((what, said, _),) = told(examine(fake, config), Verdict.MISSING)
+    ((what, said, _),) = told(examine(fake, config), Status.ERROR)
     fake.endpoints.clear()
     assert (what, "it is there already and public, expected private" in said) == ("endpoint", True)
 
@@ -270,16 +271,16 @@ OTHERS = dataclasses.replace(
 def test_a_key_an_attachment_and_a_tensorboard_are_asked_for_where_they_are_set(fake):
     fake.tensorboards = {canonical(TENSORBOARD): v1.Tensorboard(name=canonical(TENSORBOARD))}
     findings = examine(fake, settings=OTHERS)
-    assert {one.verdict for one in findings} == {Verdict.THERE}, as_table(findings)
-    assert {"key", "attachment", "tensorboard"} < {one.what for one in findings}
+    assert {one.state for one in findings} == {Status.OK}, findings
+    assert {"key", "attachment", "tensorboard"} < {one.about for one in findings}
     fake.cloud.key_policy = {}
-    ((what, said, remedy),) = told(examine(fake, settings=OTHERS), Verdict.MISSING)
+    ((what, said, remedy),) = told(examine(fake, settings=OTHERS), Status.ERROR)
     assert (what, "lacks roles/cloudkms.cryptoKeyEncrypterDecrypter" in said) == ("key", True)
     assert remedy.startswith("gcloud kms keys add-iam-policy-binding my-key --keyring=my-ring --location=us-central1 ")
     fake.cloud.keys[KEY] = {"primary": {"state": "DISABLED"}}
     fake.cloud.networks.pop(ATTACHMENT)
     fake.tensorboards.clear()
-    assert [(one[0], one[1]) for one in told(examine(fake, settings=OTHERS), Verdict.MISSING)] == [
+    assert [(one[0], one[1]) for one in told(examine(fake, settings=OTHERS), Status.ERROR)] == [
         ("attachment", f"there is no {ATTACHMENT}"),
         ("key", f"{KEY} is DISABLED"),
         ("tensorboard", f"there is no {TENSORBOARD}"),
@@ -303,8 +304,8 @@ UNASKED = {
 def test_what_may_not_be_asked_is_unknown_and_says_why(fake, what):
     fake.cloud.forbidden = [UNASKED[what]]
     findings = examine(fake)
-    assert told(findings, Verdict.MISSING) == []
-    unknown = told(findings, Verdict.UNKNOWN)
+    assert told(findings, Status.ERROR) == []
+    unknown = told(findings, Status.UNKNOWN)
     assert what in [one[0] for one in unknown]
     assert all("403" in one[1] and "Permission denied" in one[1] for one in unknown), unknown
 
@@ -316,11 +317,11 @@ def test_what_a_group_a_condition_or_a_folder_may_grant_is_unknown(fake):
         {"bindings": [{"role": "roles/aiplatform.user", "members": [member], "condition": {"expression": "false"}}]},
     ):
         fake.cloud.policy = policy
-        ((what, said, _),) = told(examine(fake), Verdict.UNKNOWN)
+        ((what, said, _),) = told(examine(fake), Status.UNKNOWN)
         assert what == "its roles"
         assert "a group or a condition may grant it, which cannot be seen" in said
     fake.cloud.policy, fake.cloud.project["parent"] = {}, "folders/7"
-    ((what, said, remedy),) = told(examine(fake), Verdict.UNKNOWN)
+    ((what, said, remedy),) = told(examine(fake), Status.UNKNOWN)
     assert "the policy of folders/7 cannot be read" in said
     assert "--role=roles/aiplatform.user" in remedy
 
@@ -328,34 +329,34 @@ def test_what_a_group_a_condition_or_a_folder_may_grant_is_unknown(fake):
 def test_a_bucket_lets_in_who_edits_the_project(fake):
     fake.cloud.policy["bindings"] += bind("roles/viewer", f"serviceAccount:{TRAINER}")["bindings"]
     fake.cloud.buckets["my-bucket"].policy = bind("roles/storage.objectAdmin", "projectViewer:my-project")
-    assert {one.verdict for one in examine(fake)} == {Verdict.THERE}
+    assert {one.state for one in examine(fake)} == {Status.OK}
 
 
 def test_data_elsewhere_must_be_read_by_the_account_that_runs(fake):
     fake.cloud.buckets["my-data"] = Bucket(policy={})
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, source="npz:gs://my-data/digits.npz"))
-    ((what, said, remedy),) = told(examine(fake, config), Verdict.MISSING)
+    ((what, said, remedy),) = told(examine(fake, config), Status.ERROR)
     assert (what, "lacks roles/storage.objectViewer" in said) == ("its buckets: my-data", True)
     assert "add-iam-policy-binding gs://my-data" in remedy
 
 
 def test_without_an_account_of_ones_own_it_is_the_default_one_that_is_asked_for(fake):
     findings = examine(fake, settings=dataclasses.replace(SETTINGS, service_account=""))
-    found = told(findings, Verdict.MISSING)
+    found = told(findings, Status.ERROR)
     assert [one[0] for one in found] == ["its roles", "its buckets: my-bucket"]
     assert all("123456789012-compute@developer.gserviceaccount.com lacks" in one[1] for one in found)
 
 
 def test_a_region_from_which_a_bucket_is_far_is_said(fake):
-    (bucket,) = [one.said for one in examine(fake) if one.what == "bucket"]
+    (bucket,) = [one.said for one in examine(fake) if one.about == "bucket"]
     assert bucket == (
         "gs://my-bucket in us-central1; you may write there; "
         "jobs in us-east1 use it from there, for more time and money"
     )
     elsewhere = load_config("digits", ["machine={name: v5e-4, region: us-east1}"])
-    assert [one[0] for one in told(examine(fake, elsewhere), Verdict.MISSING)] == []
+    assert [one[0] for one in told(examine(fake, elsewhere), Status.ERROR)] == []
     fake.cloud.buckets["my-bucket"].location = "US-EAST1"
-    (bucket,) = [one.said for one in examine(fake, elsewhere) if one.what == "bucket"]
+    (bucket,) = [one.said for one in examine(fake, elsewhere) if one.about == "bucket"]
     assert "in us-east1; you may write there; jobs in us-central1 use it from there" in bucket
 
 
@@ -365,7 +366,7 @@ def test_pods_of_v2_and_v3_have_quotas_of_their_own(fake, machine, quota):
         name = f"CustomModelTraining{kind}PerProjectPerRegion"
         fake.cloud.quotas[name]["us-central1"] = 0 if kind == quota else 64
     config = load_config("digits", [f"machine={machine}"])
-    ((what, said, _),) = told(examine(fake, config), Verdict.MISSING)
+    ((what, said, _),) = told(examine(fake, config), Status.ERROR)
     assert what == f"quota {machine}"
     assert said.startswith(f"CustomModelTraining{quota}PerProjectPerRegion in us-central1 is 0")
 
@@ -382,8 +383,8 @@ def test_pods_of_v2_and_v3_have_quotas_of_their_own(fake, machine, quota):
 def test_a_tpu7x_wants_an_image_with_python_3_12(fake, machine, python, missing, said):
     fake.cloud.python = python
     findings = examine(fake, load_config("digits", [f"machine={machine}"]))
-    (image,) = [one for one in findings if one.what == "image"]
-    assert (image.verdict is Verdict.MISSING) == missing
+    (image,) = [one for one in findings if one.about == "image"]
+    assert (image.state is Status.ERROR) == missing
     assert re.search(said, image.said)
 
 
@@ -391,7 +392,7 @@ def test_a_quota_that_is_not_said_is_unknown(fake):
     del fake.cloud.quotas["CustomModelTrainingV6ETPUPerProjectPerRegion"]["us-central1"]
     fake.cloud.quotas.pop("CustomModelTrainingV5ETPUPerProjectPerRegion")
     findings = examine(fake)
-    assert [one.what for one in findings if one.verdict is Verdict.UNKNOWN] == [
+    assert [one.about for one in findings if one.state is Status.UNKNOWN] == [
         "quota v5e-4",
         "quota v6e-4",
         "quota v5e-4",
@@ -411,8 +412,8 @@ class _Expired(AnonymousCredentials):
 
 def test_without_a_sign_in_nothing_else_is_asked(fake):
     findings = examine(fake, credentials=_Expired())
-    assert [one.what for one in findings if one.verdict is Verdict.MISSING] == ["sign-in"]
-    assert {one.verdict for one in findings[1:]} == {Verdict.UNKNOWN}
+    assert [one.about for one in findings if one.state is Status.ERROR] == ["sign-in"]
+    assert {one.state for one in findings[1:]} == {Status.UNKNOWN}
     assert findings[0].remedy == "gcloud auth application-default login"
     assert fake.cloud.calls == []
 
@@ -420,8 +421,8 @@ def test_without_a_sign_in_nothing_else_is_asked(fake):
 def test_a_service_that_is_away_is_unknown(fake):
     apis = GoogleApis("my-project", "http://127.0.0.1:1/{host}", AnonymousCredentials())
     settings = dataclasses.replace(SETTINGS, vertex_endpoint="http://127.0.0.1:1")
-    findings = ask_all(*VertexChecks(CONFIG, settings, apis, IMAGE).checks())
-    assert {one.verdict for one in findings[1:] if one.what != "image's reader"} == {Verdict.UNKNOWN}
+    findings = ask_all(VertexChecks(CONFIG, settings, apis, IMAGE).checks())
+    assert {one.state for one in findings[1:] if not one.about.endswith("image's reader")} == {Status.UNKNOWN}
 
 
 def test_a_configuration_without_a_machine_is_refused():

@@ -26,7 +26,7 @@ from tpu_components.core.models.lookup import bundle_of
 from tpu_components.core.step.step_inputs import whole_numbers
 from tpu_components.train_model.component import train_model
 from tpu_pipelines import cli
-from tpu_pipelines.cli.platforms import _tell_carried
+from tpu_pipelines.checking.platform_check import model_findings
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline import cache_keys
@@ -603,13 +603,12 @@ def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path)
     )
 
 
-def test_a_module_that_does_not_travel_is_told(tmp_path, capsys, monkeypatch):
+def test_a_module_that_does_not_travel_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my_nets.py").touch()
-    for model in ("digits_cnn", "json:loads", "my_nets:build_model"):
-        _tell_carried({}, model)
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("hint: the code of the model 'my_nets:build_model' does not travel, as no bucket is set")
+    models = ("digits_cnn", "json:loads", "my_nets:build_model")
+    (told,) = (finding for model in models for finding in model_findings(model, {}) if finding.state == "hint")
+    assert told.said.startswith("the code of the model 'my_nets:build_model' does not travel, as no bucket is set")
 
 
 @pytest.mark.parametrize("name", ["my_model.py", "my_model.keras"])
@@ -622,12 +621,12 @@ def test_a_models_file_among_this_projects_code_is_refused(tmp_path, monkeypatch
         compile_digits("vertex", tmp_path / "pipeline.yaml", f"model={file}", settings=SETTINGS)
 
 
-def test_the_files_that_travel_with_a_models_code_are_told(tmp_path, capsys):
+def test_the_files_that_travel_with_a_models_code_are_told(tmp_path):
     (tmp_path / "my_model.py").write_text("NAMES = 'names.txt'\n")
     (tmp_path / "names.txt").write_text("cat\ndog\n")
     bundle = bundle_of(str(tmp_path / "my_model.py"))
-    _tell_carried({bundle.reference("gs://bucket"): bundle.content}, "my_model.py")
-    assert capsys.readouterr().err == "hint: names.txt, 8 bytes, travels with the model's code\n"
+    _, told = model_findings("my_model.py", {bundle.reference("gs://bucket"): bundle.content})
+    assert (told.state, told.said) == ("hint", "names.txt, 8 bytes, travels with the model's code")
 
 
 def test_a_model_beside_its_pipeline_replaces_no_file_of_the_users(tmp_path, capsys, monkeypatch):
@@ -941,7 +940,7 @@ def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path):
         "training is stopped after 24 h: nothing is estimated before it starts; machine.timeout_seconds sets another",
         "[0, 0] []",
     ]
-    hint = "hint: no platform can fetch the image 'tpu-pipelines/python:latest'"
+    hint = "cannot fetch the step image 'tpu-pipelines/python:latest'"
     assert done.stderr.count(hint) == len(TARGETS)
     for target in TARGETS:
         assert "team: vision" in (tmp_path / f"{target}.yaml").read_text()
@@ -950,7 +949,7 @@ def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path):
 def test_an_image_named_by_a_tag_is_hinted_at(tmp_path, monkeypatch):
     monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "docker.io/me/steps:1")  # It was read by now.
     done = tpu_pipelines_here(*command(tmp_path / "p.yaml", "vertex"))
-    assert "hint: the image 'docker.io/me/steps:1' is named by a tag." in done.stderr
+    assert "hint: image: the image 'docker.io/me/steps:1' is named by a tag." in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,12 @@ from tests.fakes.jobsets import JobSet
 from tests.fakes.kubeflow import FakeKubeflow, Simulate, split_spec
 from tests.fakes.kubernetes import FakeKubernetes
 from tpu_components.core.base.retries import Backoff
+from tpu_components.core.base.states import State
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.train_model import following
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Retrying, State
+from tpu_pipelines.platforms.jobs import Retrying
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.submission.submit import plan_submission, submit
 

@@ -27,6 +27,7 @@ from tests.fakes.vertex import FakeVertex
 from tpu_components.core.base.container_images import LOCAL_IMAGE
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.core.models.ready import digits_cnn
@@ -34,7 +35,7 @@ from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Retrying, State
+from tpu_pipelines.platforms.jobs import Retrying
 from tpu_pipelines.platforms.vertex import Vertex, is_out_of_capacity
 from tpu_pipelines.runs.run_findings import RunFindings
 from tpu_pipelines.submission.schedule import upsert
@@ -636,17 +637,16 @@ def test_a_dry_run_says_what_is_missing_writes_the_requests_where_it_is_told_and
     )
     assert said == (
         "digits for vertex, not sent (dry run)\n\n"
-        "  machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
-        "  price    not known: preflight is switched off\n"
-        f"  image    {os.environ['TPU_PIPELINES_IMAGE']}\n"
-        "  data     sklearn:digits, 1,259 to train, 179 to validation, 359 to test\n"
-        "  model    /my_model.py, as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n"
-        "  missing  nothing that is known here\n\n"
+        "ok       machine  v5e-4 in us-central1, then v6e-4 in us-central1, then v5e-4 in us-east1\n"
+        "unknown  price    preflight is switched off\n"
+        f"ok       image    {os.environ['TPU_PIPELINES_IMAGE']}\n"
+        "ok       data     sklearn:digits, 1,259 to train, 179 to validation, 359 to test\n"
+        "ok       model    /my_model.py travels as gs://my-bucket/pipelines/models/SHA256/my_model.zip, N bytes\n\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tpu_pipelines.pipeline.compile.IMAGE", LOCAL_IMAGE)
         assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run"]) == 0
-        assert "  missing  the image. Vertex AI cannot fetch the step image 'tpu-p" in capfd.readouterr().out
+        assert "error    image    Vertex AI cannot fetch the step image 'tpu-p" in capfd.readouterr().out
     path = tmp_path / "requests.json"
     assert main(["submit", "digits", "--set", MACHINE, *own, "--dry-run", "--output", str(path), "--json"]) == 0
     out, err = capfd.readouterr()
@@ -670,7 +670,7 @@ def test_an_image_that_nobody_can_fetch_is_refused_before_anything_is_sent(
     assert fake.calls == []
     dry = ("--set", "machine=v5e-4", "--set", "preflight=false", "--dry-run")
     assert main([command[0], "digits", *command[1:], *dry]) == 0
-    assert "hint: no platform can fetch the image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
+    assert "hint: image: Vertex AI cannot fetch the step image 'tpu-pipelines/python:latest'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tpu_components.core.results.evaluation_info import Decision as GateDecision
-from tpu_components.core.results.evaluation_info import Difference, EvaluatedModel, Evaluation, Slice
+from tpu_components.core.base.states import result_of
+from tpu_components.core.results.evaluation_info import Decision, Difference, EvaluatedModel, Evaluation, Slice
 from tpu_pipelines.retraining.job_summary import render_junit, render_markdown, render_runs
-from tpu_pipelines.retraining.retrain import Decision
+from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.run_findings import RunFindings
-from tpu_pipelines.runs.summary import Summary, result_of
+from tpu_pipelines.runs.summary import Summary
 
-_CHANGED = Decision(True, "runs/digits", ("data",), "changed since runs/digits: data")
+_CHANGED = RunDecision(True, "runs/digits", ("data",), "changed since runs/digits: data")
 _REASONS = (
     "passed: accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100",
     "failed: accuracy 0.7000 of class 'cat|<dog>' (300 examples) is worse than the champion's 1.0000",
@@ -20,7 +20,7 @@ _REASONS = (
 
 @pytest.fixture
 def run_dir(tmp_path):
-    gate = GateDecision(False, _REASONS)
+    gate = Decision(False, _REASONS)
     Summary(status="rejected", gate=gate, metrics={"accuracy": 0.98, "num_examples": 900}).save(tmp_path)
     (tmp_path / "evaluation").mkdir()
     worse = Difference(advantage=-0.3, least=-0.36, most=-0.24, luck=1.0)
@@ -89,7 +89,7 @@ Slices of a\\_b that differ from its champion's:
 
 
 def test_markdown_of_a_job_has_its_links_and_of_what_was_not_needed_its_earlier_outcome():
-    rest = Decision(False, "digits-1", (), "nothing has changed since digits-1 (succeeded)")
+    rest = RunDecision(False, "digits-1", (), "nothing has changed since digits-1 (succeeded)")
     links = {"digits-1": "https://console.example/1", "logs": "javascript:alert(1)"}
     text = render_markdown("digits", rest, "promoted", links, RunFindings())
     assert text.splitlines()[0] == "### ✅ digits: not needed (promoted)"

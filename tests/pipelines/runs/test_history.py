@@ -10,6 +10,7 @@ from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.files import storage
 from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation
 from tpu_pipelines import cli
+from tpu_pipelines.checking.workspace import check_history
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.steps import STEP_TABLE
 from tpu_pipelines.runs import history, run_local
@@ -100,7 +101,7 @@ def test_what_is_no_place_for_earlier_runs_is_refused(workspace, make):
     else:
         make(workspace / "digits.runs")
     with pytest.raises(InputError, match=r"Refused to keep earlier runs in .*digits\.runs: expected a folder"):
-        history.check_history(folder)
+        check_history(folder)
 
 
 def test_links_among_earlier_runs_are_neither_followed_nor_deleted(workspace, tmp_path):

@@ -10,12 +10,13 @@ import pytest
 from tests.fakes.execution import Simulate
 from tests.fakes.kubeflow import FakeKubeflow
 from tests.fakes.kubeflow import Simulate as SimulateKubeflow
+from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
 from tpu_components.core.results.evaluation_info import Evaluation, RegisteredChampion
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import State, Submission
+from tpu_pipelines.platforms.jobs import Submission
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.runs.run_findings import RunFindings
 from tpu_pipelines.runs.summary import Summary

@@ -10,11 +10,11 @@ from google.cloud import aiplatform_v1 as v1
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff
+from tpu_components.core.base.states import State
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import State
 from tpu_pipelines.platforms.vertex import Vertex
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
 from tpu_pipelines.submission.submit import plan_submission

@@ -12,12 +12,13 @@ import yaml
 from tests.fakes.clock import Clock
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
+from tpu_components.core.base.states import State
 from tpu_components.core.machines.machine_spec import parse_machine
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Job, Retrying, State, Submission
+from tpu_pipelines.platforms.jobs import Job, Retrying, Submission
 from tpu_pipelines.platforms.schedules import comparable
-from tpu_pipelines.submission.submit import Plan, plan_submission, submit, wait, without_cache
+from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait, without_cache
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket")  # Has v5e and v6e.
 MACHINES = ("v5e-4", "v6e-4", "v5e-8")
@@ -65,7 +66,7 @@ class Platform:
 def make_plan(*, machines=MACHINES, max_wait_seconds=100):
     fallbacks = list(machines[1:])
     first = parse_machine({"name": machines[0], "max_wait_seconds": max_wait_seconds, "fallbacks": fallbacks})
-    return Plan(
+    return RunPlan(
         tuple(
             Job("digits-0" + (f"-f{i}" if i else ""), "digits", "", machine, {})
             for i, machine in enumerate([first, *first.fallbacks])

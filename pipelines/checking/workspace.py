@@ -1,0 +1,96 @@
+"""A workspace: where a run's results, its earlier runs and its registry lie, and whether a run may write there."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.models.lookup import named_files
+from tpu_components.core.registry.reference import is_on_vertex
+from tpu_components.deploy_model.params import VERTEX
+from tpu_pipelines.config.configuration import Config
+
+SUMMARY_FILE = "summary.json"
+LOG_FILE = "run.log"  # What the steps of a run on this machine say.
+HISTORY_SUFFIX = ".runs"  # After a run's name: the folder of its earlier runs.
+
+
+def history_dir(run_dir: Path) -> Path:
+    """Return where the earlier runs of a name are kept."""
+    return run_dir.with_name(run_dir.name + HISTORY_SUFFIX)
+
+
+def check_history(run_dir: Path) -> None:
+    """Check that earlier runs can be kept beside a run.
+
+    Raises:
+        InputError: If what has that name is no folder, or is a run itself.
+    """
+    directory = history_dir(run_dir)
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
+        raise InputError(
+            f"Refused to keep earlier runs in {directory}: expected a folder for them, received something else of that "
+            "name. Use another --workspace or --set name=…"
+        )
+
+
+def with_registry(config: Config, workspace: Path) -> Config:
+    """Return the configuration with its registry, the workspace's where it names none."""
+    if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
+        return config
+    if config.deploy.registry == VERTEX:
+        raise InputError(
+            "A run on this machine knows no project. Received: deploy.registry=vertex. Use "
+            "deploy.registry=projects/PROJECT/locations/REGION/models, or leave it out."
+        )
+    registry = Path(config.deploy.registry or workspace / "registry").absolute()
+    return dataclasses.replace(config, deploy=dataclasses.replace(config.deploy, registry=str(registry)))
+
+
+def check_run_dir(config: Config, run_dir: Path) -> None:
+    """Refuse a folder that cannot be written, that is not a run's, or that holds what the run reads."""
+    storage.require_writable(run_dir)
+    check_history(run_dir)
+    is_run = any((run_dir / name).is_file() for name in (SUMMARY_FILE, LOG_FILE))
+    if run_dir.is_dir() and any(run_dir.iterdir()) and not is_run:
+        raise InputError(
+            f"Refused to write into {run_dir}: expected an empty folder or an earlier run, received other files. "
+            "Use another --workspace or --set name=…"
+        )
+    for place in (run_dir, history_dir(run_dir)):
+        _check_apart(config, place)
+
+
+def _check_apart(config: Config, place: Path) -> None:
+    """Refuse a folder that is replaced or cleaned where it holds what the run reads, or its registry."""
+    ours = place.resolve()
+    registry = None
+    if config.deploy and not is_on_vertex(config.deploy.registry):
+        registry = Path(config.deploy.registry).resolve()
+    if registry and (ours.is_relative_to(registry) or registry.is_relative_to(ours)):
+        raise InputError(
+            f"Refused to write into {place}: the registry, {registry}, lies there, or around it. Use another "
+            "--workspace, --set name=… or --set deploy.registry=…"
+        )
+    for what, read in _reads(config):
+        if not read or storage.is_remote(read) or not os.path.exists(read):
+            continue
+        theirs = Path(read).resolve()
+        if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+            raise InputError(
+                f"Refused to write into {place}: {what} {read!r} lies there, or around it, and a run replaces what "
+                "its folder holds, moves it and deletes the oldest earlier runs. Use another --workspace or "
+                "--set name=…, or copy what is read to another place."
+            )
+
+
+def _reads(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what a run reads from places of the user's, by its key."""
+    yield "data.source", config.data_location
+    yield "gate.champion", config.gate.champion
+    if config.training.model.endswith((".py", ".keras")):
+        yield "model", config.training.model
+    yield from (("model.files", file) for file in config.model_files)
+    yield from (("model.parameters", file) for file in named_files(config.training.model_parameters))
