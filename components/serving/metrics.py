@@ -1,4 +1,4 @@
-"""What a server has done, as Prometheus reads it: its text format, version 0.0.4, or OpenMetrics 1.0.
+"""Metrics of the server in Prometheus's text format 0.0.4 or OpenMetrics 1.0.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
@@ -15,7 +15,7 @@ _PREFIX = "tpu_pipelines_"
 
 
 class Metrics:
-    """Counts requests by route and status, their instances, and their time. For one thread: that of the event loop."""
+    """Counts requests by route and status, instances, and response times. Not thread-safe: use it in the event loop."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
@@ -24,7 +24,7 @@ class Metrics:
         self._instances = 0
 
     def count(self, route: str, status: int, seconds: float, instances: int) -> None:
-        """Add an answered request; `route` is one of a few names, never an address that a client has chosen."""
+        """Add a request. `route` must be the name of a route, not a path from the client."""
         self._requests[route, status] += 1
         self._instances += instances
         if instances:
@@ -32,9 +32,9 @@ class Metrics:
             self._buckets[next((bound for bound in _SECONDS if seconds <= bound), float("inf"))] += 1
 
     def render(self, gauges: Mapping[str, float], is_open_metrics: bool = False) -> str:
-        """Return all counts as text; `gauges` are what holds at this moment, by name.
+        """Return all metrics as text; `gauges` maps names to current values.
 
-        In OpenMetrics a counter's family has the counter's name without `_total`, and the text has an end.
+        OpenMetrics differs: the family of a counter has no suffix `_total`, and the text ends with `# EOF`.
         """
         lines = list(self._lines(gauges))
         if is_open_metrics:
