@@ -153,7 +153,7 @@ def predict_inputs(
     if unread:
         raise InputError(
             f"{len(unread)} files cannot be read, the first one {unread[0]}; the lines above say why. All others were "
-            "answered. Repair or remove these."
+            "predicted. Repair or remove these files."
         )
 
 

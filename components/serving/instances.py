@@ -270,7 +270,7 @@ def load_json(body: bytes | bytearray) -> Any:
             json.dumps(parsed, ensure_ascii=False).encode()
         return parsed
     except (ValueError, RecursionError) as error:  # Lists nested too deeply raise RecursionError.
-        raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received what is not: {error}.') from error
+        raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received another body: {error}.') from error
 
 
 def known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
@@ -317,7 +317,7 @@ def _(wanted: ImageInput, instance: Any, limits: ServeParams, time: _ProcessorTi
         try:
             content = base64.b64decode(image[_ENCODED], validate=True)
         except ValueError as error:
-            raise InputError(f'expected Base64 in "b64". Received what is not: {error}.') from error
+            raise InputError(f'expected Base64 in "b64". Received another text: {error}.') from error
         return _open_file(content, wanted, limits, time)
     raise InputError(
         f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(wanted.image_shape)}. '

@@ -68,7 +68,7 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
             path.write_text(json.dumps(report))
             storage.upload(path, uri) if storage.is_remote(uri) else storage.write_json(Path(uri), report)
     except (InputError, PlatformError) as error:  # A missing report must not fail the training.
-        progress.say("train_model", f"could not tell of its surroundings: {error}")
+        progress.say("train_model", f"could not write the environment report: {error}")
 
 
 def describe_surroundings(device: Device, folder: Path) -> dict[str, Any]:

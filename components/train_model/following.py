@@ -74,7 +74,7 @@ def while_followed() -> Iterator[None]:
     def watch() -> None:
         while not is_over.wait(_SAY_EVERY_SECONDS):
             if is_alone():
-                progress.say("train_model", "the step that follows this training is gone: it ends")
+                progress.say("train_model", "the step that follows this training has died: the training ends")
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 

@@ -258,7 +258,9 @@ class _Session:
                     "The training split does not fit in the device's memory beside the model, as residency=device asks "
                     "for. Set training.residency to auto, or lower training.batch_size_per_replica."
                 )
-            progress.say(_STEP, "the data do not fit in the device's memory beside the model: the host hands them over")
+            progress.say(
+                _STEP, "the data do not fit in the device's memory beside the model: they are streamed from the host"
+            )
             self._is_resident, program = False, self._plan(False)
         reader = open_training_split(
             self._records_dir,
@@ -317,7 +319,7 @@ class _Session:
             progress.say(
                 _STEP,
                 f"stage {stage.number}/{len(self._stages)}: {settings.epochs} epochs, learning rate "
-                f"{settings.learning_rate:g}, {frozen}: {self._num_learning:,} parameters learn",
+                f"{settings.learning_rate:g}, {frozen}: {self._num_learning:,} parameters are trainable",
             )
 
     def _identity(self) -> str:
@@ -536,7 +538,9 @@ class _Session:
     def _end_if_asked(self) -> None:
         if self._is_writer and self._ends():
             self._writer.wait()
-            progress.say(_STEP, f"SIGTERM: the checkpoint is saved in {self._checkpoint_dir}; the next start goes on")
+            progress.say(
+                _STEP, f"SIGTERM: the checkpoint is saved in {self._checkpoint_dir}; the next start continues from it"
+            )
             raise termination.Terminated
 
     def _write(self, name: str, arrays: Mapping[str, Array], now: TrainingProgress) -> None:
@@ -715,7 +719,9 @@ class _Session:
         keras.distribution.set_distribution(None)  # Only this host builds the copy that verifies the saved model.
         progress.say(_STEP, _time_line(result.time))
         if result.sessions > 1:
-            progress.say(_STEP, f"goodput {result.goodput:.0%}: of {result.sessions} sessions' time, steps that count")
+            progress.say(
+                _STEP, f"goodput {result.goodput:.0%}: of the time of {result.sessions} sessions went into the result"
+            )
         self._freezer.freeze(())  # Restore the trainable layers of the built model.
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged, self._code)
@@ -767,14 +773,14 @@ def _time_line(time: Mapping[str, float]) -> str:
 
     Example:
         >>> _time_line({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
-        'of 10.0 s in epochs the device had 90% to compute; it waited 5% for input, 0% for checkpoints, 5% for the host'
+        'time of epochs 10.0 s: 90% computing; waiting: 5% for input, 0% for checkpoints, 5% for the host'
     """
     total = sum(time.values())
     shares = {kind: seconds / total if total else 0.0 for kind, seconds in time.items()}
     words = {INPUT: "input", CHECKPOINT: "checkpoints", HOST: "the host"}
     waits = [f"{shares[kind]:.0%} for {name}" for kind, name in words.items() if kind in shares]
-    what = "to compute" if INPUT in shares else "to compute and be fed"
-    return f"of {total:.1f} s in epochs the device had {shares[COMPUTE]:.0%} {what}; it waited {', '.join(waits)}"
+    what = "computing" if INPUT in shares else "computing and input"
+    return f"time of epochs {total:.1f} s: {shares[COMPUTE]:.0%} {what}; waiting: {', '.join(waits)}"
 
 
 def _epoch_line(entry: dict[str, float], now: TrainingProgress, epochs: int, manifest: Manifest) -> str:

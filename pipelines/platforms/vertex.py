@@ -120,7 +120,9 @@ class Vertex:
         """
         run = job.job_detail.pipeline_run_context.name
         if not run and job.state.name not in _NEVER_RUNS:
-            raise OutageError(f"{job.name.rpartition('/')[2]} has not begun, and so is in no experiment yet.")
+            raise OutageError(
+                f"{job.name.rpartition('/')[2]} has not started yet, so it cannot be added to the experiment."
+            )
         if run:
             store, experiment = run.rpartition("/contexts/")[0], self._settings.experiment
             context = {

@@ -238,7 +238,7 @@ def connect(hosts: Hosts) -> None:
         )
     except RuntimeError as error:
         raise _lost(f"not all of the {hosts.count} hosts came ({describe(error)})") from error
-    progress.say("train_model", f"all {hosts.count} hosts are there")
+    progress.say("train_model", f"all {hosts.count} hosts are connected")
 
 
 class Company:

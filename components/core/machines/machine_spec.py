@@ -425,7 +425,9 @@ class MachineSpec:
         if self.timeout_seconds < 0:
             raise InputError(f"timeout_seconds must not be negative; 0 is derived. Received: {self.timeout_seconds}.")
         if self.max_wait_seconds < 0:
-            raise InputError(f"max_wait_seconds must not be negative; 0 waits on. Received: {self.max_wait_seconds}.")
+            raise InputError(
+                f"max_wait_seconds must not be negative; 0 waits without limit. Received: {self.max_wait_seconds}."
+            )
         if self.disable_retries and self.restart_job_on_worker_restart:
             raise InputError(
                 "disable_retries would override restart_job_on_worker_restart. Received: both true. Set one of them."
@@ -559,7 +561,7 @@ def _resolve_name(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "name" not in fields:
         if "machine_type" not in fields:
             raise InputError(
-                f"Expected a name or a machine_type. Received: {dict(fields)!r}. Add name: v5e-8, or such."
+                f"Expected a name or a machine_type. Received: {dict(fields)!r}. Add a name, for example name: v5e-8."
             )
         return dict(fields)
     named = load_catalogue().find(fields["name"])

@@ -189,7 +189,7 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
     if received != digest:
         raise InputError(
             f"Refused the code in {where}: expected SHA-256 {digest[:16]}…, received {received[:16]}…. It has been "
-            "changed since; train again, or bring the file back."
+            "changed since; train again, or restore the file."
         )
     try:
         return _unpack(content, digest, Path(where).name if where.endswith(".keras") else "")

@@ -295,7 +295,7 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         model = _called_on_input(name, model, interface)
     if isinstance(getattr(model, "output", None), dict):
         raise InputError(
-            f"The model {name!r} gives its answer a name: expected a tensor, received a mapping of one. Return "
+            f"The model {name!r} returns a mapping: expected a tensor. Return "
             "keras.Model(inputs, outputs) with the tensor itself."
         )
     expected = (None, *interface.input.shape), (None, *interface.output_shape)
