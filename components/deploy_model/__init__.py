@@ -1,4 +1,4 @@
-"""The export registered as a version, and the champion's alias moved to it once it has answered."""
+"""Register an export as a version and, after a health check, move the champion's alias to it."""
 
 from tpu_components.deploy_model.deploying import deploy_model
 from tpu_components.deploy_model.params import DeployParams, DeployResult

@@ -1,9 +1,9 @@
-"""The model card of a version: its README.md, in the format of Hugging Face, from what the steps before have measured.
+"""Model card of a version: its README.md in Hugging Face's format, from the results of the earlier steps.
 
 https://huggingface.co/docs/hub/model-cards
 
-A section of their template of which nothing is known is left out. The same facts give the same bytes: what a registry
-decides, as the version's number and the day, stands in `version.json` beside it.
+Sections of the template without content are left out. Equal facts give equal bytes: version number and date, which the
+registry decides, are in `version.json` instead.
 """
 
 import contextlib
@@ -54,9 +54,9 @@ from tpu_components.serving.params import ServeParams
 _CLASSES = 20  # Rows of the table of classes.
 _SLICES = 10
 _DRIFTED = 5
-_NAMED = 5  # Targets that the first sentence names.
-_NAME = 60  # Characters of a class's or a slice's name.
-# In this order, and where they are not off.
+_NAMED = 5  # Regression targets in the first sentence.
+_NAME = 60  # Longest name of a class or slice, in characters.
+# Hyper-parameters to show, in this order, unless they are off.
 _SETTINGS = (
     "epochs",
     "stages",
@@ -84,21 +84,21 @@ _OFF: tuple[Any, ...] = (None, 0, "", "none", "auto", "replicated", [], ())
 
 @dataclasses.dataclass(frozen=True)
 class CardFacts:
-    """The facts that a card tells.
+    """Facts for a model card.
 
     Attributes:
         model_name: Name of the model in the registry.
-        manifest: The data.
-        copies: Content of `copies.json`; empty where there is none.
-        model: The trained model.
-        has_code: Whether code of the user's own lies beside it, without which it cannot be rebuilt.
-        evaluation: The judgement.
-        export: The export; None where it does not say what it is.
+        manifest: Manifest of the data set.
+        copies: Content of `copies.json`; empty if there is no such file.
+        model: Info of the trained model.
+        has_code: Whether the model contains code of the user, which is needed to rebuild it.
+        evaluation: Result of the evaluation.
+        export: Info of the export; None if the export has none.
         lineage: Origin of the version.
-        champion: The version that it was compared with; empty if there was none.
-        shifts: Differences of the data from the champion's; None where they are not known.
-        licence: Identifier of the licence; empty where none was stated.
-        notes: Words of whoever made it.
+        champion: Version that the model was compared with; empty if there was none.
+        shifts: Drift of the data from the champion's data; None if unknown.
+        licence: Identifier of the licence; empty if none was stated.
+        notes: The user's own text.
     """
 
     model_name: str
@@ -124,23 +124,23 @@ def read_facts(
     lineage: Mapping[str, Any],
     champion: str,
 ) -> CardFacts:
-    """Read what a card tells.
+    """Read the facts for a model card from the folders of the steps.
 
     Args:
         params: Licence and notes.
-        registry: The model's.
+        registry: Registry of the model.
         folders: Folders that create_tfrecords, train_model and export_model wrote.
-        manifest: The first one's manifest.
-        evaluation: The model's.
+        manifest: Manifest of the records.
+        evaluation: Evaluation of the model.
         lineage: Origin of the version.
-        champion: Number of the version that it was compared with; empty if there was none.
+        champion: Number of the version that the model was compared with; empty if there was none.
     """
     records_dir, model_dir, export_dir = folders
     copies: Any = {}
-    with contextlib.suppress(OSError, ValueError):  # Older records have none.
+    with contextlib.suppress(OSError, ValueError):  # Older records have no copies.json.
         copies = typed_json.decode((records_dir / COPIES_FILE).read_bytes())
     shifts = None
-    with contextlib.suppress(InputError):  # It keeps no sketch, or one of other data.
+    with contextlib.suppress(InputError):  # The champion has no sketch, or one of another kind.
         if champion and (version := registry.find(champion)):
             before = sketch_of(origin_of_version(registry.model_name, version))
             shifts = find_shifts(DataSketch.make(manifest), before)
@@ -161,7 +161,7 @@ def read_facts(
 
 
 def write_card(facts: CardFacts) -> str:
-    """Return the card: YAML between lines of dashes, and Markdown."""
+    """Return the card: front matter in YAML, then Markdown."""
     manifest, evaluation = facts.manifest, facts.evaluation
     results = _results(facts)
     yaml_text = front_matter(
@@ -215,7 +215,7 @@ def write_card(facts: CardFacts) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Result:
-    """One figure of the evaluation, and in words its interval, the champion's figure and the difference from that."""
+    """A metric of the evaluation; interval, champion's value and difference are formatted text."""
 
     name: str
     label: str
@@ -230,7 +230,7 @@ class _Result:
 
 
 def _results(facts: CardFacts) -> list[_Result]:
-    """Return the figures that the model was judged by: where some examples are no judges, those of the others."""
+    """Return the metrics of the evaluation; without examples that were seen in training, if those were excluded."""
     evaluation = facts.evaluation
     ours, theirs = evaluation.challenger, evaluation.champion or {}
     if evaluation.unseen and evaluation.unseen.scalars:
@@ -255,7 +255,7 @@ def _results(facts: CardFacts) -> list[_Result]:
 
 
 def _interval(name: str, bounds: tuple[float, float] | None) -> str:
-    """Return bounds in words; a formula may put them where no figure can be."""
+    """Format an interval, clipped to the metric's range; empty without finite bounds."""
     if bounds is None or not all(map(math.isfinite, bounds)):
         return ""
     least = -math.inf if name == "r2" else 0.0
@@ -281,7 +281,7 @@ def _label(task: str, metric: str) -> str:
 
 
 def _answers(manifest: Manifest) -> str:
-    """Say what a model of these data gives."""
+    """Describe the output of a model for this data set."""
     names, count = manifest.class_names, f"{len(manifest.class_names):,}"
     return {
         CLASSIFICATION: f"the probability of each of {count} classes",
@@ -292,7 +292,7 @@ def _answers(manifest: Manifest) -> str:
 
 
 def _takes(inputs: Any) -> str:
-    """Say what such a model takes."""
+    """Describe the input of a model."""
     if isinstance(inputs, ImageInput):
         height, width, channels = inputs.image_shape
         return f"an image ({height} × {width} pixels, {'grey' if channels == 1 else 'in colour'})"
@@ -312,7 +312,7 @@ _RANGES = {
 
 
 def _never_shown(manifest: Manifest) -> Iterator[str]:
-    """Say what the training data hold nothing of."""
+    """Yield sentences about inputs that the training data do not cover."""
     train, inputs = manifest.splits.get(TRAIN), manifest.input
     if manifest.task == CLASSIFICATION:
         yield f"Given anything else, it still answers one of its {len(manifest.class_names):,} classes."
@@ -330,18 +330,18 @@ def _never_shown(manifest: Manifest) -> Iterator[str]:
         if name in figures and figures[name].minimum < figures[name].maximum
     ]
     if ranges:
-        yield f"The {inputs.plural} that it was trained on have {_listed(ranges)}; of others nothing is known."
+        yield f"The {inputs.plural} that it was trained on have {_listed(ranges)}; for others nothing is known."
 
 
 def _limits(facts: CardFacts, results: Sequence[_Result]) -> Iterator[str]:
-    """Say what the figures leave open, and where the model is weak."""
+    """Yield sentences about the uncertainty of the metrics and the weaknesses of the model."""
     manifest, evaluation = facts.manifest, facts.evaluation
     split, plural = evaluation.split, manifest.input.plural
     judged = next((result for result in results if result.interval), None)
     if judged:
         yield (
-            f"{judged.label}, measured on {_num_judged(evaluation):,} {plural}, is known no closer than "
-            f"{judged.interval} (95 % confidence)."
+            f"{judged.label} was measured on {_num_judged(evaluation):,} {plural}; its 95 % confidence interval is "
+            f"{judged.interval}."
         )
     yield from _weak_classes(manifest, evaluation)
     error = evaluation.challenger.get("calibration_error")
@@ -350,7 +350,7 @@ def _limits(facts: CardFacts, results: Sequence[_Result]) -> Iterator[str]:
     yield from _text_limits(manifest)
     statistics = manifest.splits[split].statistics if split in manifest.splits else {}
     if also := statistics.get("num_also_in_train"):
-        yield f"{also:,} of the {split} {plural} stand in the training data too, which flatters the figures."
+        yield f"{also:,} of the {split} {plural} are in the training data too, so the figures are too good."
     sets = facts.copies.get("contradictory")
     if sets and isinstance(sets, int):
         yield f"Sets of copies that have several labels, of which at least one is wrong: {sets:,}."
@@ -393,12 +393,12 @@ def _text_limits(manifest: Manifest) -> Iterator[str]:
 
 
 def _worst(slices: Sequence[Slice]) -> list[Slice]:
-    """Return the slices with the worst figures, the worst first."""
+    """Return the slices with the worst metrics, the worst first."""
     return sorted(slices, key=lambda part: part.value * (direction(part.metric) or 1))[:_SLICES]
 
 
 def _classes(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
-    """Return classes with their number of examples in every split, the largest first."""
+    """Return classes with their number of examples per split, the largest class first."""
     splits: Sequence[Split] = tuple(manifest.splits.values())
     if manifest.task not in (CLASSIFICATION, MULTI_LABEL):
         return []
@@ -407,7 +407,7 @@ def _classes(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _settings(model: ModelInfo) -> dict[str, Any]:
-    """Return the hyper-parameters that are not off, by name."""
+    """Return the hyper-parameters to show, by name, without those that are off."""
     training = model.training
     settings = {name: training[name] for name in _SETTINGS if training.get(name) not in _OFF}
     parameters = {"model_parameters": _pairs(model.parameters)} if model.parameters else {}
@@ -415,7 +415,7 @@ def _settings(model: ModelInfo) -> dict[str, Any]:
 
 
 def _times(training: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the training took, in words."""
+    """Return rows for the card: epoch of the weights, examples seen and speed."""
 
     def number(name: str) -> float | None:
         value = training.get(name)
@@ -433,7 +433,7 @@ def _times(training: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _machine(training: Mapping[str, Any]) -> dict[str, str]:
-    """Return the machine of the training and the hours that it was in use, in words."""
+    """Return rows for the card: hardware of the training and hours of use."""
     machine = {}
     if training.get("accelerator") and training.get("host"):
         count = training.get("num_replicas", 1)
@@ -445,7 +445,7 @@ def _machine(training: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _hours(training: Mapping[str, Any]) -> float | None:
-    """Return the hours that a machine was in use for the training; None where nothing says so."""
+    """Return the hours that the training used a machine; None if unknown."""
     paid: Any = training.get("paid_seconds")
     seconds: Any = sum(paid.values()) if isinstance(paid, Mapping) else training.get("seconds")
     return seconds / 3600 if isinstance(seconds, int | float) else None
@@ -462,7 +462,7 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _copies(copies: Mapping[str, Any]) -> str:
-    """Return what is known of copies among the examples, in words."""
+    """Describe the copies (duplicates) among the examples; empty if unknown."""
     words = {"exact": "equal to another example", "near": "nearly so", "left_out": "left out for it"}
     words |= {"across_splits": "sets of them across splits"}
     known = {name: copies[name] for name in words if isinstance(copies.get(name), int)}
@@ -476,7 +476,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _size(num_bytes: int) -> str:
-    """Return a size in the unit that it is read in.
+    """Format a size in bytes with a suitable unit.
 
     Example:
         >>> _size(2_048), _size(6_065_344), _size(16_911_433_728)

@@ -39,7 +39,7 @@ def deploy_model(
     notes: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> None:
-    """Register a promoted model and, once it has answered, make it the champion."""
+    """Register a promoted model and, after a health check, make it the champion."""
     inputs = dict(locals())
     import dataclasses
     import pathlib

@@ -1,4 +1,4 @@
-"""Registers an export, lets it answer, and only then moves the alias."""
+"""Registers an export, checks its health, and only then moves the alias."""
 
 import base64
 import contextlib
@@ -36,7 +36,7 @@ from tpu_components.deploy_model.params import PREFLIGHT, DeployParams, DeployRe
 from tpu_components.deploy_model.vertex import Answer, VertexTarget
 
 _STEP = "deploy_model"
-_HEALTH_CHECK_SECONDS = 600  # Loading the largest model and answering takes far less.
+_HEALTH_CHECK_SECONDS = 600  # Far more than the largest model needs.
 
 
 def deploy_model(
@@ -50,27 +50,27 @@ def deploy_model(
 ) -> DeployResult:
     """Register a promoted model as a version and make it the champion.
 
-    1. Register, signed where there is a key. The same model and export again are the same version, as it was.
-    2. Verify its signatures, as they are read back, where there is a key for that.
-    3. Health check: a fresh process answers examples with the registered export, as it was evaluated.
-    4. Where an endpoint is to serve it: deploy it there, and let the endpoint answer the same examples.
-    5. Move the alias, if the champion is still the one that the model was compared with.
+    1. Register the export, and sign it if there is a signing key. Equal model and export give the existing version.
+    2. Read the version back and verify its signatures, if there is a key to verify.
+    3. Health check: predict examples with the registered export in a new process; compare with the evaluation.
+    4. If there is an endpoint, deploy the version to it and repeat the health check there.
+    5. Move the alias, if the champion is still the version that the model was compared with.
 
-    Killed at any moment and run again, it gives the same. When 2, 3, 4 or 5 fails, the version stays, and the alias and
-    the endpoint's traffic stay or go back to where they were.
+    The step can be killed and repeated at any moment with the same result. If 2, 3, 4 or 5 fails, the version stays
+    registered, and the alias and the endpoint's traffic are as before.
 
     Args:
-        params: Registry to use, and the checks before it.
+        params: Registry, endpoint, and checks.
         records_dir: Folder that create_tfrecords wrote.
         model_dir: Folder that train_model wrote.
         export_dir: Folder that export_model wrote.
         evaluation_dir: Folder that evaluate_model wrote.
-        output: Gets deployment.json; appears whole or not at all.
-        registry: That of the parameters, if not given.
+        output: Folder for deployment.json, written atomically.
+        registry: Registry of the model; None opens `params.registry`.
 
     Raises:
-        InputError: If the gate has not said yes to this very model, a folder or the registry is damaged, the champion
-            has changed since, this version was rolled back, or its signatures do not hold.
+        InputError: If the gate has not passed this model, a folder or the registry is damaged, the champion has
+            changed since the evaluation, this version was rolled back, or its signatures are invalid.
         RuntimeError: If the health check fails.
     """
     storage.require_output(output, DEPLOYMENT_FILE)
@@ -141,7 +141,7 @@ def deploy_model(
 
 
 class _Folder:
-    """A registry in a folder, which serves nothing."""
+    """Deployment target of a registry in a folder: it has no endpoint."""
 
     def __init__(self, params: DeployParams, registry: Registry) -> None:
         assert isinstance(registry, ModelRegistry)
@@ -152,20 +152,20 @@ class _Folder:
 
 
 def _require_signatures(params: DeployParams, version: RegisteredVersion, scratch: Path) -> None:
-    """Check the signatures of a version where there is a key for it, and say so where it has none."""
+    """Verify the signatures of a version if there is a key; logs a line if the version is unsigned."""
     if params.verify_key:
         name = params.model_name if is_on_vertex(params.registry) else version_name(params.model_name, version.number)
         verify_version(storage.localize(version.uri, scratch), params.verify_key, version.uri, name)
     elif params.signing_key and not storage.exists(f"{version.uri}/{SIGNATURE_FILE}"):
         progress.say(
             _STEP,
-            f"{params.model_name} version {version.number} was registered before, unsigned, and stays so: nothing is "
-            "signed but what this step has itself written",
+            f"{params.model_name} version {version.number} was registered before, unsigned, and stays so: "
+            "this step signs only versions that it writes itself",
         )
 
 
 def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, manifest: Manifest) -> None:
-    """Refuse a model to which the gate has not said yes, itself and on these records."""
+    """Raise InputError unless the gate has passed this model on these records."""
     if not evaluation.gate.promote:
         raise InputError(
             f"Refused to deploy {model_dir}: the gate said no ({'; '.join(evaluation.gate.reasons)}). Train a better "
@@ -183,7 +183,7 @@ def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, 
 
 
 def _evaluated_answers(evaluation_dir: Path, manifest: Manifest) -> np.ndarray:
-    """Return what the evaluated model answered, float32[examples, outputs], in the order of the records."""
+    """Return the outputs of the evaluated model, float32[examples, outputs], in the order of the records."""
     path = evaluation_dir / PREDICTIONS_FILE
     try:
         with np.load(path) as predictions:
@@ -193,7 +193,7 @@ def _evaluated_answers(evaluation_dir: Path, manifest: Manifest) -> np.ndarray:
 
 
 class _HealthCheck:
-    """Examples spread evenly over the split: whoever answers them must do so as the model did that was evaluated."""
+    """Compares predictions for examples, spread evenly over the split, with those of the evaluated model."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class _HealthCheck:
 
     @functools.cached_property
     def instances(self) -> list[dict[str, str]]:
-        """The same examples as the serving image takes them, in JSON. Only an endpoint asks for them."""
+        """The examples as JSON for the serving image; used only with an endpoint."""
         records_dir, manifest, split = self._records
         if isinstance(manifest.input, TextInput):
             texts = records.pick_texts(records_dir, manifest, split, self._places)
@@ -226,10 +226,10 @@ class _HealthCheck:
         return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in self._inputs]
 
     def __call__(self, answer: Answer) -> HealthCheckResult:
-        """Return how many examples were answered, and the largest difference of a probability or standardised number.
+        """Call `answer` with the examples and compare; returns their number and the largest difference.
 
         Raises:
-            RuntimeError: If it is too large, or there is no answer.
+            RuntimeError: If the difference exceeds the tolerance, or there is no prediction.
         """
         try:
             answers = answer(self._inputs)
@@ -251,7 +251,7 @@ class _HealthCheck:
 
 
 def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
-    """Return what the registered export answers, float64[classes] by the example's position."""
+    """Predict with the registered export in a new process; returns float64[outputs] by the example's position."""
     export_dir = fetch(version, EXPORT_DIR, scratch)
     examples, answers = scratch / "inputs.npy", scratch / "answers.npy"
     np.save(examples, inputs)

@@ -1,8 +1,7 @@
-"""How an endpoint on Vertex AI is reached: at the service's address, at one of its own, or inside a network alone.
+"""Network access of an endpoint on Vertex AI: public (shared address), dedicated (own address) or private.
 
-https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type. The fourth type, peered with a network, has
-one model at a time and no traffic to split: a version would replace the champion before it has answered there, so it is
-not offered.
+https://cloud.google.com/vertex-ai/docs/predictions/choose-endpoint-type. The fourth type, with VPC network peering, is
+not supported: it has one model and no traffic split, so a version would replace the champion before its health check.
 """
 
 from typing import Any
@@ -13,11 +12,11 @@ from tpu_components.deploy_model.params import DEDICATED, PRIVATE, PUBLIC, Deplo
 
 
 def endpoint_fields(params: DeployParams, project: str) -> dict[str, Any]:
-    """Return what an endpoint is created with, so that it is reached as the parameters say.
+    """Return the fields for creating an endpoint with the access type of the parameters.
 
     Args:
-        params: Parameters that say how it is reached.
-        project: Project of the endpoint, which may always ask it.
+        params: Access type, network, projects and encryption key.
+        project: Project of the endpoint; it always has access.
     """
     if params.endpoint_access == DEDICATED:
         return {"dedicated_endpoint_enabled": True}
@@ -33,7 +32,7 @@ def endpoint_fields(params: DeployParams, project: str) -> dict[str, Any]:
 
 
 def access_of(endpoint: Any) -> str:
-    """Return how an endpoint is reached."""
+    """Return the access type of an endpoint: `public`, `dedicated` or `private`."""
     if endpoint.private_service_connect_config.enable_private_service_connect:
         return PRIVATE
     if endpoint.network:
@@ -42,10 +41,10 @@ def access_of(endpoint: Any) -> str:
 
 
 def check_access(endpoint: Any, params: DeployParams, project: str) -> None:
-    """Check that an endpoint that is there already is reached as the parameters say: that cannot be changed.
+    """Check that an existing endpoint has the access type of the parameters; it cannot be changed.
 
     Raises:
-        InputError: If it is not.
+        InputError: If the access type differs.
     """
     received, wanted = access_of(endpoint), params.endpoint_access
     if received == PRIVATE == wanted:
@@ -64,15 +63,15 @@ def check_access(endpoint: Any, params: DeployParams, project: str) -> None:
 
 
 def address_of(endpoint: Any, network: str) -> str:
-    """Return the address at which an endpoint is asked; empty is the service's.
+    """Return the address for requests to an endpoint; empty for a public endpoint, which has the service's address.
 
     Args:
-        endpoint: Endpoint as the service has it; a private one has an address only while something is deployed to it.
-        network: Network from which a private one is asked.
+        endpoint: Endpoint from the service. A private endpoint has an address only while a model is deployed to it.
+        network: Network of the client, for a private endpoint.
 
     Raises:
-        OutageError: If it has none yet.
-        InputError: If the service could not give it one.
+        OutageError: If the endpoint has no address yet.
+        InputError: If the service could not create an address.
     """
     access = access_of(endpoint)
     if access == PUBLIC:

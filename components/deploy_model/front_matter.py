@@ -1,4 +1,4 @@
-"""The YAML at the top of a model card, by which Hugging Face's hub finds, shows and compares models.
+"""Front matter of a model card: YAML by which Hugging Face's hub finds, shows and compares models.
 
 https://github.com/huggingface/hub-docs/blob/main/modelcard.md
 """
@@ -20,7 +20,7 @@ from tpu_components.core.examples.interface import (
 )
 from tpu_components.deploy_model.markdown import plain
 
-# As in https://huggingface.co/docs/hub/repositories-licenses of August 2026; any other is `other` there, with a name.
+# From https://huggingface.co/docs/hub/repositories-licenses (August 2026); the hub calls any other licence `other`.
 _HUB_LICENCES = """
     afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
     bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5
@@ -39,7 +39,7 @@ _PIPELINES = {
     (TEXT, MULTI_LABEL): "text-classification",
     (CORPUS, LANGUAGE_MODEL): "text-generation",
 }
-# Where https://huggingface.co/metrics has another name for a figure than we have.
+# Our metrics with another name in https://huggingface.co/metrics.
 _METRICS = {
     "macro_f1": "f1",
     "micro_f1": "f1",
@@ -65,23 +65,23 @@ def front_matter(
 ) -> str:
     """Return the YAML, without the lines of dashes around it.
 
-    A data set stands in it by its own name alone: it is none of the hub's, so there is no `datasets`.
+    There is no `datasets` key: it may only name data sets of the hub.
 
     Args:
         name: Name of the model.
-        licence: Identifier of its licence; empty where none was stated.
-        kind: Kind of example, as `image`.
+        licence: Identifier of the licence; empty if none was stated.
+        kind: Kind of example, for example `image`.
         task: Task of the model.
         formats: Formats of the export, by name.
         source: Source of the examples.
-        fingerprint: The data set's.
-        split: The split that was scored.
-        figures: Label and value of every figure, by our name.
+        fingerprint: Fingerprint of the data set.
+        split: Split that was evaluated.
+        figures: Label and value of every metric, by our name.
     """
     pipeline = _PIPELINES.get((kind, task), "")
     task_type = pipeline or f"{kind}-{task}"
     metrics = [
-        # Fewer digits than a double has tell as much.
+        # Six digits are enough.
         {"type": _METRICS.get(figure, figure), "value": float(f"{value:.6g}"), "name": label}
         for figure, (label, value) in figures.items()
         if math.isfinite(value)
@@ -103,7 +103,7 @@ def front_matter(
 
 
 def _licence_fields(licence: str) -> dict[str, str]:
-    identifier = licence.lower()  # SPDX's are the same in any case; the hub's are in this one.
+    identifier = licence.lower()  # SPDX ignores case; the hub uses lower case.
     if not licence or identifier in _HUB_LICENCES.split():
         return {"license": identifier} if licence else {}
     return {"license": "other", "license_name": identifier}

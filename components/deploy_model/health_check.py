@@ -1,7 +1,7 @@
-"""Answers examples with an export: run in a process of its own, with the code that serves and none that trains.
+"""Predicts examples with an export, in a separate process that imports only serving code.
 
-Usage: python -m tpu_components.deploy_model.health_check EXPORT_DIR INPUTS ANSWERS. INPUTS is a .npy file of what
-    the model takes, as uint8[N, height, width, channels]; ANSWERS gets float32[N, outputs].
+Usage: python -m tpu_components.deploy_model.health_check EXPORT_DIR INPUTS ANSWERS. INPUTS is a .npy file of the
+    model's inputs, for example uint8[N, height, width, channels]; ANSWERS gets the outputs, float32[N, outputs].
 """
 
 import sys
@@ -13,7 +13,7 @@ from tpu_components.serving.exported import load_model
 
 
 def main(export_dir: Path, inputs: Path, answers: Path) -> None:
-    """Answer the inputs."""
+    """Predict `inputs` with the export and write the outputs to `answers`."""
     np.save(answers, load_model(export_dir).predict(np.load(inputs)))
 
 

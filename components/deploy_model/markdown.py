@@ -1,4 +1,4 @@
-"""Markdown whose text comes from strangers: names of classes, columns and files stay text, whatever they hold."""
+"""Markdown from untrusted text: escapes names of classes, columns and files, so that they are shown as text."""
 
 import re
 from pathlib import Path
@@ -9,19 +9,19 @@ import markupsafe
 if TYPE_CHECKING:
     import jinja2
 
-_LONGEST = 1000  # Characters of a value that are shown.
+_LONGEST = 1000  # Longest value, in characters.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-# What CommonMark and its extensions give a meaning anywhere; `_` only where it is no part of a word.
+# Characters with a meaning in CommonMark and its extensions; `_` only at the edge of a word.
 _MARKS = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])")
-# What begins a heading, a list or a line across the page.
+# Starts of a heading, a list or a thematic break.
 _START = re.compile(r"^(?:(?=[-+=#])|(\d{1,9})(?=[.)](?:\s|$)))")
-# What GitHub's Markdown and Hugging Face's make a link of without a mark: addresses and names after `@`.
+# GitHub and Hugging Face turn addresses and names after `@` into links.
 # https://github.github.com/gfm/#autolinks-extension-
 _LINKS = re.compile(r"@|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def plain(text: str, longest: int = _LONGEST) -> str:
-    r"""Return a text on one line, without characters that nobody sees, and cut where it is longer.
+    r"""Return a text on one line, without invisible characters, truncated to `longest` characters.
 
     Example:
         >>> plain("a\n---\nb"), plain("abcdef", 4)
@@ -32,7 +32,7 @@ def plain(text: str, longest: int = _LONGEST) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Return Markdown that shows a text of one line as it is.
+    r"""Escape a text of one line for Markdown.
 
     https://spec.commonmark.org/0.31.2/#backslash-escapes
 
@@ -49,22 +49,22 @@ def escape(text: str) -> str:
 
 
 def quote(text: str) -> markupsafe.Markup:
-    """Return a text of several lines as a quotation that keeps its lines, and nothing else of its Markdown."""
+    """Return a text as a Markdown quotation. Line breaks are kept, all other Markdown is escaped."""
     lines = [escape(plain(line, len(line) + 1)) for line in text.strip().splitlines()]
     ends = ["\\" if line and after else "" for line, after in zip(lines, [*lines[1:], ""], strict=True)]
     return markupsafe.Markup("\n".join(f"> {line}{end}".rstrip() for line, end in zip(lines, ends, strict=True)))
 
 
 def environment(templates: Path) -> "jinja2.Environment":
-    """Return the templates of a folder, in which every value is shown as the text that it is."""
-    import jinja2  # As in `tpu_components.core.pages.page`.
+    """Return a Jinja environment for the templates of a folder; it escapes every value for Markdown."""
+    import jinja2  # Imported late, as in `tpu_components.core.pages.page`.
 
     def finalize(value: Any) -> markupsafe.Markup:
         return value if isinstance(value, markupsafe.Markup) else markupsafe.Markup(escape(plain(str(value))))
 
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
-        autoescape=True,  # With which the output of a macro is known for what it is.
+        autoescape=True,  # Marks the output of macros as safe.
         finalize=finalize,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -1,4 +1,4 @@
-"""What a user may set, and what comes back."""
+"""Parameters and result of deploy_model."""
 
 import dataclasses
 import re
@@ -13,57 +13,59 @@ from tpu_components.core.registry.reference import CHAMPION, check_alias, check_
 from tpu_components.core.registry.signing import is_key_itself
 
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
-PREFLIGHT = "preflight"  # In the lineage of a version: what its training takes of a machine.
-VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
-_LICENCE = r"[A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?"  # As SPDX's and Hugging Face's are.
+PREFLIGHT = "preflight"  # In the lineage of a version: preflight's findings.
+VERTEX = "vertex"  # In a configuration: Vertex AI's registry in the settings' project and region.
+_LICENCE = r"[A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?"  # Form of SPDX's and Hugging Face's identifiers.
 _LONGEST_NOTES = 10_000
 _KEY = r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+"
 _NETWORK = r"projects/[a-z][^/\s]*/global/networks/[^/\s]+"
-_ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # What Vertex AI takes, with room for the endpoint that tries a version.
+_ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # Vertex AI's form, with room for `-candidate`.
 
 
 @dataclasses.dataclass(frozen=True)
 class DeployParams:
-    """The registry to use and the checks before it; one field per component input.
+    """Registry, endpoint and checks of deploy_model; one field per component input.
 
     Attributes:
-        registry: Folder of the registry, on this machine, or `projects/PROJECT/locations/REGION/models` for Vertex AI's
-            Model Registry. In a configuration, empty is `registry` in the workspace of a local run, and a compiled
-            pipeline is then without this step; `vertex` is that of the project and region in the settings.
-        model_name: Name in the registry: runs that share it compete for its alias. In a configuration, the run's own
-            where it is left out.
-        alias: The alias that moves to the new version.
-        health_check_examples: Images that the registered export has to answer before the alias moves.
-        health_check_tolerance: Largest difference of a probability, or of a number in its target's standard deviations,
-            between its answers and those that were evaluated.
-        artifacts_uri: Folder on gs:// that keeps every version's model and export, for a registry on Vertex AI. In a
+        registry: Local folder of the registry, or `projects/PROJECT/locations/REGION/models` for Vertex AI's Model
+            Registry. In a configuration: `vertex` is Vertex AI's registry in the settings' project and region; empty
+            is `registry` in the workspace for a local run, and omits this step from a compiled pipeline.
+        model_name: Name of the model in the registry; runs with the same name compete for its alias. In a
+            configuration, the default is the name of the run.
+        alias: Alias to move to the new version.
+        health_check_examples: Number of examples that the registered export must predict before the alias moves.
+        health_check_tolerance: Largest allowed difference from the evaluated predictions, as a probability or in
+            standard deviations of a regression's target.
+        artifacts_uri: Folder on gs:// for the versions' models and exports, for a registry on Vertex AI. In a
             configuration, empty is `registry` in the settings' bucket.
-        serving_image: Image that serves a version, for a registry on Vertex AI. Empty is what
-            TPU_PIPELINES_SERVING_IMAGE says where the pipeline is compiled.
-        endpoint: Id of the endpoint that serves the new version, for a registry on Vertex AI; it is created where there
-            is none. Empty is none.
-        endpoint_traffic: Percentage of the endpoint's requests for the new version; the others share the rest as
-            before. The first version gets all.
-        endpoint_machine_type: Machine that serves.
-        endpoint_max_replicas: Most machines at a time; the least is 1, which costs as long as the version is deployed.
-        endpoint_service_account: Service account that a version serves as; empty is one without any rights.
-        endpoint_access: Way in which the endpoint is reached: `public`, at the service's address; `dedicated`, at a
-            public address of its own; `private`, inside a network by Private Service Connect. It stays as created.
-        endpoint_network: Network in which a private endpoint gets its address, as
-            `projects/PROJECT/global/networks/NETWORK` with the project's id. The steps must run there too, to ask it.
-        endpoint_projects: Projects that may connect to a private endpoint beside its own and its network's.
-        encryption_key: Key of the user's own (CMEK) for versions and the endpoint of a registry on Vertex AI. In a
-            configuration, empty is that of the settings.
-        signing_key: File of a private EC key in PEM, here or on gs://, that a new version is signed with; its password,
-            if any, is in TPU_PIPELINES_SIGNING_PASSWORD. Empty leaves versions unsigned.
-        verify_key: File of the public key, here or on gs://, or the key itself in PEM: the alias moves only once the
-            version's signatures are verified with it, and on Vertex AI its servers verify them too. Empty is no check.
-        lineage: Facts to record with the version beside what the artifacts say, as the run and its configuration.
-        preflight: Findings of preflight_training on the machine of the training, which the version keeps; empty where
-            there was no preflight.
-        licence: Identifier of the model's licence, from SPDX's list or Hugging Face's, as `apache-2.0`, for its card.
-            Empty is none stated.
-        notes: Text of the user's own in the model's card, shown as it is; without `{{`, which a pipeline fills in.
+        serving_image: Image of the server, for a registry on Vertex AI. Default: TPU_PIPELINES_SERVING_IMAGE, when the
+            pipeline is compiled.
+        endpoint: Id of the endpoint for the new version, for a registry on Vertex AI; created if missing. Empty deploys
+            to no endpoint.
+        endpoint_traffic: Percentage of the endpoint's requests for the new version; other versions share the rest in
+            proportion. The first version gets all requests.
+        endpoint_machine_type: Machine type of the endpoint.
+        endpoint_max_replicas: Largest number of machines. At least 1 machine runs, and costs, while a version is
+            deployed.
+        endpoint_service_account: Service account of the server; empty is an account without permissions.
+        endpoint_access: Network access of the endpoint: `public`, the service's address; `dedicated`, a public address
+            of its own; `private`, inside a network by Private Service Connect. It cannot be changed later.
+        endpoint_network: Network of a private endpoint's address, as `projects/PROJECT/global/networks/NETWORK` with
+            the project's id. The pipeline's steps must run in this network.
+        endpoint_projects: Projects that may connect to a private endpoint, besides its own and its network's.
+        encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a
+            configuration, empty is the settings' key.
+        signing_key: File of a private EC key in PEM, local or on gs://, to sign a new version with. Its password, if
+            any, is TPU_PIPELINES_SIGNING_PASSWORD. Empty leaves versions unsigned.
+        verify_key: Public key in PEM, or its file, local or on gs://. The alias moves only if the version's signatures
+            are valid; servers on Vertex AI verify them too. Empty disables the check.
+        lineage: Further facts to record with the version, for example the run and its configuration.
+        preflight: Findings of preflight_training on the training's machine, to record with the version; empty without
+            preflight.
+        licence: Identifier of the model's licence for its card, from SPDX's or Hugging Face's list, for example
+            `apache-2.0`. Empty states none.
+        notes: Your own text for the model's card, shown literally. It must not contain `{{`, the pipeline's mark for
+            placeholders.
     """
 
     registry: str
@@ -106,7 +108,7 @@ class DeployParams:
             )
         if len(self.notes) > _LONGEST_NOTES:
             raise InputError(f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}.")
-        if "{{" in self.notes:  # KFP and Argo put something else there, wherever it stands in an argument.
+        if "{{" in self.notes:  # KFP and Argo replace such placeholders in any argument.
             raise InputError(f"notes must be without '{{{{', which a pipeline fills in. Received: {self.notes[:80]!r}.")
         if self.artifacts_uri and not storage.is_on_google(self.artifacts_uri):
             raise InputError(f"artifacts_uri must be on gs://. Received: {self.artifacts_uri!r}.")
@@ -159,7 +161,7 @@ class DeployParams:
             raise InputError(f"endpoint_max_replicas must be at least 1. Received: {self.endpoint_max_replicas}.")
 
     def _check_access(self) -> None:
-        """Check that it is said how an endpoint is reached, and nothing else beside it."""
+        """Check that the parameters for endpoint access fit together."""
         access = self.endpoint_access
         if access not in ENDPOINT_ACCESS:
             raise InputError(
@@ -184,7 +186,7 @@ class DeployParams:
 
 @dataclasses.dataclass(frozen=True)
 class HealthCheckResult:
-    """Examples answered, and the largest difference of a probability or standardised number."""
+    """Number of predicted examples, and the largest difference from the evaluated predictions."""
 
     num_examples: int
     max_difference: Amount
@@ -192,17 +194,17 @@ class HealthCheckResult:
 
 @dataclasses.dataclass(frozen=True)
 class DeployResult(JsonFile, name=DEPLOYMENT_FILE, what="the description of a deployment", step="deploy_model"):
-    """The place of the model now: `deployment.json`.
+    """Result of deploy_model: `deployment.json`.
 
     Attributes:
-        registry: The registry.
-        model_name: Name in it.
-        version: The version's number, as `0001`, or `1` on Vertex AI.
-        version_dir: Its folder, here or on gs://.
-        alias: The alias that stands there.
-        previous: The version where the alias stood before; empty if there was none.
-        health_check: Answers of the registered export, in figures.
-        endpoint: The endpoint that serves it; empty if there is none.
+        registry: Registry of the model.
+        model_name: Name of the model in the registry.
+        version: Number of the version, for example `0001`, or `1` on Vertex AI.
+        version_dir: Folder of the version, local or on gs://.
+        alias: Alias of the version.
+        previous: Version that had the alias before; empty if there was none.
+        health_check: Result of the health check.
+        endpoint: Endpoint that serves the version; empty if there is none.
     """
 
     registry: str

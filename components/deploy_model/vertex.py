@@ -1,8 +1,7 @@
-"""A version in Vertex AI's Model Registry and on an endpoint: made once, however often and whenever it is asked for.
+"""Registers a version in Vertex AI's Model Registry and deploys it to an endpoint; all operations are idempotent.
 
-Every call may be lost, or the process be killed after it. So nothing is sent before the service was asked whether it is
-there, and what is sent has a name that follows from the content: the model's and the endpoint's ids, that of a
-deployment, the label of a version.
+Any call may be lost, and the process may be killed after it. So every object has a name derived from its content (ids
+of model, endpoint and deployment, label of the version), and is created only if the service does not have it.
 """
 
 import contextlib
@@ -50,36 +49,35 @@ from tpu_components.serving.params import VERIFY_VARIABLE, ServeParams
 _MODELS, _ENDPOINTS = "ModelService", "EndpointService"
 _DESCRIPTION_LENGTH = 1000
 _PREDICTION_SECONDS = 120
-# How long a change of the traffic may take to be seen is documented nowhere: an endpoint that was asked before sends a
-# request to nobody ("doesn't have traffic_split": github.com/GoogleCloudPlatform/explainable_ai_sdk/issues/3), or where
-# it went before.
+# The delay of a traffic change is not documented. Until then the endpoint uses the old split, or fails with "doesn't
+# have traffic_split" (github.com/GoogleCloudPlatform/explainable_ai_sdk/issues/3).
 _ROUTING_SECONDS = 600
 _NO_TRAFFIC = "traffic_split"
-_TRIAL_SHARE = 50  # Percentage of the requests to where versions are tried: as a rule there is one at a time.
-_SURE_REQUESTS = 500  # At a share of 1 %: after so many, one of 150 deployments has got none.
+_TRIAL_SHARE = 50  # Percentage of the candidate endpoint's requests; usually it has one version.
+_SURE_REQUESTS = 500  # With a share of 1 %, one of 150 deployments gets no request of these.
 Answer = Callable[[np.ndarray], Mapping[int, np.ndarray]]
 
 
 class HealthCheck(Protocol):
-    """Judges whoever answers examples."""
+    """Checks the predictions for a set of examples."""
 
     @property
     def instances(self) -> Sequence[Any]:
-        """The examples as JSON, as the serving image takes them."""
+        """The examples as JSON for the serving image."""
 
     @property
     def class_names(self) -> Sequence[str]:
-        """The classes or targets, in the order of an answer's numbers."""
+        """Names of classes or targets, in the order of the outputs."""
 
     @property
     def answer(self) -> str:
-        """The serving image's name for the numbers: `probabilities` or `values`."""
+        """Key of the numbers in the server's response: `probabilities` or `values`."""
 
     def __call__(self, answer: Answer) -> Any:
-        """Ask for answers: uint8[N, height, width, channels] → float[outputs] by the image's position.
+        """Check the function `answer`: uint8[N, height, width, channels] → float[outputs] by the image's position.
 
         Raises:
-            RuntimeError: If an answer is not as it was evaluated.
+            RuntimeError: If a prediction differs from the evaluation.
         """
 
 
@@ -87,11 +85,11 @@ class VertexTarget:
     """Registers and serves the versions of one model.
 
     Args:
-        params: Version to register, its registry, and how to serve it.
-        registry: The model's.
+        params: Registry, artifacts folder and endpoint.
+        registry: Registry of the model.
 
     Raises:
-        InputError: If there is no place for the versions' files.
+        InputError: If `params.artifacts_uri` is missing.
     """
 
     def __init__(self, params: DeployParams, registry: VertexRegistry) -> None:
@@ -114,9 +112,9 @@ class VertexTarget:
         parent: str = "",
         card: str = "",
     ) -> VertexVersion:
-        """Add a version, or find the one that has this content already; the arguments as in `ModelRegistry.register`.
+        """Add a version, or return the existing version with this content. Arguments as in `ModelRegistry.register`.
 
-        Of two that were uploaded at the same moment, or twice because an answer was lost, the older one stays.
+        If the content was uploaded twice, at the same time or after a lost response, the older version is kept.
 
         Raises:
             InputError: If the service or the bucket refuses.
@@ -142,9 +140,9 @@ class VertexTarget:
         return {"encryption_spec": {"kms_key_name": key}} if key else {}
 
     def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: Mapping[str, Any]) -> str:
-        """Copy a version's files to where they stay; the same content has the same place.
+        """Copy a version's files to the artifacts folder; returns their URI, which is derived from the content.
 
-        Where it is signed, the place is the signature's: of two that are written at once no file goes to the other.
+        For a signed version the URI is derived from the signature, so that two concurrent writers do not mix files.
         """
         uri = f"{self._params.artifacts_uri.rstrip('/')}/{self._registry.model_name}/{digest[:32]}"
         with tempfile.TemporaryDirectory(prefix="version-") as folder:
@@ -156,7 +154,7 @@ class VertexTarget:
         return uri
 
     def _upload(self, uri: str, digest: str, model: str, facts: Mapping[str, Any]) -> None:
-        """Add a version, or the model with its first one.
+        """Add a version, or a model with its first version.
 
         https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models/upload
         """
@@ -166,7 +164,7 @@ class VertexTarget:
         described = f"{metrics}; {'; '.join(facts['reasons'])}"
         if facts["card"]:
             described = f"{uri}/{CARD_FILE}; {described}"
-        # Every label every time: one that a version lacks would be read from the model.
+        # Always set all labels: a version inherits missing labels from the model.
         labels = {
             DIGEST_LABEL: as_label(digest),
             MODEL_LABEL: as_label(model),
@@ -196,15 +194,15 @@ class VertexTarget:
                 **self._encryption,
             },
         }
-        with contextlib.suppress(ExistsError):  # Another run has just created the model, or we have unawares.
+        with contextlib.suppress(ExistsError):  # Created by another run, or by a call whose response was lost.
             registry.operate(_MODELS, "upload_model", request)
 
     def _settle(self, versions: Sequence[VertexVersion]) -> VertexVersion:
-        """Keep one of several versions of the same content, that with an alias or the oldest, and delete the others."""
+        """Keep one of several versions with equal content, the one with an alias or the oldest; delete the others."""
         kept = next((version for version in versions if version.aliases), versions[0])
         for version in versions:
             if version.number != kept.number and not version.aliases:
-                with contextlib.suppress(InputError):  # It is gone already, or somebody has deployed it.
+                with contextlib.suppress(InputError):  # Already deleted, or deployed by another process.
                     self._registry.operate(
                         _MODELS, "delete_model_version", {"name": f"{self._registry.name}@{version.number}"}
                     )
@@ -214,22 +212,22 @@ class VertexTarget:
 
     @contextlib.contextmanager
     def serving(self, version: RegisteredVersion, check: HealthCheck, champion: str | None) -> Iterator[str]:
-        """Put the version on an endpoint for as long as the block goes well; gives its name, empty if none is wanted.
+        """Deploy the version to the endpoint and yield the endpoint's name; roll back if the block fails.
 
-        1. On an endpoint where nobody else asks, the version answers what `check` asks.
-        2. On the endpoint it is deployed without traffic, and then gets its share.
-        3. The endpoint answers what `check` asks; what this version answered is judged.
+        1. Deploy to the candidate endpoint, which has no users, and run the health check.
+        2. Deploy to the endpoint without traffic, then give the version its share.
+        3. Run the health check on the endpoint, for responses of this version.
 
-        Where 2, 3 or the block fails, the traffic goes back to where it was, and the version is undeployed. When the
-        block has ended, those versions of the model are undeployed that have no traffic.
+        If 2, 3 or the block fails, the traffic is restored and the version undeployed. After a successful block,
+        versions of the model without traffic are undeployed. Yields an empty string if no endpoint is configured.
 
         Args:
-            version: The version.
-            check: Judges its answers.
+            version: Version to deploy.
+            check: Health check of its predictions.
             champion: Digest as in `VertexRegistry.promote`; a version that may not be promoted is not deployed.
 
         Raises:
-            RuntimeError: If the version does not answer, or not as it was evaluated.
+            RuntimeError: If the version does not respond, or its predictions differ from the evaluation.
             InputError: If the service refuses, or the alias has moved since the comparison.
         """
         if not self._params.endpoint:
@@ -253,10 +251,10 @@ class VertexTarget:
         self._retire(endpoint)
 
     def _try_apart(self, version: RegisteredVersion, check: HealthCheck) -> None:
-        """Let a version answer where nobody else asks; a request to an endpoint cannot name who is to answer it.
+        """Run the health check on the candidate endpoint, since a request to an endpoint cannot choose a version.
 
-        That endpoint stays, for the next version: one without a deployment costs nothing, and the name of one that was
-        deleted cannot be had again for days.
+        The candidate endpoint is kept for the next version: without a deployment it is free, and the id of a deleted
+        endpoint cannot be reused for days.
         """
         endpoint = self._require_endpoint(f"{self._params.endpoint}-candidate")
         for is_last in (False, True):
@@ -265,7 +263,7 @@ class VertexTarget:
                 self._route(endpoint, lambda split: give_share(split, deployed, _TRIAL_SHARE))  # noqa: B023 (called now)
                 check(lambda _: self._predict(endpoint, deployed, check, _TRIAL_SHARE))  # noqa: B023
                 return
-            except MissingError:  # Another run of the same model was done with it, and has taken it down.
+            except MissingError:  # Another run of this model has undeployed the version.
                 if is_last:
                     raise
             finally:
@@ -273,12 +271,12 @@ class VertexTarget:
                     self._undeploy(endpoint, left)
 
     def _withdraw(self, endpoint: str, deployed: str, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Take a version off an endpoint, and give its share back."""
+        """Undeploy a version from an endpoint and return its traffic to the other versions."""
 
         def restore(split: Mapping[str, int]) -> dict[str, int]:
-            # What it was, if nobody has changed it meanwhile.
+            # Restore the previous split, unless it was changed meanwhile.
             rest = {key: share for key, share in (before if split == after else split).items() if key != deployed}
-            if not any(rest.values()):  # An earlier try was killed after it had taken everything: back to the champion.
+            if not any(rest.values()):  # A killed attempt had all traffic: give it to the champion.
                 champion = self._registry.find(self._params.alias)
                 rest = {self._find_deployed(endpoint, champion): 100} if champion else {}
                 rest = {key: share for key, share in rest.items() if key not in ("", deployed)}
@@ -288,14 +286,14 @@ class VertexTarget:
         self._undeploy(endpoint, deployed)
 
     def _retire(self, endpoint: str) -> None:
-        """Undeploy the versions of this model that have no traffic: they cost as much as one that has."""
+        """Undeploy versions of this model without traffic; they cost as much as those with traffic."""
         current = self._get(endpoint)
         for model in current.deployed_models:
             if self._is_ours(model) and not current.traffic_split.get(model.id):
                 self._undeploy(endpoint, model.id)
 
     def _require_endpoint(self, endpoint_id: str) -> str:
-        """Return the resource name of an endpoint, which is created where there is none."""
+        """Return the resource name of an endpoint; creates it if it is missing."""
         registry, project = self._registry, self._registry.parent.split("/")[1]
         name = f"{registry.parent}/endpoints/{endpoint_id}"
         request = {
@@ -330,14 +328,14 @@ class VertexTarget:
         return deployed.model.partition("@")[0].rpartition("/")[2] == self._registry.model_name
 
     def _find_deployed(self, endpoint: str, version: RegisteredVersion) -> str:
-        """Return the id under which an endpoint has a version; empty if it has not."""
+        """Return the id of a version's deployment on an endpoint; empty if it is not deployed."""
         for model in self._get(endpoint).deployed_models:
             if self._is_ours(model) and model.model_version_id == version.number:
                 return model.id
         return ""
 
     def _deploy(self, endpoint: str, version: RegisteredVersion) -> str:
-        """Have a version on an endpoint, without a share of its traffic; the id of the deployment.
+        """Deploy a version to an endpoint without traffic, unless it is deployed; returns the id of the deployment.
 
         https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.endpoints/deployModel
         """
@@ -345,7 +343,7 @@ class VertexTarget:
         request = {
             "endpoint": endpoint,
             "deployed_model": {
-                # The same version asked for twice is one deployment.
+                # A repeated call does not create a second deployment.
                 "id": _deployed_id(endpoint, registry.model_name, version.number),
                 "display_name": f"{registry.model_name}-{version.number}",
                 "model": f"{registry.name}@{version.number}",
@@ -376,12 +374,12 @@ class VertexTarget:
         self._settled(_ENDPOINTS, "undeploy_model", request)
 
     def _settled(self, kind: str, method: str, request: Any) -> None:
-        """Take something away; nothing happens where it is not there, as after an answer that was lost."""
+        """Call a deleting method and wait for it. A missing object is no error: an earlier response may be lost."""
         with contextlib.suppress(MissingError):
             self._registry.backoff(lambda: self._registry.operate(kind, method, request))
 
     def _route(self, endpoint: str, change: Callable[[dict[str, int]], Mapping[str, int]]) -> None:
-        """Change an endpoint's traffic split; nobody's change made meanwhile is lost."""
+        """Change an endpoint's traffic split; keeps concurrent changes."""
         registry = self._registry
 
         def update() -> None:
@@ -401,15 +399,15 @@ class VertexTarget:
         registry.backoff(update)
 
     def _predict(self, endpoint: str, deployed: str, check: HealthCheck, share: int = 100) -> dict[int, np.ndarray]:
-        """Ask a deployment once requests get there; returns float64[outputs] by the example's position.
+        """Send the examples until requests reach a deployment; returns float64[outputs] by the example's position.
 
-        Examples that another deployment answered are left out.
+        Responses of other deployments are ignored.
 
         Args:
-            endpoint: Its resource name.
-            deployed: The deployment's id.
-            check: Has the examples, and says what an answer is called.
-            share: Percentage of the endpoint's requests that the deployment is to get.
+            endpoint: Resource name of the endpoint.
+            deployed: Id of the deployment.
+            check: Examples, and the key of the numbers in a response.
+            share: Percentage of the endpoint's requests that the deployment gets.
         """
         examples = list(enumerate(check.instances))
 
@@ -433,12 +431,12 @@ class VertexTarget:
         return self._patient(_ROUTING_SECONDS)(ask_all)
 
     def _ask(self, endpoint: str, instance: Any, check: HealthCheck, address: str) -> tuple[str, np.ndarray] | None:
-        """Return who answers an example, and what; None where the endpoint has nobody to send it to yet."""
+        """Return the deployment that answered an example, and its outputs; None if the endpoint has no traffic yet."""
         request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
         is_private = self._params.endpoint_access == PRIVATE
         call = partial(self._registry.service.predict, request, address, is_private)
         try:
-            response = self._patient(_PREDICTION_SECONDS)(call)  # A server that only ever fails is no outage.
+            response = self._patient(_PREDICTION_SECONDS)(call)  # Bounded: constant failures are not transient.
             (prediction,) = response.predictions
             numbers = prediction[check.answer]
             return response.deployed_model_id, np.array([numbers[name] for name in check.class_names], np.float64)
@@ -456,13 +454,13 @@ class VertexTarget:
             raise RuntimeError(f"{endpoint} does not answer as the serving image does: {error!r}") from error
 
     def _patient(self, seconds: float) -> Backoff:
-        """Return the registry's way to wait outages out, for so long at most."""
+        """Return the registry's retry policy, limited to a number of seconds."""
         backoff = self._registry.backoff
         return dataclasses.replace(backoff, patience_seconds=min(seconds, backoff.patience_seconds))
 
 
 def give_share(split: Mapping[str, int], deployed: str, percent: int) -> dict[str, int]:
-    """Return a traffic split in which a deployment gets so much, and the others share the rest as before.
+    """Return a traffic split with `percent` for a deployment; the others share the rest in proportion.
 
     Example:
         >>> give_share({"1": 70, "2": 30}, "3", 10)
@@ -475,7 +473,7 @@ def give_share(split: Mapping[str, int], deployed: str, percent: int) -> dict[st
 
 
 def scale(split: Mapping[str, int], total: int) -> dict[str, int]:
-    """Scale shares to another total, in whole numbers that add up to it; those that come to nothing are left out.
+    """Scale shares to whole numbers with another total; drops shares of zero.
 
     Example:
         >>> scale({"1": 50, "2": 25, "3": 25}, 99), scale({"1": 100}, 0), scale({}, 100)
@@ -492,6 +490,6 @@ def scale(split: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 def _deployed_id(endpoint: str, model_name: str, number: str) -> str:
-    """Return an id of ten digits, as many as one may have."""
+    """Return a deployment id derived from the version: ten digits, the maximum."""
     digest = hashlib.sha256(f"{endpoint.rpartition('/')[2]} {model_name}@{number}".encode()).hexdigest()
     return str(10**9 + int(digest, 16) % (9 * 10**9))

@@ -18,7 +18,7 @@ def find_drift(
     stop: bool = False,
     fingerprint: Dict[str, str] = {},
 ) -> bool:
-    """Compare records with those that a version was made of; returns whether they have drifted."""
+    """Compare records with the data of a registered version; returns whether they have drifted."""
     inputs = dict(locals())
     import pathlib
     import shutil

@@ -1,4 +1,4 @@
-"""The page of a comparison of data: every figure with both histograms, what has drifted first, and with pictures."""
+"""HTML page of a drift comparison: both histograms of every statistic, drifted ones first, with example images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +16,14 @@ _COLOURS = {NEW: "orange", OLD: "blue"}
 def write_page(
     new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: Path, places: tuple[str, str] = ("", "")
 ) -> None:
-    """Write the page of two data sets and of the differences between them, which `find_shifts` has found.
+    """Write the HTML page of a comparison.
 
     Args:
-        new: Sketch of the data.
-        old: Sketch of those that they are held against.
-        shifts: The differences.
+        new: Sketch of the new data.
+        old: Sketch of the data to compare with.
+        shifts: Differences, from `find_shifts`.
         path: File to write.
-        places: Folders of both; of records on this machine the page shows pictures of what has drifted.
+        places: Folders of new and old records. For local folders the page shows images by drifted statistic.
     """
     from tpu_components.core.pages import page
 

@@ -1,4 +1,4 @@
-"""Compares the figures of two data sets, and writes what differs."""
+"""Compares two data sets and writes the differences."""
 
 from pathlib import Path
 
@@ -14,15 +14,15 @@ _STEP = "find_drift"
 
 
 def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftResult:
-    """Compare records with those that a version was made of, or with others.
+    """Compare records with the data of a registered version, or with other records.
 
     Args:
-        params: The others, and when a difference counts.
+        params: Data to compare with, and confidence.
         records_dir: Folder that create_tfrecords wrote.
-        output: Gets drift.json and drift.html; appears whole or not at all.
+        output: Folder for drift.json and drift.html, written atomically.
 
     Raises:
-        InputError: If either has no figures that can be compared.
+        InputError: If one of the two has no statistics to compare.
     """
     storage.require_output(output, DRIFT_FILE)
     new, old = sketch_at(str(records_dir)), sketch_at(params.against)

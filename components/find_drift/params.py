@@ -1,4 +1,4 @@
-"""What a user may set, and what comes back."""
+"""Parameters and result of find_drift."""
 
 import dataclasses
 
@@ -7,13 +7,13 @@ from tpu_components.core.base.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class DriftParams:
-    """The data to compare with, and when a difference counts.
+    """Data to compare with, and confidence of the tests.
 
     Attributes:
-        against: Version whose data these are compared with, as `runs/registry/digits@champion`, or folder of other
-            records, here or in a bucket.
-        confidence: Share of the data that are alike of which nothing is said to have drifted.
-        stop: Whether a pipeline's step fails where the data have drifted; the command says it by its exit code.
+        against: Data to compare with: a registered version, for example `runs/registry/digits@champion` or
+            `projects/PROJECT/locations/REGION/models/digits@champion`, or a folder of records, local or in a bucket.
+        confidence: Probability that no drift is reported between two samples of the same distribution.
+        stop: Whether a pipeline's step fails if the data have drifted. The command line has exit code 3 instead.
     """
 
     against: str
@@ -27,7 +27,7 @@ class DriftParams:
 
 @dataclasses.dataclass(frozen=True)
 class DriftResult:
-    """Whether the data are alike, and the figures that have drifted, the largest difference first."""
+    """Whether no statistic has drifted, and the names of those that have, the largest effect first."""
 
     alike: bool
     drifted: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Pictures of records for a page, from the least to the greatest of a figure."""
+"""Example images of records for a page, sorted by a statistic such as brightness."""
 
 import dataclasses
 import itertools
@@ -19,12 +19,12 @@ from tpu_components.create_tfrecords.data_page import thumbnail
 from tpu_components.create_tfrecords.measuring import FIGURES, measure_pictures
 
 _MOST_READ, _SHOWN = 200, 6
-_FROM, _TO = 0.05, 0.95  # Shares of the pictures below the first and the last that are shown.
+_FROM, _TO = 0.05, 0.95  # Quantiles of the first and the last image that are shown.
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture: its name, its figure, and its address, which holds it."""
+    """An image for a page: name, value of the statistic, and the image as a `data:` URI."""
 
     key: str
     value: float
@@ -32,11 +32,11 @@ class Picture:
 
 
 def choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, tuple[Picture, ...]]:
-    """Return pictures by figure, of the first records of a folder on this machine.
+    """Return example images of a local folder's first records, by statistic.
 
     Args:
-        place: Folder that create_tfrecords wrote, or whatever else data are compared with: then there are none.
-        figures: Names of figures; of those that are not measured of pictures there are none.
+        place: Folder that create_tfrecords wrote. Any other place, such as a registered version, gives no images.
+        figures: Names of statistics. Those that are not computed from images are ignored.
     """
     places = {figure.name: i for i, figure in enumerate(FIGURES[IMAGE])}
     if storage.is_remote(place) or parse_reference(place) is not None:
@@ -47,7 +47,7 @@ def choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, tuple[Pi
     try:
         keys, pictures = _read(Path(place), manifest, manifest.input)
     except (OSError, DamagedRecordError, UnreadableImageError):
-        return {}  # Figures are compared though the records were moved away, or are damaged.
+        return {}  # A comparison does not need the records; they may be moved or damaged.
     measured = measure_pictures([thin_out(picture) for picture in pictures])
     chosen = {}
     for name in figures:
@@ -60,7 +60,7 @@ def choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, tuple[Pi
 
 
 def _read(folder: Path, manifest: Manifest, inputs: ImageInput) -> tuple[list[str], np.ndarray]:
-    """Return the names of the first records, and their pictures, uint8[N, height, width, channels]."""
+    """Return the names of the first records, and their images, uint8[N, height, width, channels]."""
     fields = list(itertools.islice(_records(folder, manifest), _MOST_READ))
     keys = [own[KEY_FEATURE][0].decode("utf-8", "replace") for own in fields]
     contents = [own[inputs.feature][0] for own in fields]
@@ -70,7 +70,7 @@ def _read(folder: Path, manifest: Manifest, inputs: ImageInput) -> tuple[list[st
 
 
 def _records(folder: Path, manifest: Manifest) -> Iterator[dict[str, list[bytes]]]:
-    """Yield the fields of every record, in the order in which they are stored."""
+    """Yield the fields of every record, in stored order."""
     for shard in itertools.chain.from_iterable(split.shards for split in manifest.splits.values()):
         with open(folder / shard.name, "rb") as file:
             yield from (read_fields(frame) for frame, _ in read_frames(file))

@@ -1,1 +1,1 @@
-"""An exported model behind HTTP, as Vertex AI calls a custom container. Not a step: it runs what export_model wrote."""
+"""HTTP server for an export, by Vertex AI's contract for custom containers. It is not a pipeline step."""

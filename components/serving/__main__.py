@@ -1,4 +1,4 @@
-"""What the serving image runs: `python -m tpu_components.serving [EXPORT_DIR]`, configured by Vertex's AIP_* variables.
+"""Entry point of the serving image: `python -m tpu_components.serving [EXPORT_DIR]`. Reads Vertex's AIP_* variables.
 
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 """
@@ -15,7 +15,7 @@ from tpu_components.serving.params import ServeParams, key_to_verify, vertex_def
 
 
 def main() -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
     leave_current_folder()
     parser = argparse.ArgumentParser(
         prog="python -m tpu_components.serving",

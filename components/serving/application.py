@@ -1,4 +1,4 @@
-"""The ASGI application: routes, limits, and JSON whatever happens."""
+"""The ASGI application: routes and limits. Every response is JSON, errors included."""
 
 import asyncio
 import base64
@@ -37,24 +37,24 @@ from tpu_components.serving.params import ServeParams
 from tpu_components.serving.prediction_log import Content, PredictionLog
 
 _BODY_TIMEOUT_SECONDS = 30.0
-_MAX_THREADS = 4  # Each may decode an image of `max_image_pixels`, 120 MB, that a small file claims to be.
-# Large images are decoded by threads that let all others go first.
+_MAX_THREADS = 4  # Each may decode a small file to an image of `max_image_pixels`, 120 MB.
+# Of the threads that decode large images.
 _NICENESS = 10
 _RENDERED_AT_ONCE = 100  # Probabilities.
 _RETRY_AFTER = {"Retry-After": "1"}
-_CLIENT_LEFT = 499  # As nginx has it. Nobody reads this answer; it is for the log.
+_CLIENT_LEFT = 499  # nginx's status for a client that has disconnected. Only the log shows it.
 
 Answer = Callable[[Request, bytearray, Hold], Awaitable[Response]]
 
 
 class Application:
-    """Answers for one model: 503 until it is given one by `ready`, and again once told to `stop`.
+    """Serves one model. Responds 503 before the model is loaded and after `stop`.
 
-    `asgi` is the application as a server calls it.
+    `asgi` is the ASGI callable.
 
     Args:
-        params: Load to take, and routes.
-        log: Log that gets predictions, if any.
+        params: Routes and limits.
+        log: Prediction log; None disables it.
     """
 
     def __init__(self, params: ServeParams, log: PredictionLog | None = None) -> None:
@@ -84,13 +84,13 @@ class Application:
 
     @contextlib.asynccontextmanager
     async def ready(self, model: ExportedModel) -> AsyncIterator[None]:
-        """Answer with `model`, for as long as the block lasts."""
+        """Serve predictions of `model` while the block runs."""
         self._model = model
         self._batcher = Batcher(model.predict, self._params.max_batch_size, self._params.max_wait_ms / 1e3)
         num_threads = min(os.cpu_count() or 1, _MAX_THREADS)
         with (
             FairThreads(num_threads, "json") as self._threads,
-            # A processor is left to all else: a thread that lets others go first may hold Python's lock meanwhile.
+            # One processor stays free, since a thread of low priority may hold Python's lock.
             FairThreads(max(num_threads - 1, 1), "images", _NICENESS) as self._image_threads,
         ):
             async with self._batcher.running():
@@ -99,7 +99,7 @@ class Application:
                 yield
 
     def stop(self) -> None:
-        """Finish what has begun, and take on nothing more."""
+        """Finish running requests and reject new ones."""
         self._state = "stopping"
 
     async def _health(self, request: Request) -> Response:
@@ -118,7 +118,7 @@ class Application:
         return JSONResponse({"live": True})
 
     async def _is_ready(self, request: Request) -> Response:
-        """Of a model that is named, or of the server; which name the model has is known once there is one."""
+        """Respond with the readiness of the server or the named model. The name is checked once the model is loaded."""
         is_ready = self._state == "ready"
         name = self._name_asked(request) if is_ready else request.path_params.get("name", "")
         return JSONResponse({"name": name, "ready": is_ready, "live": True}, 200 if is_ready else 503)
@@ -138,7 +138,7 @@ class Application:
         return self._params.model_name or self._model.name
 
     def _name_asked(self, request: Request) -> str:
-        """Return the model's name, which an address must have that names one."""
+        """Return the model's name; responds 404 if the path has another one."""
         asked = request.path_params.get("name", self._name)
         if asked != self._name:
             raise HTTPException(404, f"There is no model {asked[:40]!r}. Expected {self._name!r} (--model-name).")
@@ -156,7 +156,7 @@ class Application:
             with self._held.hold() as hold:
                 body = await self._read_body(request, hold)
                 self._check_number()
-                self._num_requests += 1  # Only now: whoever withholds the end of a body shuts nobody out.
+                self._num_requests += 1  # After the body: an unfinished body takes no request slot.
                 try:
                     return await answer(request, body, hold)
                 finally:
@@ -179,11 +179,11 @@ class Application:
             )
 
     async def _answer(self, request: Request, body: bytearray, hold: Hold) -> Response:
-        # Off the event loop, which a large body or image would block for all others.
+        # In a thread: a large body or image would block the event loop.
         asked = await self._parse(request, body)
         outputs = await self._outputs(request, asked, hold)
         self._log_outputs(request, outputs, functools.partial(_content, body, _is_image(request)))
-        if outputs.size <= _RENDERED_AT_ONCE:  # In some 50 µs, which changing threads would take too.
+        if outputs.size <= _RENDERED_AT_ONCE:  # Takes some 50 µs, as a thread switch does.
             content = render_predictions(self._model, outputs, asked.top)
         else:
             content = await self._threads.run(outputs.size, render_predictions, self._model, outputs, asked.top)
@@ -229,7 +229,7 @@ class Application:
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_SECONDS) as patience:
                 with hold.arriving(lambda: patience.reschedule(0)):
-                    _check_size(int(request.headers.get("content-length", 0)), limit)  # Before the first byte is read.
+                    _check_size(int(request.headers.get("content-length", 0)), limit)  # Before reading the body.
                     async for chunk in request.stream():
                         _check_size(len(body) + len(chunk), limit)
                         hold.resize(len(body) + len(chunk))
@@ -252,7 +252,7 @@ class Application:
 
 
 def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaitable[Response]]) -> Route:
-    """Return a route, with the name by which its requests are counted."""
+    """Return a route; its name labels the metrics."""
 
     async def named(request: Request) -> Response:
         request.state.route = name
@@ -262,12 +262,11 @@ def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaita
 
 
 def _is_image(request: Request) -> bool:
-    """Return whether the body is an image file, and no JSON."""
     return request.headers.get("content-type", "").startswith("image/")
 
 
 def _content(body: bytearray, is_image: bool) -> Sequence[Any]:
-    """Return the instances of a body as JSON has them."""
+    """Return the instances of a body, as parsed JSON."""
     if is_image:
         return [{"b64": base64.b64encode(body).decode()}]
     instances: Sequence[Any] = json.loads(body)["instances"]
@@ -276,7 +275,7 @@ def _content(body: bytearray, is_image: bool) -> Sequence[Any]:
 
 @functools.cache
 def _version() -> str:
-    """Return this package's version; the image that serves has its files alone."""
+    """Return this package's version; "unknown" in images, where the package is not installed."""
     try:
         return importlib.metadata.version("tpu-pipelines")
     except importlib.metadata.PackageNotFoundError:
@@ -293,12 +292,12 @@ def _check_size(num_bytes: int, limit: int) -> None:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """The stack trace goes to stderr, by the server."""
+    """Respond 500 to an unexpected error; the server writes the stack trace to stderr."""
     return JSONResponse({"error": "The server failed. Its log says why."}, 500)
 
 
 class _AccessLog:
-    """One JSON line on stderr per request, and its count. No content: what is in an image is nobody's business."""
+    """Counts requests and logs each as one JSON line on stderr, without its content, which may be private."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics

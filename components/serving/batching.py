@@ -1,4 +1,4 @@
-"""Requests that arrive together are answered together."""
+"""Dynamic batching: requests that wait at the same time share one call of the model."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ _Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
 
 
 class Batcher:
-    """Gathers examples while the model is busy, and hands them to it as one batch.
+    """Collects examples while the model is busy, and passes them to the model as one batch.
 
-    The model runs in one thread of its own, so the event loop stays free and nothing calls the model twice at a time.
-    Requests share it fairly: a large one is taken in parts, between which small ones have their turn.
+    The model runs in a thread of its own, one batch at a time, so the event loop stays free. A large request is split
+    into parts, so that small requests need not wait for all of it.
     """
 
     def __init__(self, predict: Predict, max_batch_size: int, max_wait_seconds: float = 0.0) -> None:
@@ -28,7 +28,7 @@ class Batcher:
         self._has_come = asyncio.Event()
 
     async def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """Answer what the model takes, dtype[N, …] → float32[N, …], any N from 1."""
+        """Return the model's outputs for inputs, dtype[N, …] → float32[N, …], any N from 1."""
         size = self._max_batch_size
         if len(inputs) <= size:
             return await self._put(inputs, 0, len(inputs))
@@ -43,7 +43,7 @@ class Batcher:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer what `predict` is asked, for as long as the block lasts."""
+        """Run the model's thread, which `predict` needs, while the block runs."""
         with ThreadPoolExecutor(1, "model") as thread:
             task = asyncio.create_task(self._run(thread))
             try:
@@ -60,22 +60,22 @@ class Batcher:
             self._waiting.note(len(inputs))
             try:
                 answers = await loop.run_in_executor(thread, self._predict_in_parts, inputs)
-            except Exception as error:  # Whatever it is, it is the requests' to report; the next batch may do better.
+            except Exception as error:  # Each request reports the error; the next batch may succeed.
                 for _, answer in batch:
                     if not answer.done():
                         answer.set_exception(error)
                 continue
             start = 0
             for inputs, answer in batch:
-                if not answer.done():  # It is where the request was cancelled.
+                if not answer.done():  # It is done if the request was cancelled.
                     answer.set_result(answers[start : start + len(inputs)])
                 start += len(inputs)
 
     async def _gather(self) -> list[_Waiting]:
-        """The next batch: the first request, and those that come until the batch is full or the wait is over."""
+        """Return the next batch: waits for the first request, then until the batch is full or `max_wait_ms` is over."""
         batch = [await self._next()]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._max_wait_seconds):  # 0 takes what is there already.
+            async with asyncio.timeout(self._max_wait_seconds):  # 0 takes only waiting examples.
                 while sum(len(inputs) for inputs, _ in batch) < self._max_batch_size:
                     batch.append(await self._next())
         return batch

@@ -1,4 +1,4 @@
-"""What a client may do with a connection before it has asked for anything: for how long, how many, in which form."""
+"""Limits for client connections: timeouts, number of connections, strict HTTP syntax."""
 
 import asyncio
 import enum
@@ -11,16 +11,16 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS = 10.0  # For the head of a request, from the first byte or from the connection's beginning.
-# A chunk costs some 5 µs, whatever it holds: above this number they have to hold a kibibyte on average.
+HEAD_SECONDS = 10.0  # Time limit for the head of a request, from its first byte or the start of the connection.
+# A chunk costs some 5 µs, whatever its size. Chunks above this number must have a kibibyte on average.
 _MOST_SMALL_CHUNKS, _SMALL_CHUNK_BYTES = 1000, 1024
-ANSWER_SECONDS = 30.0  # For taking some of an answer, once the system's buffers are full.
-# Files that are no connections: the model, libraries, the event loop, and connections that are just being accepted.
+ANSWER_SECONDS = 30.0  # Time limit for a client that reads nothing of its response while the system's buffers are full.
+# Open files besides connections: the model, libraries, the event loop, connections that are being accepted.
 _SPARE_FILES = 128
 
 
 class _Phase(enum.Enum):
-    """The side whose turn it is on a connection."""
+    """State of a connection: the side that must send next."""
 
     HEAD = "the client is sending the head of a request, or what is left of a body that nobody reads any more"
     BODY = "the client is sending a body, whose time the application watches"
@@ -29,7 +29,7 @@ class _Phase(enum.Enum):
 
 
 def connection_limit(max_connections: int) -> int:
-    """Return how many connections to hold: `max_connections`, or what the system's limit of open files leaves."""
+    """Return the limit of connections: `max_connections`, or fewer if the system's limit of open files is lower."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return max_connections
@@ -37,10 +37,10 @@ def connection_limit(max_connections: int) -> int:
 
 
 def head_fault(received: bytes) -> str:
-    r"""Say what is wrong with the head of a request, as far as it has arrived; empty if nothing is.
+    r"""Describe the first fault in the received part of a request's head; empty if there is none.
 
-    Refused is what servers and proxies understand differently, through which one request can be smuggled within
-    another: https://www.rfc-editor.org/rfc/rfc9112#section-11.2. The parser, h11, would let these three pass.
+    Servers and proxies interpret these faults differently, which allows request smuggling:
+    https://www.rfc-editor.org/rfc/rfc9112#section-11.2. The parser, h11, would accept all three.
 
     Example:
         >>> head_fault(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -57,7 +57,7 @@ def head_fault(received: bytes) -> str:
 
 
 def _line_fault(lines: bytes, name: str) -> str:
-    """Say which line is not as all servers read it; empty if none is."""
+    """Describe the first line that servers interpret differently; empty if there is none."""
     if lines.count(b"\n") != lines.count(b"\r\n"):
         return f"a line of {name} ends in a line feed alone. Expected a carriage return before it"
     if b"\r\n " in lines or b"\r\n\t" in lines:
@@ -66,12 +66,12 @@ def _line_fault(lines: bytes, name: str) -> str:
 
 
 class _StrictParser(h11.Connection):
-    """h11, but strict about heads and chunks. `fault` says what is wrong with the request that was refused."""
+    """h11's parser with strict rules for heads and chunks. `fault` describes why a request was rejected."""
 
     fault = "its head or its framing is malformed"
-    _num_chunks = _num_bytes = 0  # Of the body.
+    _num_chunks = _num_bytes = 0  # In the current body.
     _is_between_chunks = False
-    _between = b""  # What has been read since the last chunk, or since the head: the end of a body among it.
+    _between = b""  # Bytes since the last chunk, or since the head; they include the body's trailers.
 
     def next_event(self) -> Any:
         is_watched = self._is_between_chunks or self.their_state is h11.IDLE
@@ -104,23 +104,23 @@ class _StrictParser(h11.Connection):
 
 
 class Places:
-    """Room for a number of connections.
+    """Slots for a limited number of connections.
 
-    A newcomer to a full house gets the place of the connection that has kept the server waiting for the longest time.
-    So whoever opens connections and says nothing shuts nobody out.
+    If all slots are taken, a new connection replaces the one whose client has been silent for the longest time. Clients
+    that open connections without sending requests therefore cannot block others.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # For their clients, the longest first.
+        self._waiting: dict[Connection, None] = {}  # Connections that wait for their client, the longest first.
 
     def __len__(self) -> int:
-        """Return how many connections are open."""
+        """Return the number of open connections."""
         return len(self._open)
 
     def enter(self, connection: "Connection") -> bool:
-        """Take a place; False if every other connection is being answered."""
+        """Take a slot; returns False if all slots are taken by connections with a running request."""
         if len(self._open) >= self.limit:
             oldest = next(iter(self._waiting), None)
             if oldest is None:
@@ -131,30 +131,30 @@ class Places:
         return True
 
     def leave(self, connection: "Connection") -> None:
-        """Give a place back."""
+        """Release the slot of a connection."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
     def note(self, connection: "Connection", is_waiting: bool) -> None:
-        """Remember that from now on the server waits for this connection's client, or the other way round."""
+        """Record whether the server waits for the client of a connection (True) or the client for the server."""
         self._waiting.pop(connection, None)
         if is_waiting and connection in self._open:
             self._waiting[connection] = None
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with an end to its patience, and an answer in JSON to what is no HTTP."""
+    """uvicorn's connection with timeouts, a limited number of slots, and a JSON response to invalid HTTP."""
 
     def __init__(self, places: Places, **options: Any) -> None:
         super().__init__(**options)
         self.conn: _StrictParser = _StrictParser(h11.SERVER)
         self._places = places
         self._phase: _Phase | None = None
-        self._patience: asyncio.TimerHandle | None = None  # With a client that sends nothing, or not enough.
-        self._stalled: asyncio.TimerHandle | None = None  # A client that does not take its answer.
+        self._patience: asyncio.TimerHandle | None = None  # Timeout for a client that sends too little.
+        self._stalled: asyncio.TimerHandle | None = None  # Timeout for a client that does not read its response.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, or refuse the client."""
+        """Take a slot, or respond 503 if there is none."""
         super().connection_made(transport)
         if self._places.enter(self):
             self._look()
@@ -162,45 +162,45 @@ class Connection(H11Protocol):
             self._refuse(503, f"The server is busy: it answers on {self._places.limit} connections. Try again later.")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
+        """Release the slot."""
         self._places.leave(self)
         _cancel(self._patience)
         _cancel(self._stalled)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client has sent."""
+        """Process bytes from the client."""
         super().data_received(data)
         self._look()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or go on with it."""
+        """Wait for the next request, or process it if it has arrived."""
         super().on_response_complete()
         self._look()
 
     def pause_writing(self) -> None:
-        """Begin to wait for a client that does not take its answer."""
+        """Start the timeout for a client that does not read its response."""
         super().pause_writing()
         self._stalled = self.loop.call_later(ANSWER_SECONDS, self.abort)
 
     def resume_writing(self) -> None:
-        """End that."""
+        """Stop that timeout: the client reads again."""
         super().resume_writing()
         _cancel(self._stalled)
 
     def abort(self) -> None:
-        """Close at once, whatever was still to be sent."""
+        """Close at once and discard unsent data."""
         self.transport.abort()
 
     def handle_events(self) -> None:
-        """Do what the client has asked for, as far as it has arrived."""
+        """Process the requests that have arrived."""
         try:
             super().handle_events()
-        except h11.LocalProtocolError:  # Not HTTP, after the answer has been sent: there is nothing more to say.
+        except h11.LocalProtocolError:  # Invalid HTTP after the response was sent.
             self.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, and say why."""
+        """Respond 400 to invalid HTTP, with the fault."""
         self._refuse(400, f"Cannot read the request: {self.conn.fault}.")
 
     def _refuse(self, status: int, message: str) -> None:
@@ -214,12 +214,12 @@ class Connection(H11Protocol):
         for event in (response, h11.Data(data=content), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
-        if self.cycle is not None:  # The application need not wait for the rest of the body, nor answer.
+        if self.cycle is not None:  # Ends the application's wait for the rest of the body.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
     def _look(self) -> None:
-        """See whose turn it is, and be patient with a client for so long."""
+        """Update the phase of the connection and set the timeout of the phase."""
         phase = self._whose_turn()
         if phase is self._phase:
             return

@@ -1,4 +1,4 @@
-"""An exported model, in any of its formats, as one function of inputs."""
+"""Loads an exported model, in any of its formats, as one prediction function."""
 
 import contextlib
 import dataclasses
@@ -43,21 +43,21 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class ExportedModel:
-    """A model that answers on CPU.
+    """A loaded model that predicts on CPU.
 
     Attributes:
-        name: Its name in the registry, or where it was imported from.
-        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
-        input: Input that the model takes.
-        predict: Answers to what it takes, as uint8[N, height, width, channels] → float32[N, outputs], any N from 1:
-            probabilities of classes, or numbers in the targets' units. An answer does not depend on its company. One
-            thread at a time may call it. Of a language model: int32[N, num_tokens] ids → probabilities of the character
-            after the last one that is not 0.
-        reader: Reader that turns an input as a user has it into one that the model takes.
+        name: Name of the model in the registry, or the file it was imported from.
+        class_names: Class names in the order of the outputs; of a regression, names of the targets.
+        input: Input of the model.
+        predict: Prediction function, uint8[N, height, width, channels] → float32[N, outputs], any N from 1: class
+            probabilities, or numbers in the targets' units. A prediction does not depend on the rest of its batch. Not
+            thread-safe. Of a language model: int32[N, num_tokens] ids → probabilities of the character after the last
+            non-zero id.
+        reader: Converts a user's input to an input of the model.
         task: Task of the model; a key of `interface.TASKS`.
-        format: Format that answers: `float`, `int8` or `saved_model`.
-        step: Function by which a language model takes one character of each text.
-        state_size: Size of its state.
+        format: Loaded format: `float`, `int8` or `saved_model`.
+        step: Function of a language model that processes one more character of each text.
+        state_size: Size of the language model's state.
     """
 
     name: str
@@ -71,10 +71,10 @@ class ExportedModel:
     state_size: int = 0
 
     def answer(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
-        """Read what float32[outputs] says of an example.
+        """Interpret the output of one example, float32[outputs], by the model's task.
 
-        The `top` likeliest classes or characters (all by default), or all labels above a probability of 0.5, best
-        first, each with its probability; or the numbers with their names.
+        Returns pairs: the `top` most probable classes or characters (default: all), or all labels above 0.5, with
+        probabilities in descending order; of a regression, the names and values of the targets.
         """
         if self.task == MULTI_LABEL:
             return tuple((name, probability) for name, probability in self.rank(output) if probability > THRESHOLD)
@@ -83,14 +83,14 @@ class ExportedModel:
         return self.rank(output, top)
 
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
-        """Return the `top` likeliest classes (all by default) of one example, best first, from its float32[classes]."""
+        """Return the `top` most probable classes (default: all) of float32[classes], with probabilities, best first."""
         best = np.argsort(-probabilities, kind="stable")[:top]
         return tuple((self.class_names[i], float(probabilities[i])) for i in best)
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptReader:
-    """Turns texts into what a language model takes."""
+    """Converts prompts to the token ids of a language model."""
 
     inputs: CorpusInput
     class_names: tuple[str, ...]
@@ -99,7 +99,7 @@ class PromptReader:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one text."""
+        """Shape of one text's ids."""
         return self.inputs.shape
 
     @property
@@ -108,10 +108,10 @@ class PromptReader:
         return self.inputs.dtype
 
     def read(self, text: str) -> np.ndarray:
-        """Return int32[num_tokens]: the last characters, and 0 behind them.
+        """Return int32[num_tokens]: ids of the last characters, padded with 0 at the end.
 
         Raises:
-            InputError: If there are none.
+            InputError: If the text is empty.
         """
         if not text:
             raise InputError("expected a text of at least one character. Received: an empty one.")
@@ -123,7 +123,7 @@ class PromptReader:
 
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Keep back LiteRT's lines of severity INFO, which go to stderr past Python and past every setting of it."""
+    """Suppress LiteRT's INFO lines on stderr; LiteRT has no setting for them and does not use Python's logging."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as said:
@@ -140,16 +140,17 @@ def _without_chatter() -> Iterator[None]:
 
 
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
-    """Load a model from an export folder and try it on a blank input.
+    """Load a model from an export folder and run it once on a blank input.
+
+    Without a float LiteRT file, the SavedModel is loaded, which needs TensorFlow.
 
     Args:
         export_dir: Folder that export_model wrote.
-        use_int8: Take the int8 model.
+        use_int8: Load the int8 model.
         num_threads: Threads for one call of `predict`; 0 is one per core.
 
     Raises:
-        InputError: If it is no export folder, damaged, part of a damaged version, or does not hold the format: without
-            a float LiteRT file the SavedModel answers, which needs TensorFlow.
+        InputError: If the folder is no export, is damaged or part of a damaged version, or lacks the format.
     """
     check_folder(export_dir)
     with _without_chatter():
@@ -184,9 +185,9 @@ def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedM
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
             raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")
-    except InputError:  # A ValueError, too.
+    except InputError:  # InputError is a ValueError.
         raise
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # LiteRT's own are RuntimeErrors.
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # LiteRT raises RuntimeError.
         raise InputError(
             f"Cannot predict with {export_dir}: it is damaged ({error!r}). Export the model again."
         ) from error
@@ -194,7 +195,7 @@ def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedM
 
 
 def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool) -> tuple[str, Path]:
-    """Return the format that answers, and its file or folder."""
+    """Return the format to load, and its file or folder."""
     if use_int8 and "int8" in left_out:
         raise InputError(
             f"Cannot predict with int8 of {export_dir}: the export left it out, since {left_out['int8']}. Use "
@@ -211,7 +212,7 @@ def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool
 
 
 def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarray]], Any]:
-    """Return a signature of a SavedModel as a function of arrays, and what TensorFlow tells of it."""
+    """Load a signature of a SavedModel; returns it as a function of arrays, and as TensorFlow's object."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
@@ -219,7 +220,7 @@ def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarra
     signature = loaded.signatures[name]
 
     def call(**inputs: np.ndarray) -> dict[str, np.ndarray]:
-        _ = loaded  # Its variables live as long as somebody holds it.
+        _ = loaded  # TensorFlow frees the variables with the object.
         answer = signature(**{key: tf.constant(value) for key, value in inputs.items()})
         return {key: value.numpy() for key, value in answer.items()}
 
@@ -227,14 +228,14 @@ def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarra
 
 
 def _saved_predictor(path: Path, kind: ImageInput | TextInput, answer: str) -> Predict:
-    """Return a SavedModel as a function of pixels or ids; its answers are in the targets' own units."""
+    """Return a SavedModel as a function of pixels or ids; a regression's outputs are in the targets' units."""
     name, argument = ("tokens", "tokens") if isinstance(kind, TextInput) else ("serving_default", "image")
     call, _ = _signature(path, name)
     return lambda inputs: call(**{argument: inputs})[answer]
 
 
 def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
-    """Load one step of a language model from its SavedModel; returns the size of its state too."""
+    """Load the step function of a language model from its SavedModel; returns it and the size of the state."""
     call, signature = _signature(path, "step")
 
     def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -245,9 +246,9 @@ def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, i
 
 
 def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> Predict:
-    """Return a LiteRT file as a function, its answers multiplied by `factor` and moved by `addend`.
+    """Return a LiteRT file as a function, whose outputs are `factor * output + addend`.
 
-    export_model/verification.py has its own: a judge shares no code with the judged.
+    export_model/verification.py has a copy on purpose: a verification should not share code with what it verifies.
     """
     from ai_edge_litert.interpreter import Interpreter
 
@@ -258,11 +259,11 @@ def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> P
 
     def predict(inputs: np.ndarray) -> np.ndarray:
         nonlocal size
-        if len(inputs) != size:  # Costs next to nothing: 5 µs for the digits' model, 0.1 ms for one of 1.7 M weights.
+        if len(inputs) != size:  # Cheap: 5 µs for the digits' model, 0.1 ms for 1.7 M weights.
             interpreter.resize_tensor_input(details["index"], inputs.shape)
             interpreter.allocate_tensors()
             size = len(inputs)
-        # An int8 model takes uint8 on the scale that calibration found, as a rule 1 with zero at 0.
+        # An int8 model takes uint8 with the scale and zero point of its calibration, usually 1 and 0.
         if details["dtype"] == np.uint8 and (scale, zero_point) != (1.0, 0):
             inputs = np.clip(np.round(inputs / scale) + zero_point, 0, 255)
         interpreter.set_tensor(details["index"], inputs.astype(details["dtype"]))
@@ -275,7 +276,7 @@ def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> P
 
 
 def _one_at_a_time(path: Path, num_threads: int) -> Predict:
-    """Return a predictor of a model with loops, whose batch is fixed at 1: an interpreter per thread is faster."""
+    """Return a predictor for a model with loops, whose batch size is fixed at 1; uses one interpreter per thread."""
     from ai_edge_litert.interpreter import Interpreter
 
     free: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -299,7 +300,7 @@ def _one_at_a_time(path: Path, num_threads: int) -> Predict:
 
 
 def _lite_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
-    """Return a LiteRT file of one step of a language model as a function, and the size of its state."""
+    """Load the step function of a language model from its LiteRT file; returns it and the size of the state."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
@@ -324,7 +325,7 @@ def _lite_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, in
 
 
 def _last_answers(step: Step, state_size: int, num_classes: int) -> Predict:
-    """Return a predictor of the next characters: int32[N, length] ids, 0 behind the last → float32[N, classes]."""
+    """Return a predictor of the next character: int32[N, length] ids, padded with 0 → float32[N, classes]."""
 
     def predict(texts: np.ndarray) -> np.ndarray:
         known = texts != PADDING

@@ -1,4 +1,4 @@
-"""Who is next, and whose bytes are kept: requests share the server by what they cost, not by who came first."""
+"""Fair scheduling of requests by their cost: order of work, threads, and a limit of memory."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Hands out work in the order in which it would be done if all that waits were worked on at the same time.
+    """Weighted fair queue with equal weights (https://en.wikipedia.org/wiki/Weighted_fair_queueing).
 
-    So small work does not wait for large work that waits itself, and large work is not put off for ever: weighted fair
-    queueing (https://en.wikipedia.org/wiki/Weighted_fair_queueing), all weights equal.
+    Items come out in the order in which they would finish if all were processed at the same time. Small items overtake
+    large ones, and large ones are not delayed for ever.
 
     Example:
         >>> queue = FairQueue()
@@ -30,32 +30,32 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, T]] = []
-        self._numbers = itertools.count()  # Equals are served in the order of their arrival.
-        self._share = 0.0  # What somebody would have got by now who has been here from the beginning.
-        self._ends: list[float] = []  # At which share each request would be done; those that would be are left out.
+        self._numbers = itertools.count()  # Breaks ties by order of arrival.
+        self._share = 0.0  # Virtual time: work per request since the start.
+        self._ends: list[float] = []  # Virtual times at which the open requests end.
 
     def __len__(self) -> int:
-        """Return how much waits."""
+        """Return the number of waiting items."""
         return len(self._waiting)
 
     def put(self, item: T, cost: float, is_last: bool = True) -> None:
-        """Add work.
+        """Add an item.
 
         Args:
-            item: It.
-            cost: In any unit; of a request in several parts, with that of the parts before it.
-            is_last: Whether it is the last part.
+            item: Item to add.
+            cost: Cost in any unit. For a request in several parts, the sum up to this part.
+            is_last: Whether the item is the last part of its request.
         """
         heapq.heappush(self._waiting, (self._share + cost, next(self._numbers), item))
         if is_last:
             heapq.heappush(self._ends, self._share + cost)
 
     def pop(self) -> T:
-        """Take what is next."""
+        """Remove and return the next item."""
         return heapq.heappop(self._waiting)[2]
 
     def note(self, cost: float) -> None:
-        """Remember that work of this cost was done, of which all would have got equal shares."""
+        """Record that work of this cost was done: advances the virtual time."""
         while self._ends and cost > 0:
             until_next = (self._ends[0] - self._share) * len(self._ends)
             self._share += min(cost, until_next) / len(self._ends)
@@ -65,18 +65,18 @@ class FairQueue(Generic[T]):
 
 
 class FairThreads:
-    """Threads that requests share fairly.
+    """Thread pool with a `FairQueue`.
 
     Args:
         num_threads: Number of threads.
-        name: Theirs.
-        niceness: Niceness of the threads: the higher, the more others come first where the processor is busy.
+        name: Name of the threads.
+        niceness: Niceness of the threads; a higher number is a lower priority.
     """
 
     def __init__(self, num_threads: int, name: str, niceness: int = 0) -> None:
         self._lock = threading.Lock()
         self._waiting: FairQueue[Callable[[], float]] = FairQueue()
-        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # One for each piece of work; false ends a thread.
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # One per item; False ends a thread.
         self._threads = [
             threading.Thread(target=self._work, args=(niceness,), name=f"{name}-{i}") for i in range(num_threads)
         ]
@@ -93,14 +93,14 @@ class FairThreads:
             thread.join()
 
     async def run(self, cost: float, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in one of the threads, when it is its turn."""
+        """Call a function in one of the threads, in the order of the queue, and return its result."""
         answer: Future[T] = Future()
 
         def work() -> float:
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(function(*arguments))
-                except BaseException as error:  # It is for whoever waits for the answer.
+                except BaseException as error:  # `run` raises it in the caller.
                     answer.set_exception(error)
             return cost
 
@@ -115,37 +115,37 @@ class FairThreads:
             with self._lock:
                 work = self._waiting.pop()
             cost = work()
-            del work  # With all that it holds, before the next is waited for.
+            del work  # Frees its memory before the wait for the next item.
             with self._lock:
                 self._waiting.note(cost)
 
 
 def _be_nice(niceness: int) -> None:
     if niceness:
-        with contextlib.suppress(OSError):  # Only Linux knows the priority of a thread; elsewhere it stays as it is.
+        with contextlib.suppress(OSError):  # Only Linux has a priority per thread.
             thread = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
 
 
 class NoRoomError(Exception):
-    """The server holds as many bytes as it may."""
+    """The bytes of all requests have reached the limit."""
 
 
 class HeldBytes:
-    """The bytes that all requests hold together, up to a limit.
+    """Limits the bytes of all requests together.
 
-    Where there is no room, the request whose body has been arriving for the longest time gives way, since whoever
-    withholds the end of a body would otherwise hold its beginning for as long as they like.
+    Above the limit, the request whose body has been arriving for the longest time is rejected. Otherwise clients could
+    hold memory for ever by never sending the end of a body.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.total = 0
-        self._arriving: dict[Hold, Callable[[], None]] = {}  # The longest first.
+        self._arriving: dict[Hold, Callable[[], None]] = {}  # Requests whose body is arriving, oldest first.
 
     @contextlib.contextmanager
     def hold(self) -> Iterator["Hold"]:
-        """Hold room for a request's bytes, which is given back when the block ends."""
+        """Yield the account of a request; its bytes are released when the block ends."""
         hold = Hold(self)
         try:
             yield hold
@@ -163,7 +163,7 @@ class HeldBytes:
 
 
 class Hold:
-    """The memory that a request holds, `num_bytes`; tell `resize` before it grows."""
+    """Memory of one request, `num_bytes`. Call `resize` before allocating more."""
 
     def __init__(self, held: HeldBytes) -> None:
         self._held = held
@@ -171,10 +171,10 @@ class Hold:
         self.gave_way = False
 
     def resize(self, num_bytes: int) -> None:
-        """Hold more, or less.
+        """Set `num_bytes`.
 
         Raises:
-            NoRoomError: If there is no room for so much.
+            NoRoomError: If the limit would be exceeded and no other request can be rejected.
         """
         before = self.num_bytes
         self._held.total += num_bytes - before
@@ -188,7 +188,11 @@ class Hold:
 
     @contextlib.contextmanager
     def arriving(self, give_way: Callable[[], None]) -> Iterator[None]:
-        """Let more arrive in the block; `give_way` is called where others need the room: nothing is held then."""
+        """Mark the request's body as arriving while the block runs; its memory may then be given to other requests.
+
+        Args:
+            give_way: Called if that happens; must reject the request.
+        """
 
         def remember() -> None:
             self.gave_way = True

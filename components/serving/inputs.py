@@ -1,4 +1,4 @@
-"""Files, folders, arrays and texts of a user's, read as an exported model takes them."""
+"""Predictions for a user's files, folders, arrays and texts, which are converted to the inputs of an exported model."""
 
 import contextlib
 import csv
@@ -49,14 +49,14 @@ _STDIN = "-"
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-    """A prompt, and what a language model writes after it."""
+    """A prompt and the continuation that a language model generated."""
 
     prompt: str
     text: str
 
 
 def is_language_model(export_dir: Path) -> bool:
-    """Return whether an export continues texts; False also for what is no export."""
+    """Return whether an export is a language model; False also for a folder that is no export."""
     try:
         return ExportInfo.load(export_dir).task == LANGUAGE_MODEL
     except InputError:
@@ -71,15 +71,16 @@ def continue_texts(
     seed: int = 0,
     use_int8: bool = False,
 ) -> Iterator[Continuation]:
-    """Let a language model write on.
+    """Generate continuations of prompts with a language model.
 
     Args:
         export_dir: Folder that export_model wrote.
-        prompts: Texts to continue; a character that the training text has none of is read as unknown. `-` is stdin, a
-            text a line, or JSON as the server takes it.
-        length: Characters to add.
-        temperature: 1 draws by the probabilities, less prefers the likely ones, 0 always takes the likeliest.
-        seed: Equal ones give equal texts, on the same kind of machine.
+        prompts: Texts to continue; characters that the training text lacks become the unknown token. `-` reads stdin:
+            one text per line, or JSON as the server accepts it.
+        length: Characters to generate per prompt.
+        temperature: Sampling temperature: 1 samples from the probabilities, less prefers probable characters, 0 always
+            takes the most probable one.
+        seed: Seed of the sampling; equal seeds give equal texts on the same kind of machine.
         use_int8: Use the int8 model.
 
     Raises:
@@ -109,7 +110,7 @@ def continue_texts(
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePrediction:
-    """One input's name, or text, and what is said of it; see `ExportedModel.answer`."""
+    """Name or text of an input, and its prediction as `ExportedModel.answer` returns it."""
 
     name: str
     classes: tuple[tuple[str, float], ...]
@@ -124,22 +125,21 @@ def predict_inputs(
     lines: bool = False,
     column: str = "text",
 ) -> Iterator[ExamplePrediction]:
-    """Answer images or texts, however many.
+    """Predict any number of images or texts; yields one prediction at a time.
 
     Args:
         export_dir: Folder that export_model wrote.
         inputs: For a model of images: image files, folders of them, or .npy/.npz files of uint8[N, height, width(,
-            channels)] arrays, whose labels (`y_test` beside `x_test`) are left out; images of another size are
-            resized. For one of texts: files, folders of them, .csv files, .npy/.npz files of str[N], or texts
-            themselves.
-        top: Classes to name; labels and numbers are named all.
+            channels)] arrays; arrays of labels (`y_test` beside `x_test`) are ignored, and images of another size are
+            resized. For a model of texts: files, folders of them, .csv files, .npy/.npz files of str[N], or texts.
+        top: Number of classes to return; labels and regression values are returned completely.
         use_int8: Use the int8 model.
-        lines: A file holds a text a line.
-        column: Column of a .csv file.
+        lines: Whether a text file contains one text per line.
+        column: Text column of .csv files.
 
     Raises:
-        InputError: If the export or an input cannot be read, or an array is of the wrong shape or type; of files in
-            folders in the end, once all others are answered.
+        InputError: If the export or an input cannot be read, or an array has the wrong shape or type. Unreadable files
+            in a folder are reported after all other inputs are predicted.
     """
     if top < 1:
         raise InputError(f"--top must be at least 1. Received: {top}.")
@@ -153,7 +153,7 @@ def predict_inputs(
     if unread:
         raise InputError(
             f"{len(unread)} files cannot be read, the first one {unread[0]}; the lines above say why. All others were "
-            "answered. Repair or remove these."
+            "predicted. Repair or remove these files."
         )
 
 
@@ -162,12 +162,12 @@ _Named = Iterator[tuple[Sequence[str], np.ndarray]]
 
 @functools.singledispatch
 def _read_inputs(reader: Any, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
-    """Read names and as many inputs of the model; files of folders that cannot be read are added to `unread`."""
+    """Yield batches of names and inputs. Appends unreadable files of folders to `unread`."""
     raise TypeError(f"No reader for inputs of {type(reader)}.")
 
 
 def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Iterator[_T]:
-    """Read each file of a folder; what cannot be read is told of on stderr."""
+    """Read each file of a folder; reports unreadable files on stderr and appends them to `unread`."""
     for file in storage.list_files(folder):
         path = f"{folder}/{file.name}"
         try:
@@ -214,8 +214,8 @@ def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread
 
 
 def _piped_images(reader: ImageInput) -> _Named:
-    """Return the image that stdin is, or those that its lines describe in JSON, as the server takes them."""
-    stdin: Any = sys.stdin.buffer  # A BufferedReader, whatever the annotations say.
+    """Read images from stdin: one image file, or lines of JSON in the server's format."""
+    stdin: Any = sys.stdin.buffer  # A BufferedReader at run time.
     if stdin.peek(1).lstrip()[:1] not in (b"{", b"["):
         content = stdin.read()
         if not content:
@@ -234,7 +234,7 @@ def _piped_images(reader: ImageInput) -> _Named:
 
 
 def _piped_texts() -> Iterator[str]:
-    """Yield the texts that stdin has, a line each: as it stands, or as `{"text": "…"}`."""
+    """Yield the texts of stdin, one per line: plain, or as `{"text": "…"}`."""
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -253,25 +253,25 @@ def _text_of(line: str) -> str:
 
 
 def _names_a_file(argument: str) -> bool:
-    """Return whether it is a path and no text: it exists, or looks like one that should."""
+    """Return whether an argument is a path rather than a text: it exists, or looks like a path."""
     if storage.is_remote(argument) or argument.lower().endswith((*_TEXT_SUFFIXES, *_ARRAY_SUFFIXES)):
         return True
     if "/" in argument and not any(map(str.isspace, argument)):
         return True
     try:
         return bool(argument) and Path(argument).exists()
-    except (OSError, ValueError):  # A text may be too long for a path, or hold what no path can.
+    except (OSError, ValueError):  # A text may be too long for a path, or contain invalid characters.
         return False
 
 
 def _read_texts(path: str, lines: bool, column: str) -> dict[str, str]:
-    """Return the texts of a file, by name."""
+    """Return the texts of a file, by name: the path, with an index if the file is a list of texts."""
     if path.lower().endswith(".csv"):
         texts = _read_column(path, column)
     elif path.lower().endswith(_ARRAY_SUFFIXES):
         texts = [text for key, array in _read_arrays(path).items() for text in _check_texts(f"{path}{key}", array)]
     elif lines:
-        # Not splitlines, which also divides at characters that stand within a text.
+        # Not splitlines, which also splits at characters other than line feeds.
         texts = [line.removesuffix("\r") for line in _read_text(path).removesuffix("\n").split("\n")]
     else:
         return {path: _read_text(path)}
@@ -298,7 +298,7 @@ def _read_column(path: str, column: str) -> list[str]:
     try:
         text = _read_text(path)
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=find_delimiter(text))
-        reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]  # As create_tfrecords.
+        reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]  # Like create_tfrecords.
         rows = list(reader)
     except csv.Error as error:
         raise InputError(f"Cannot read {path}: {error}. Expected a CSV file.") from error
@@ -337,20 +337,20 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
         if not arrays:
             raise ValueError("it is empty")
         return arrays
-    # zipfile raises RuntimeError where a file is encrypted, and NotImplementedError, which is one, for odd methods.
+    # zipfile raises RuntimeError for encrypted files, and its subclass NotImplementedError for unknown compression.
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"Cannot read {path}: {error}. Expected an array file without pickled objects.") from error
 
 
 def _are_labels(name: str, names: Sequence[str]) -> bool:
-    """Return whether an array holds the labels of images beside it, as create_tfrecords reads both."""
+    """Return whether an array contains labels of images, by the naming rules of create_tfrecords."""
     images = {"y": "x", "labels": "images"}.get(name, f"x_{name[2:]}" if name.startswith("y_") else "")
     return images in names
 
 
 def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     received = f"{array.dtype}{list(array.shape)}"
-    # As create_tfrecords reads the arrays that such a model is trained on.
+    # Like create_tfrecords: channels may come first.
     if array.shape[-3:] == (shape[2], *shape[:2]) != shape:
         array = np.moveaxis(array, -3, -1)
     if are_shares(array):

@@ -1,4 +1,4 @@
-"""The bodies of requests and answers: JSON or an image file to pixels, probabilities to JSON."""
+"""Bodies of requests and responses: JSON or an image file to pixels, probabilities to JSON."""
 
 import base64
 import contextlib
@@ -26,23 +26,23 @@ ImageShape = tuple[int, int, int]
 
 _INSTANCES, _PARAMETERS, _TOP = "instances", "parameters", "top"
 _ENCODED, _TEXT = "b64", "text"
-# An image may be wrapped as TensorFlow Serving wants it: by the name of the SavedModel's input.
+# TensorFlow Serving's clients wrap an image in an object with the name of the SavedModel's input.
 _INPUT_NAMES = ("image", "encoded")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MOST_DIGITS = 18
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
 
 
-# Images with fewer pixels in all are decoded at once, in some 10 ms; of others a part of about so many at a time.
+# Images of a request are decoded in parts of about this number of pixels, each in some 10 ms.
 PART_PIXELS = 1_048_576
 
 
 class TooLargeError(Exception):
-    """A request holds more than the server takes."""
+    """A request exceeds a limit of the server; the response is 413."""
 
 
 class _ProcessorTime:
-    """The time that a processor may spend on a request's images, whichever threads take turns at it."""
+    """Budget of processor time for a request's images, summed over threads."""
 
     def __init__(self, seconds: float) -> None:
         self._limit = self._left = seconds
@@ -58,7 +58,7 @@ class _ProcessorTime:
             self._left -= time.thread_time() - start
 
     def check(self) -> None:
-        """Give up once it is over."""
+        """Raise UnreadableImageError if the budget is spent."""
         if time.thread_time() > self._end:
             raise UnreadableImageError(
                 f"a file that takes too long: expected a request's images to take {self._limit:g} s "
@@ -68,12 +68,12 @@ class _ProcessorTime:
 
 @dataclasses.dataclass(frozen=True)
 class PredictRequest:
-    """The parsed content of a request.
+    """Parsed content of a request.
 
     Attributes:
-        inputs: Inputs as the model takes them, of images uint8[N, height, width, channels]; N from 1.
-        top: Number of probabilities to give; None is all of them.
-        waiting: Images that are still to be decoded, part by part, by their number; gone once they are.
+        inputs: Inputs of the model, N from 1; of images uint8[N, height, width, channels].
+        top: Number of probabilities in the response; None is all.
+        waiting: Images that are not decoded yet, by their index in `inputs`.
     """
 
     inputs: np.ndarray
@@ -83,11 +83,11 @@ class PredictRequest:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the request takes until it is answered."""
+        """Memory of the request in bytes, until its response."""
         return self.inputs.nbytes + sum(image.num_bytes for image in self.waiting.values())
 
     def parts(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yield the images that wait, some at a time: how many pixels, and which."""
+        """Yield groups of waiting images: their number of pixels and their indices."""
         numbers: list[int] = []
         cost = 0
         for number, of_one in [(number, _cost(image, self.inputs.shape)) for number, image in self.waiting.items()]:
@@ -100,10 +100,10 @@ class PredictRequest:
             yield cost, numbers
 
     def decode(self, numbers: Sequence[int]) -> None:
-        """Decode these.
+        """Decode the waiting images of these indices into `inputs`.
 
         Raises:
-            InputError: If one cannot be, or takes too long; names the instance.
+            InputError: If an image cannot be decoded, or takes too long; the message names the instance.
         """
         for number in numbers:
             with _naming(number), self._time.spending(), _naming_what_is_expected():
@@ -112,23 +112,23 @@ class PredictRequest:
 
 
 def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
-    """Return the cost of an image in pixels: those that it has, or those that it is enlarged to."""
+    """Return the cost of an image in pixels: of the file or of the model's input, whichever has more."""
     return max(image.num_pixels, shape[1] * shape[2])
 
 
 def parse_request(
     body: bytes | bytearray, wanted: ImageInput | Tokenizer | PromptReader, limits: ServeParams
 ) -> PredictRequest:
-    """Read `{"instances": [IMAGE, …], "parameters": {"top": K}}`, where `parameters` may be left out.
+    """Parse `{"instances": [IMAGE, …], "parameters": {"top": K}}`; `parameters` is optional.
 
-    An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if need be, or its pixels: nested
-    lists [height][width][channels] of whole numbers in [0, 255], of a grey image also [height][width]. Either may be
-    wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts an instance is a string, or
-    `{"text": "…"}`; of a language model, what comes after it is predicted.
+    An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if necessary, or its pixels: nested
+    lists [height][width][channels] of whole numbers in [0, 255]; [height][width] is allowed for a grey image. Both may
+    be wrapped as `{"image": IMAGE}` or `{"encoded": IMAGE}`. For a model of texts an instance is a string or
+    `{"text": "…"}`; a language model predicts the next character.
 
     Raises:
-        InputError: If it is anything else; the message names the instance.
-        TooLargeError: If there are more instances, or pixels in all, than `limits` has it.
+        InputError: If the body has another form; the message names the instance.
+        TooLargeError: If the instances or their pixels exceed `limits`.
     """
     request = known_keys(load_json(body), "The body", (_INSTANCES, _PARAMETERS))
     instances = request.get(_INSTANCES)
@@ -142,10 +142,10 @@ def parse_request(
 
 
 def check_count(count: int, limits: ServeParams) -> None:
-    """Check how many instances a request holds.
+    """Check the number of instances of a request.
 
     Raises:
-        TooLargeError: If they are too many.
+        TooLargeError: If it exceeds `limits.max_instances`.
     """
     if count > limits.max_instances:
         raise TooLargeError(
@@ -155,15 +155,15 @@ def check_count(count: int, limits: ServeParams) -> None:
 
 
 def request_of_pixels(pixels: np.ndarray, limits: ServeParams) -> PredictRequest:
-    """Return a request of pixels as the model takes them, uint8[N, height, width, channels]."""
+    """Return a request for pixels of the model's size, uint8[N, height, width, channels]."""
     return PredictRequest(pixels, None, {}, _ProcessorTime(limits.max_decode_seconds))
 
 
 def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
-    """Return uint8[1, height, width, channels] of one IMAGE as `parse_request` takes it, however large.
+    """Parse one IMAGE (see `parse_request`) of any size to uint8[1, height, width, channels].
 
     Raises:
-        InputError: If it is none.
+        InputError: If the line is no IMAGE.
     """
     no_limits = ServeParams(max_image_pixels=sys.maxsize, max_request_pixels=sys.maxsize, max_decode_seconds=math.inf)
     request = open_instances([load_json(line)], wanted, None, no_limits)
@@ -172,11 +172,11 @@ def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
 
 
 def parse_image(body: bytes | bytearray, wanted: Any, top: str | None, limits: ServeParams) -> PredictRequest:
-    """Read a body that is one image file itself; `top` as it stands in the address.
+    """Parse a body that is one image file. `top` is the text of the query parameter.
 
     Raises:
-        InputError: If it is no image, or the model takes none.
-        TooLargeError: If an image is too large, as in `parse_request`.
+        InputError: If the body is no image, or the model does not take images.
+        TooLargeError: If the image is too large, as in `parse_request`.
     """
     if not isinstance(wanted, ImageInput):
         raise InputError(f"The model takes a {wanted.noun}. Received: an image. Send JSON.")
@@ -186,11 +186,11 @@ def parse_image(body: bytes | bytearray, wanted: Any, top: str | None, limits: S
 
 
 def open_instances(instances: Sequence[Any], wanted: Any, top: int | None, limits: ServeParams) -> PredictRequest:
-    """Read instances, each as `parse_request` takes it.
+    """Parse instances; see `parse_request`.
 
     Raises:
-        InputError: If one is none; names it.
-        TooLargeError: If their images have too many pixels.
+        InputError: If an instance has another form; the message names it.
+        TooLargeError: If the images have too many pixels.
     """
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
     processor_time, waiting = _ProcessorTime(limits.max_decode_seconds), {}
@@ -225,16 +225,16 @@ def _naming(number: int) -> Iterator[None]:
 def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | None) -> bytes:
     """Render `{"predictions": [{"class": …, "confidence": …, "probabilities": {class: probability, best first}}, …]}`.
 
-    Of multi-label data a prediction is `{"labels": [those above 0.5, best first], "probabilities": {…}}`, of a
+    For multi-label data a prediction is `{"labels": [those above 0.5, best first], "probabilities": {…}}`, for a
     regression `{"values": {target: number}}`.
 
     Args:
-        model: Names the classes or targets.
+        model: Model with the names of classes or targets.
         outputs: float32[N, classes or targets].
-        top: Number of probabilities to give; None is all of them.
+        top: Number of probabilities to return; None is all.
 
     Raises:
-        InputError: If `top` is given and the answers are no probabilities.
+        InputError: If `top` is set and the outputs are not probabilities.
     """
     if top is not None and model.task == REGRESSION:
         raise InputError(f'"top" chooses among classes. Received: {top}, for a model that gives numbers. Leave it out.')
@@ -254,7 +254,7 @@ def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | Non
 
 
 def load_json(body: bytes | bytearray) -> Any:
-    """Parse a body.
+    """Parse a body as JSON.
 
     Raises:
         InputError: If it is not JSON.
@@ -266,15 +266,15 @@ def load_json(body: bytes | bytearray) -> Any:
     try:
         text = body.decode(json.detect_encoding(body))
         parsed = json.loads(text, parse_constant=refuse)
-        if _SURROGATE.search(text):  # Half of a pair can be neither answered nor logged.
+        if _SURROGATE.search(text):  # A lone surrogate cannot be encoded for response or log.
             json.dumps(parsed, ensure_ascii=False).encode()
         return parsed
-    except (ValueError, RecursionError) as error:  # Lists nested a thousand deep end in a RecursionError.
-        raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received what is not: {error}.') from error
+    except (ValueError, RecursionError) as error:  # Lists nested too deeply raise RecursionError.
+        raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received another body: {error}.') from error
 
 
 def known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return `value`, if it is an object without other keys."""
+    """Return `value`; raises InputError unless it is an object with only the known keys."""
     if not isinstance(value, dict):
         raise InputError(f"{name} must be a JSON object. Received: {_describe(value)}.")
     for key in value:
@@ -291,8 +291,8 @@ def _parse_top(parameters: Any) -> int | None:
     top = known_keys(parameters, '"parameters"', (_TOP,)).get(_TOP)
     if top is None:
         return None
-    # Protocol buffers, through which Vertex's client libraries pass parameters, know only floating point.
-    is_whole = type(top) is int or (isinstance(top, float) and top.is_integer())  # True is an int as well.
+    # Vertex's client libraries pass parameters as protocol buffers, whose numbers are all floating point.
+    is_whole = type(top) is int or (isinstance(top, float) and top.is_integer())  # Excludes True.
     if not is_whole or top < 1:
         raise InputError(f'"top" must be a whole number from 1. Received: {str(top)[:40]}.')
     return int(top)
@@ -300,7 +300,7 @@ def _parse_top(parameters: Any) -> int | None:
 
 @functools.singledispatch
 def _parse_instance(wanted: Any, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray | OpenImage:
-    """Parse an instance to what the model takes, or to an image that is still to be decoded."""
+    """Parse an instance to an input of the model, or to an image that is not decoded yet."""
     raise TypeError(f"No reader for instances of {type(wanted)}.")
 
 
@@ -317,7 +317,7 @@ def _(wanted: ImageInput, instance: Any, limits: ServeParams, time: _ProcessorTi
         try:
             content = base64.b64decode(image[_ENCODED], validate=True)
         except ValueError as error:
-            raise InputError(f'expected Base64 in "b64". Received what is not: {error}.') from error
+            raise InputError(f'expected Base64 in "b64". Received another text: {error}.') from error
         return _open_file(content, wanted, limits, time)
     raise InputError(
         f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(wanted.image_shape)}. '
@@ -360,7 +360,7 @@ def _check_pixels(nested: list[Any], image_shape: ImageShape) -> np.ndarray:
         raise InputError(f"{expected}. Received: {error}.") from error
     if shape != image_shape and not (image_shape[2] == 1 and shape == image_shape[:2]):
         raise InputError(f"{expected}. Received: {_lists(shape)}.")
-    # Whole numbers may come as 12.0: protocol buffers know no others.
+    # Accept 12.0: protocol buffers have only floating-point numbers.
     odd = numbers[(numbers < 0) | (numbers > 255) | (numbers != np.trunc(numbers))]
     if odd.size:
         raise InputError(f"{expected}. Received: {odd[0]}. The model scales pixels itself.")
@@ -368,18 +368,18 @@ def _check_pixels(nested: list[Any], image_shape: ImageShape) -> np.ndarray:
 
 
 def flatten_numbers(nested: list[Any], most_nested: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the numbers of nested lists, int or float [count], and the shape of the lists.
+    """Flatten nested lists to int or float [count]; returns the shape of the lists too.
 
-    The lists are checked before an array is made of them: an array of strings takes the length of the longest string
-    for each of them.
+    The lists are checked before they become an array: in an array of strings every element takes the memory of the
+    longest one.
 
     Args:
-        nested: Lists, as JSON has them.
-        most_nested: Number of dimensions that the lists may have.
+        nested: Nested lists from JSON.
+        most_nested: Largest number of dimensions.
 
     Raises:
-        ValueError: If the lists differ in length, are nested deeper, or hold anything but numbers. The message says
-            what was received.
+        ValueError: If the lists differ in length, are nested deeper, or contain other values than numbers. The message
+            says what was received.
 
     Example:
         >>> flatten_numbers([[1, 2], [3, 4]], 3)
@@ -396,7 +396,7 @@ def flatten_numbers(nested: list[Any], most_nested: int) -> tuple[np.ndarray, tu
         raise ValueError("lists of different lengths, or nested too deep")
     if kinds <= {int, float}:
         numbers = np.array(values)
-        if numbers.dtype.kind in "iuf":  # Numbers that need more than 64 bits become objects.
+        if numbers.dtype.kind in "iuf":  # Numbers of more than 64 bits become objects.
             return numbers, shape
     raise ValueError("something else among them")
 
@@ -406,7 +406,7 @@ def _lists(shape: tuple[int, ...]) -> str:
 
 
 def _describe(value: Any) -> str:
-    """Return a value without its content, which has no place in a log."""
+    """Describe a value without its content, which may be private."""
     if isinstance(value, dict):
         return f"an object with {', '.join(repr(key[:40]) for key in list(value)[:5]) or 'nothing in it'}"
     return _KINDS.get(type(value), "a number")

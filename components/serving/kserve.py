@@ -1,7 +1,7 @@
-"""KServe's protocols: what a request asks for, and the answer.
+"""Requests and responses of KServe's protocols.
 
-V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol (its bodies are Vertex AI's).
-V2, the Open Inference Protocol over REST, without versions, which it leaves open:
+V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol (same bodies as Vertex AI).
+V2, the Open Inference Protocol over REST, without model versions, which are optional:
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
 
@@ -34,7 +34,7 @@ _MOST_DIMENSIONS, _MOST_SIZE = 8, 2**31 - 1
 
 
 def describe(name: str, model: ExportedModel) -> dict[str, Any]:
-    """Describe a model as V2's metadata."""
+    """Return the V2 metadata of a model."""
     of_images = isinstance(model.input, ImageInput)
     shape = [-1, *model.input.shape] if of_images else [-1]
     tensor = {"name": model.input.noun, "datatype": "UINT8" if of_images else _BYTES, "shape": shape}
@@ -49,14 +49,14 @@ def _answer(model: ExportedModel) -> str:
 
 
 def parse_infer(body: bytes | bytearray, model: ExportedModel, limits: ServeParams) -> tuple[PredictRequest, str]:
-    """Read a V2 inference request: one tensor, UINT8 pixels, or BYTES: texts, or image files in base64.
+    """Parse a V2 inference request with one tensor: UINT8 pixels, or BYTES of texts or base64 image files.
 
     Returns:
-        The request, and its id, empty where it has none.
+        The request, and its id; empty if it has none.
 
     Raises:
-        InputError: If it is anything else.
-        TooLargeError: If there are more instances than `limits` has it.
+        InputError: If the body has another form.
+        TooLargeError: If the number of instances exceeds `limits`.
     """
     request = known_keys(load_json(body), "The body", _REQUEST_KEYS)
     inputs, given_id = request.get("inputs"), request.get("id", "")
@@ -67,7 +67,7 @@ def parse_infer(body: bytes | bytearray, model: ExportedModel, limits: ServePara
         raise InputError(f'"inputs" must be a list of one tensor, the {model.input.plural}. Received: {count}.')
     tensor = known_keys(inputs[0], "inputs[0]", _INPUT_KEYS)
     shape, data = tensor.get("shape"), tensor.get("data")
-    # Before anything is computed with the sizes: the product of 500,000 sizes takes half a minute.
+    # Check this first: the product of 500,000 sizes takes half a minute.
     if not isinstance(shape, list) or not 0 < len(shape) <= _MOST_DIMENSIONS or not all(map(_is_size, shape)):
         raise InputError(
             f'inputs[0]: "shape" must be a list of whole numbers, the number of instances first: at most '
@@ -96,7 +96,7 @@ def _texts(data: list[Any], shape: Sequence[int], model: ExportedModel) -> list[
 
 
 def _pixels(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> np.ndarray:
-    """Return uint8[N, height, width, channels] of values one after the other, or nested."""
+    """Return uint8[N, height, width, channels] from flat or nested values."""
     expected = (shape[0], *wanted.image_shape)
     try:
         values, _ = flatten_numbers(data, len(expected))

@@ -1,4 +1,4 @@
-"""What a server may be told, by flags and by Vertex's variables."""
+"""Parameters of the server, from flags and Vertex's environment variables."""
 
 import dataclasses
 import re
@@ -29,39 +29,39 @@ _VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_
 
 @dataclasses.dataclass(frozen=True)
 class ServeParams:
-    """The address that the server listens on, and the load that it takes.
+    """Address, routes and limits of the server.
 
     Attributes:
-        host: Address to listen on; 0.0.0.0 is every one of this machine.
+        host: Address to listen on; 0.0.0.0 is all addresses of this machine.
         port: Port to listen on; 0 takes a free one.
-        health_route: Path that answers GET with 200 while the model can answer, else with 503.
-        predict_route: Path that answers POST with predictions.
-        model_name: Name in the routes of KServe's protocols, as /v1/models/NAME:predict; empty is that of the
-            registered model, else that of the run, which the export's folder says, else the export's own.
+        health_route: Path of the health check: GET returns 200 while the model is ready, else 503.
+        predict_route: Path of predictions: POST.
+        model_name: Name in the routes of KServe's protocols, as /v1/models/NAME:predict. Default: name of the
+            registered model, else of the run (from the export's path), else of the exported model.
         int8: Serve the int8 model.
         num_threads: Threads for one batch; 0 is one per core.
-        max_batch_size: Images that the model takes at once. Requests that wait for it are answered together.
-        max_wait_ms: Milliseconds that an idle model waits for company to the first request. On a CPU an image of a
-            batch costs what it costs alone, so waiting gains little.
-        max_connections: Connections held at once, fewer where the system's limit of open files is lower. One more gets
-            the place of the one that has kept the server waiting longest, or 503 if all are being answered.
-        max_requests: Requests whose bodies have arrived that are held at once; one more gets 503 and Retry-After.
+        max_batch_size: Largest batch of the model. Waiting requests are batched together.
+        max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU an image costs
+            the same in a batch and alone, so waiting gains little.
+        max_connections: Largest number of connections; fewer if the system's limit of open files is lower. Another
+            connection replaces the one whose client has been silent longest, or gets 503 if all have running requests.
+        max_requests: Largest number of requests in flight with a complete body; another one gets 503 and Retry-After.
         max_instances: Instances in a request; more get 413.
         max_body_bytes: Size of a request's body; more gets 413. The default is Vertex's own limit.
-        max_image_pixels: Pixels of an image file, which may be far more than its bytes; one with more gets 400, and is
-            not decoded. A pixel takes 3 to 7 bytes while it is.
-        max_request_pixels: Pixels of all image files of a request, each with at least those that the model takes; more
-            get 413.
-        max_decode_seconds: Processor time for the image files of a request; one that takes longer gets 400.
-        max_held_bytes: Bytes of bodies and instances that all requests hold together. Where they do not suffice, the
-            request whose body has been arriving for the longest time gets 503, else the one that needs more.
-        log: File that gets a JSON line for a share of the predictions, without what was asked: time, model, version,
-            class, confidence, milliseconds; `tpu-pipelines monitor` reads it. Empty logs none.
-        log_share: Share of the predictions that are logged.
-        log_content: Log also what was asked, but of KServe's second protocol.
-        verify: File of a public key, here or on gs://, or the key itself in PEM: the export is loaded only if its
-            signature holds, and that of the version that holds it. Without it TPU_PIPELINES_VERIFY_KEY is heeded, and
-            without both no signature is asked for.
+        max_image_pixels: Pixels of an image file; a larger image gets 400 and is not decoded. Decoding takes 3 to 7
+            bytes per pixel.
+        max_request_pixels: Pixels of all image files of a request; more get 413. A smaller image counts as the model's
+            input size.
+        max_decode_seconds: Processor time to decode the image files of a request; a longer one gets 400.
+        max_held_bytes: Memory of bodies and instances of all requests. Above it, the request whose body has been
+            arriving longest gets 503, else the request that needs more memory.
+        log: File for the prediction log: one JSON line for a share of the predictions, with time, model, version,
+            class, confidence and milliseconds, without inputs. `tpu-pipelines monitor` reads it. Empty disables it.
+        log_share: Share of the predictions to log.
+        log_content: Log inputs too, except those of KServe's V2 protocol.
+        verify: Public key in PEM, or its file, local or on gs://. The export is loaded only if its signature and that
+            of its registered version are valid. Default: TPU_PIPELINES_VERIFY_KEY; without both, signatures are not
+            checked.
     """
 
     host: str = "127.0.0.1"
@@ -90,7 +90,7 @@ class ServeParams:
         """Check every value.
 
         Raises:
-            InputError: If one is out of range, or the routes are the same or no paths.
+            InputError: If a value is out of range, or the routes are equal or no paths.
         """
         for name, least in _LEAST.items():
             value = getattr(self, name)
@@ -115,10 +115,10 @@ class ServeParams:
 
 
 def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of ServeParams that Vertex tells a container, which must listen on every address.
+    """Return the fields of ServeParams that Vertex sets by variables; `host` is 0.0.0.0, as Vertex requires.
 
     Raises:
-        InputError: If AIP_HTTP_PORT is no number.
+        InputError: If AIP_HTTP_PORT is not a number.
 
     Example:
         >>> vertex_defaults({"AIP_HTTP_PORT": "8080", "AIP_PREDICT_ROUTE": "/v1/models/m:predict"})
@@ -134,10 +134,10 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def key_to_verify(flag: str | None, environ: Mapping[str, str]) -> str:
-    """Return the public key that the flag `--verify` gives, else that of TPU_PIPELINES_VERIFY_KEY; empty without both.
+    """Return the public key of the flag `--verify`, else of TPU_PIPELINES_VERIFY_KEY; empty without both.
 
     Raises:
-        InputError: If it is given, and empty: a secret that did not arrive is no wish to do without.
+        InputError: If the flag or variable is set but empty, as by a missing secret.
 
     Example:
         >>> key_to_verify(None, {"TPU_PIPELINES_VERIFY_KEY": "signing.pub"}), key_to_verify(None, {})

@@ -1,4 +1,4 @@
-"""A log of predictions, for `tpu-pipelines monitor`: one JSON line for each that is drawn."""
+"""Log of sampled predictions for `tpu-pipelines monitor`, one JSON line each."""
 
 import contextlib
 import dataclasses
@@ -18,11 +18,11 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import MULTI_LABEL, REGRESSION
 from tpu_components.serving.exported import ExportedModel
 
-_MOST_WAITING = 1000  # Requests; where what was asked goes with them, each may hold a body.
+_MOST_WAITING = 1000  # Requests; with `log_content` each may hold a body in memory.
 _MOST_WAITING_BODIES = 32
 _END_SECONDS = 2.0
 
-Content = Callable[[], Sequence[Any]]  # Instances of a request, as JSON has them; parsed where nobody waits for it.
+Content = Callable[[], Sequence[Any]]  # Returns a request's instances; called in the log's thread.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +36,17 @@ class _Answers:
 
 
 class PredictionLog:
-    """A file that gets a share of all predictions, written by a thread of its own.
+    """Logs a share of all predictions to a file, in a thread of its own.
 
-    No answer waits for it: what the file does not take in time is left out, and the first failure is told on stderr.
+    Responses do not wait for the log: lines that cannot be written in time are dropped, and the first error is reported
+    on stderr.
 
     Args:
-        path: The file; lines are added to it.
-        share: Share of the predictions that are logged, above 0.
-        with_content: Whether what was asked is logged too.
-        registered: Name and version of the model, as its registry has them; empty where it is of none, and the
-            export's own name is logged.
+        path: File to append to.
+        share: Share of the predictions to log, above 0.
+        with_content: Whether to log inputs too.
+        registered: Name and version of the model in its registry. Empty for a model that is not registered: the log
+            then has the export's own name.
 
     Raises:
         InputError: If the file cannot be written.
@@ -55,7 +56,7 @@ class PredictionLog:
         self, path: str, share: float, with_content: bool = False, registered: tuple[str, str] = ("", "")
     ) -> None:
         try:
-            # What was asked may be personal: nobody else may read it. A file that is there keeps its permissions.
+            # Inputs may be personal: only the owner may read a new file. An existing file keeps its permissions.
             mode = 0o600 if with_content else 0o666
             opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
             self._file = os.fdopen(opened, "ab", buffering=0)
@@ -75,7 +76,14 @@ class PredictionLog:
         self._thread.start()
 
     def add(self, model: ExportedModel, outputs: np.ndarray, seconds: float, content: Content | None = None) -> None:
-        """Draw from the predictions of a request, float32[N, …], which took so long; returns at once."""
+        """Sample the predictions of a request for the log; returns at once.
+
+        Args:
+            model: Model of the predictions.
+            outputs: Its outputs, float32[N, …].
+            seconds: Response time of the request.
+            content: Returns the instances of the request; needed with `with_content`.
+        """
         places = [place for place in range(len(outputs)) if self._random.random() < self._share]
         if places:
             time = datetime.datetime.now(datetime.UTC)
@@ -84,7 +92,7 @@ class PredictionLog:
                 self._waiting.put_nowait(_Answers(model, time, outputs, places, seconds, content))
 
     def close(self) -> None:
-        """Write what waits, for some seconds at most, and close the file."""
+        """Write waiting lines, for a few seconds at most, and close the file."""
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=_END_SECONDS)
             self._thread.join(_END_SECONDS)
@@ -95,7 +103,7 @@ class PredictionLog:
         while (answers := self._waiting.get()) is not None:
             try:
                 self._file.write("".join(self._lines(answers)).encode())
-            except Exception as error:  # Whatever it is, the server answers on.
+            except Exception as error:  # The log must not stop the server.
                 if not self._has_failed:
                     message = f"Predictions are missing from the log: {error!r}; told once."
                     print(json.dumps({"severity": "ERROR", "message": message}), file=sys.stderr, flush=True)

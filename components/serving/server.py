@@ -1,4 +1,4 @@
-"""The process: listens, loads the model meanwhile, answers, and ends without cutting an answer short."""
+"""The server process: it listens while it loads the model, and finishes running requests when it stops."""
 
 import asyncio
 import contextlib
@@ -29,28 +29,28 @@ from tpu_components.serving.exported import ExportedModel, load_model
 from tpu_components.serving.params import ServeParams
 from tpu_components.serving.prediction_log import PredictionLog
 
-# Longer than Google's load balancers keep theirs (600 s), which would otherwise meet connections just closed:
+# Longer than the keep-alive of Google's load balancers (600 s), which would otherwise use connections that are closed:
 # https://cloud.google.com/load-balancing/docs/https#timeouts_and_retries
-# An idle connection costs nobody anything: it is the first to go where its place is needed.
+# Idle connections do no harm: they are the first to be closed when all slots are taken.
 _KEEP_ALIVE_SECONDS = 620
-_QUEUED_CONNECTIONS = 2048  # By the system, before they are accepted.
-# asyncio accepts as many at once before it looks at anything else; what is above the limit must be closed in between.
+_QUEUED_CONNECTIONS = 2048  # Connections that the system queues before they are accepted.
+# asyncio accepts this many connections before other work; those above the limit must be closed in between.
 _ACCEPTED_AT_ONCE = 16
-_SHUTDOWN_SECONDS = 25  # Kubernetes kills what has not ended after 30.
+_SHUTDOWN_SECONDS = 25  # Kubernetes kills the container after 30.
 
 
 def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
-    """Serve an export until SIGTERM or SIGINT (Ctrl-C), then finish what has begun.
+    """Serve an export until SIGTERM or SIGINT (Ctrl-C), then finish running requests.
 
-    Prints one line once it can answer, and a JSON line on stderr per request.
+    Prints one line when the model is ready, and a JSON line on stderr per request.
 
     Args:
-        export_uri: The folder that export_model wrote, local or on gs://.
-        params: Address to listen on, and the load to take.
-        version: Name of the version that it must be of, where its signature is asked for; see `verify_version`.
+        export_uri: Folder that export_model wrote, local or on gs://.
+        params: Address, routes and limits.
+        version: Version that the export must belong to if its signature is verified; see `verify_version`.
 
     Raises:
-        InputError: If it cannot listen there, the export is missing or damaged, or a signature does not hold.
+        InputError: If the address cannot be used, the export is missing or damaged, or a signature is invalid.
     """
     if not params.model_name:
         params = dataclasses.replace(params, model_name=version or _name_by_place(export_uri))
@@ -64,13 +64,13 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
 
 
 def _registered(export_uri: str) -> tuple[str, str]:
-    """Return name and number of the version that an export is of, by its place in a registry; else two empty texts."""
+    """Return model name and version number from an export's path in a registry; two empty strings for other paths."""
     *_, model_name, versions, number, _ = ("", "", "", *Path(export_uri).absolute().parts)
     return (model_name, number) if versions == VERSIONS_DIR else ("", "")
 
 
 def _name_by_place(export_uri: str) -> str:
-    """Return the name that an export is known by: its registered model's, or its run's; else nothing.
+    """Return the name in an export's path: of the registered model, or of the run; empty for other paths.
 
     Example:
         >>> _name_by_place("runs/registry/shoes/versions/0003/export"), _name_by_place("runs/bags/export")
@@ -85,7 +85,7 @@ def _name_by_place(export_uri: str) -> str:
 
 @contextlib.contextmanager
 def _open_log(params: ServeParams, export_uri: str) -> Iterator[PredictionLog | None]:
-    """Open the log of predictions, if there is to be one; a version is known by its place in a registry's folder."""
+    """Open the prediction log, if `params.log` is set. The export's path gives model name and version."""
     if not params.log:
         yield None
         return
@@ -121,7 +121,7 @@ async def _serve(
 
     def stop() -> None:
         if not is_loaded:
-            os._exit(0)  # There is nothing to finish, and a download would go on.
+            os._exit(0)  # No request is running, and a download would delay the exit.
         application.stop()
         server.force_exit = server.should_exit  # The second Ctrl-C.
         server.should_exit = True
@@ -141,12 +141,12 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but the signals are ours: its own handlers raise them again at the end, and no exit code is 0 then."""
+    """uvicorn with our signal handlers. Its own ones raise the signal again at the end: the exit code is not 0."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or []:
-            listener.listen(_QUEUED_CONNECTIONS)  # `backlog` sets this too, and is small for another reason.
+            listener.listen(_QUEUED_CONNECTIONS)  # Overrides `backlog`, which must be small for accepting.
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -154,7 +154,7 @@ class _Server(uvicorn.Server):
 
 
 class _AcceptErrors:
-    """Logs once that connections cannot be accepted: asyncio tries again and again, and tells each time."""
+    """Logs only once that connections cannot be accepted: asyncio retries and reports every failure."""
 
     def __init__(self) -> None:
         self._is_known = False
@@ -177,8 +177,8 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InputError(
             f"Cannot listen on {host}:{port}: {reason}. Choose another --port (0 takes a free one) or --host."
         ) from error
-    # Connections inherit it. asyncio sets it only where a socket names its protocol, and this one does not; without,
-    # the body of every answer waits 40 ms for the acknowledgement of its head.
+    # Connections inherit TCP_NODELAY. asyncio sets it only for sockets with an explicit protocol. Without it, the body
+    # of every response waits 40 ms for the acknowledgement of its head.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 

@@ -1,4 +1,7 @@
-"""The loop of the TensorFlow backend: Keras's `fit`. Imports Keras: load it only after `device.prepare`."""
+"""Training loop of the TensorFlow backend: Keras's `fit`.
+
+Import this module only after `device.prepare`, because it imports Keras.
+"""
 
 import time
 from collections.abc import Mapping
@@ -15,18 +18,18 @@ from tpu_components.train_model.stopwatch import COMPUTE
 
 
 class FitLoop:
-    """Runs `fit` on what a reader gives, an epoch at a time."""
+    """Runs Keras's `fit` on the batches of a reader, one epoch per call."""
 
     def __init__(self, session: Session, reader: EpochReader) -> None:
         self._session, self._reader, self._watch = session, reader, StepWatch(session)
 
     @property
     def first_step_at(self) -> float | None:
-        """Moment at which the first step of this session ended, by the monotonic clock."""
+        """Time at which the first step of this session ended, by `time.monotonic`; None before."""
         return self._watch.first_step_at
 
     def take_up_model(self) -> None:
-        """See `Loop`; `fit` does."""
+        """Do nothing: `fit` uses the model as it is compiled."""
 
     def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, Array] | None) -> dict[str, float]:
         """See `Loop`."""
@@ -36,7 +39,7 @@ class FitLoop:
                 self._reader.batches(epoch, self._session.progress.step),
                 initial_epoch=epoch,
                 epochs=epoch + 1,
-                shuffle=False,  # The reader has done it; Keras warns where it is asked to shuffle a dataset.
+                shuffle=False,  # The reader shuffles. Keras warns when it is asked to shuffle a dataset.
                 verbose=0,
                 callbacks=[self._watch],
             ).history
@@ -52,17 +55,17 @@ class StepWatch(keras.callbacks.Callback):
         self.first_step_at: float | None = None  # Of this session, by the monotonic clock.
 
     def begin_epoch(self, bar: Progress, restored: Mapping[str, Array] | None) -> None:
-        """Set up for one call of `fit`; `restored` is the checkpoint it starts from, if it does."""
+        """Prepare for one call of `fit`. `restored` is the checkpoint that it continues from; None if there is none."""
         self._bar, self._restored = bar, restored
         self._first_step = self._session.progress.step
         self._start = self._saved = time.monotonic()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Put the running metrics back that `fit` has just reset."""
+        """Restore the running metrics, which `fit` has just reset."""
         restore_metrics(self._session, self._restored)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Refuse a loss that is not finite; then save, if it is time."""
+        """Raise an error if the loss is not finite; then save a checkpoint if one is due."""
         session = self._session
         step = self._first_step + batch + 1
         loss = float((logs or {})["loss"])
@@ -77,7 +80,7 @@ class StepWatch(keras.callbacks.Callback):
             self._saved = time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Hand the epoch's time and examples over with its metrics."""
+        """Add `seconds` and `examples` to the metrics of the epoch."""
         if logs is not None:
             logs["seconds"] = time.monotonic() - self._start
             session = self._session

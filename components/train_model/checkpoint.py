@@ -1,6 +1,6 @@
-"""Checkpoints at step level: every variable, the place in the data, and the history, in one file that appears whole.
+"""Checkpoints at step level: one atomic file with every variable, the position in the data and the history.
 
-Where weights lie in parts on several hosts, the file names theirs: see `parts`.
+If weights are sharded over several hosts, each host has a further file, and the first file lists these: see `parts`.
 """
 
 import dataclasses
@@ -33,21 +33,21 @@ _PROGRESS, _PARTS = "progress", "parts"
 
 @dataclasses.dataclass
 class TrainingProgress:
-    """The progress of a training.
+    """Progress of a training run, over all its sessions.
 
     Attributes:
-        identity: Facts that must be equal for a checkpoint to be continued: parameters, data set and kind of device.
-        epoch: Epochs finished.
-        step: Steps finished within the epoch after these.
+        identity: Digest of parameters, data set and backend. A run continues only a checkpoint with its own identity.
+        epoch: Finished epochs.
+        step: Finished steps of the current epoch.
         seconds: Training time so far.
         best_epoch: Epoch (from 1) with the lowest validation loss so far, 0 before the first.
-        best_loss: That loss.
+        best_loss: Loss of `best_epoch`.
         history: One mapping per finished epoch.
-        batch_size: Examples of a step, of all replicas together.
-        start_seconds: Seconds of `seconds` in which sessions compiled and made their first step.
-        waited_seconds: Seconds of `seconds` in which they waited for input and checkpoints after that.
-        end_seconds: Seconds at the end of epochs, beside `seconds`, in which they waited for checkpoints.
-        saved_at: Moment that it tells of, in seconds since 1970; 0 where an older one does not say.
+        batch_size: Examples per step, of all replicas together.
+        start_seconds: Part of `seconds` until the end of each session's first step, compilation included.
+        waited_seconds: Part of `seconds`, after first steps, in which the host waited for input and checkpoints.
+        end_seconds: Seconds between epochs, not in `seconds`, in which the host waited for checkpoints.
+        saved_at: Time of the checkpoint, in seconds since 1970; 0 in checkpoints of older versions.
     """
 
     identity: str
@@ -67,18 +67,18 @@ class TrainingProgress:
 def _array(variable: Any) -> np.ndarray:
     import keras
 
-    # By way of a tensor: a variable mirrored on several devices is no array.
+    # Convert to a tensor first: NumPy cannot read a variable that is mirrored on several devices.
     return np.asarray(keras.ops.convert_to_tensor(variable))
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
-    """Return a copy of every variable's value; of one that lies in parts on several hosts, of this host's parts."""
+    """Return a copy of every variable's value, by name; of a variable that is sharded over hosts, this host's parts."""
     import keras
 
     if keras.backend.backend() == "jax":
         import jax
 
-        # All copies off the device at once. On a CPU there are none, and a value's memory is the next step's too.
+        # Start all copies from the device at once. On a CPU nothing is copied: the next step would change the memory.
         values = {name: variable.value for name, variable in variables.items()}
         copies = jax.device_get({name: value if _is_here(value) else _parts(value) for name, value in values.items()})
         return {
@@ -108,9 +108,9 @@ def all_finite(arrays: Mapping[str, Array]) -> bool:
 
 
 class Writer:
-    """Writes in the background, one job at a time: the training goes on while a bucket takes a checkpoint in.
+    """Runs write jobs in a background thread, one at a time, so that training does not wait for slow storage.
 
-    A job that fails raises where the next one is given, or the end is waited for.
+    `submit` and `wait` raise the error of the job before, if it failed.
     """
 
     def __init__(self) -> None:
@@ -118,18 +118,18 @@ class Writer:
         self._job: Future[None] | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Wait for the job before, and do this one from now on."""
+        """Wait for the previous job, then start this one."""
         self.wait()
         self._job = self._pool.submit(job)
 
     def wait(self) -> None:
-        """Wait until all is written; raises what went wrong."""
+        """Wait until the job is done; raises its error."""
         job, self._job = self._job, None
         if job is not None:
             job.result()
 
     def close(self) -> None:
-        """End the thread when its job is done, whatever comes of that."""
+        """Wait for the job and end the thread; ignores the job's error."""
         self._pool.shutdown()
 
 
@@ -139,7 +139,7 @@ def save_arrays(
     progress: TrainingProgress | None = None,
     manifest: PartsManifest | None = None,
 ) -> None:
-    """Write arrays, the progress with them and the manifest of parts, as one file that appears whole or not at all."""
+    """Write arrays, progress and the manifest of parts atomically into one `.npz` file."""
     buffer = io.BytesIO()
     extra = {} if progress is None else {_PROGRESS: np.array(json.dumps(dataclasses.asdict(progress)))}
     if manifest is not None:
@@ -150,7 +150,7 @@ def save_arrays(
 
 
 def manifest_of(path: Path) -> PartsManifest | None:
-    """Return the manifest of parts in a file that `save_arrays` wrote, if there is one."""
+    """Return the manifest of parts in a file that `save_arrays` wrote; None if there is no file or no manifest."""
     if not path.is_file():
         return None
     with np.load(path, allow_pickle=False) as file:
@@ -158,7 +158,7 @@ def manifest_of(path: Path) -> PartsManifest | None:
 
 
 def load_arrays(path: Path) -> tuple[dict[str, Array], TrainingProgress | None]:
-    """Load what `save_arrays` wrote; parts are read when they are asked for.
+    """Load a file that `save_arrays` wrote. Sharded arrays are read only when they are used.
 
     Raises:
         InputError: If the file is damaged.
@@ -190,14 +190,14 @@ def restore(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
 
 
 def hold(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Give variables values in this host's memory, where a file can be written from them; no device has them then."""
+    """Replace the values of variables by NumPy arrays in host memory, from which Keras can save them to a file."""
     for name, variable in variables.items():
-        # Keras has no public way to take a variable off its devices; to assign it would put it whole on one.
+        # Keras cannot move a variable to host memory; `assign` would put the whole value on one device.
         variable._layout, variable._value = None, np.asarray(arrays[name])
 
 
 def _placed(array: Array, variable: Any) -> Any:
-    """Return a value for a variable that lies on the devices of several hosts: no host has to wait for another."""
+    """Return the value in the sharding of the variable. Hosts do not wait for each other."""
     import keras
 
     if keras.backend.backend() != "jax":

@@ -66,4 +66,4 @@ def train_model(
         result = jobset.train_on_hosts(ask, params, *paths) if ask else train_model(params, *paths)
         trained.metadata.update(dataclasses.asdict(result))
     if not is_writer():
-        raise SystemExit(0)  # Before KFP's executor writes this host's outputs over host 0's.
+        raise SystemExit(0)  # Otherwise KFP's executor would overwrite the outputs of host 0.

@@ -1,6 +1,6 @@
-"""What a training finds around it: user, rights in the bucket's mount, devices. Told where somebody asks for it.
+"""Environment report of a training: user, permissions in the bucket's mount, devices, libraries.
 
-Where the platform's documents leave open what a container finds there, `tpu-pipelines smoke` asks.
+`tpu-pipelines smoke` asks for the report, to test what the documentation of a platform leaves open.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines.device import Device, describe_host
 from tpu_components.core.machines.hosts import tell_hosts
 
-REPORT_VARIABLE = "TPU_PIPELINES_SURROUNDINGS_URI"  # Where to leave the report; nothing is done without it.
-_DEVICE_FILES = ("accel*", "vfio/*")  # https://cloud.google.com/tpu/docs/run-in-container: those of TPU VMs.
-_LOCKED_BYTES = 68_719_476_736_000  # As use-tpu#custom_container says it; `ulimit -l` counts in KiB.
+REPORT_VARIABLE = "TPU_PIPELINES_SURROUNDINGS_URI"  # Destination of the report; unset: no report is written.
+_DEVICE_FILES = ("accel*", "vfio/*")  # Of TPU VMs: https://cloud.google.com/tpu/docs/run-in-container
+_LOCKED_BYTES = 68_719_476_736_000  # From use-tpu#custom_container; `ulimit -l` counts in KiB.
 _LIBRARIES = ("jax", "libtpu", "keras", "tensorflow", "tensorflow-cpu")
 
 
 def raise_locked_memory() -> None:
-    """Let this process lock as much memory as it may: a TPU's driver reads what a program has locked.
+    """Raise the limit of locked memory, which the TPU driver needs, as far as the platform allows.
 
-    What Google's documents ask for needs rights that a platform may not give; more than nothing is what is allowed.
+    The limit that Google recommends may need privileges that the container does not have.
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/use-tpu#custom_container
     """
     _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -46,13 +46,13 @@ def raise_locked_memory() -> None:
 
 
 def leave_report(device: Device, folder: Path, result: Any, started: float) -> None:
-    """Leave at the place that the environment names what the training found around it, if it names one.
+    """Write the environment report to the URI in TPU_PIPELINES_SURROUNDINGS_URI, if the variable is set.
 
     Args:
-        device: Device that it trains on.
-        folder: Folder that it writes to.
+        device: Device that the model was trained on.
+        folder: Folder that the training writes to.
         result: Outcome of the training, a dataclass.
-        started: When it began, in seconds since 1970.
+        started: Start of the training, in seconds since 1970.
     """
     if not (uri := os.environ.get(REPORT_VARIABLE, "")):
         return
@@ -67,16 +67,16 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
             path = Path(scratch) / "report.json"
             path.write_text(json.dumps(report))
             storage.upload(path, uri) if storage.is_remote(uri) else storage.write_json(Path(uri), report)
-    except (InputError, PlatformError) as error:  # Whoever asks is told less; the training is as good.
-        progress.say("train_model", f"could not tell of its surroundings: {error}")
+    except (InputError, PlatformError) as error:  # A missing report must not fail the training.
+        progress.say("train_model", f"could not write the environment report: {error}")
 
 
 def describe_surroundings(device: Device, folder: Path) -> dict[str, Any]:
-    """Return user, devices, host, libraries, and what may be done in a folder, as JSON has them."""
+    """Return user, devices, host, library versions and the permissions in a folder, ready for JSON."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "user": {"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups()},
-        "locked_memory_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],  # -1 is without limit.
+        "locked_memory_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],  # -1: no limit.
         "device_files": {str(path): f"{path.stat().st_mode & 0o777:o}, {_access(path)}" for path in _device_files()},
         "devices": _devices(device),
         "hosts": {**tell_hosts(os.environ), "host name": socket.gethostname()},
@@ -101,7 +101,7 @@ def _access(path: Path) -> str:
 
 
 def _devices(device: Device) -> list[str]:
-    """Return the devices that the backend trains on, as it calls them."""
+    """Return the backend's names of the devices that it trains on."""
     if device.backend == "jax":
         import jax
 
@@ -118,7 +118,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def probe_folder(folder: Path) -> dict[str, str]:
-    """Return what may be done in a folder: `yes`, or the system's error, for each thing; leaves nothing there.
+    """Try file operations in a folder; return `yes` or the system's error for each. Leaves no file behind.
 
     Example:
         >>> import tempfile

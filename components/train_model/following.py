@@ -1,7 +1,7 @@
-"""Stops the hosts of a JobSet when the pipeline step that follows them is gone: nothing else would delete them.
+"""Stops the hosts of a JobSet when the pipeline step that follows them has died.
 
-The step writes a heartbeat to the shared volume. It may be killed without cleanup, and the owner of the JobSet lives on
-for hours.
+The step writes a heartbeat to the shared volume, and the hosts read it. A step that is killed cannot delete its JobSet,
+and Kubernetes deletes the JobSet only with its owner, which may be hours later.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 
-# File in which the step that follows says when it did last; a host trains without one.
+# Names the heartbeat file. Hosts train without a heartbeat if the variable is unset.
 FILE_VARIABLE = "TPU_PIPELINES_FOLLOWED"
 _SAY_EVERY_SECONDS = 20.0
-# A mounted bucket may show what was there a minute ago (gcsfuse docs/semantics.md), and a step whose pod was lost is
-# there again after some minutes: it goes on following.
+# A mounted bucket may show a file as it was a minute ago (gcsfuse docs/semantics.md). A step whose pod was lost is
+# restarted after some minutes and writes the heartbeat again.
 _LONGEST_SECONDS = 300.0
 
 
@@ -30,7 +30,7 @@ def followed(file: Path) -> Iterator[None]:
     """Write a heartbeat to a file every 20 seconds while the block runs."""
 
     def say() -> None:
-        with contextlib.suppress(OSError):  # The volume may be away for a moment.
+        with contextlib.suppress(OSError):  # The volume may be unavailable for a moment.
             storage.write_json(file, time.time())
 
     def keep_saying() -> None:
@@ -53,28 +53,28 @@ def followed(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def while_followed() -> Iterator[None]:
-    """Send SIGTERM to this process when the heartbeat is older than five minutes; nothing where no file is named.
+    """Send SIGTERM to this process when the heartbeat is older than five minutes; training then saves a checkpoint.
 
-    Training then saves a checkpoint. A host that is started again finds the old heartbeat and raises.
+    Does nothing if the environment names no heartbeat file.
 
     Raises:
-        InputError: If the heartbeat is older than five minutes at the beginning.
+        InputError: If the heartbeat is older than five minutes when the block is entered, as in a restarted host.
     """
     if not (name := os.environ.get(FILE_VARIABLE, "")):
         yield
         return
-    last = time.time()  # Until the file can be read: it was there before this host was.
+    last = time.time()  # Used until the file can be read.
 
     def is_alone() -> bool:
         nonlocal last
-        with contextlib.suppress(OSError, ValueError):  # Gone, or half written.
+        with contextlib.suppress(OSError, ValueError):  # Missing, or half written.
             last = float(json.loads(Path(name).read_text()))
         return time.time() - last > _LONGEST_SECONDS
 
     def watch() -> None:
         while not is_over.wait(_SAY_EVERY_SECONDS):
             if is_alone():
-                progress.say("train_model", "the step that follows this training is gone: it ends")
+                progress.say("train_model", "the step that follows this training has died: the training ends")
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 

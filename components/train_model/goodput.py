@@ -1,7 +1,7 @@
-"""Goodput: the share of the time that a training was paid for in which it trained, over all its sessions.
+"""Goodput: the share of paid time in which a run trained, over all its sessions.
 
-The terms are those of https://github.com/AI-Hypercomputer/ml-goodput-measurement, which keeps its records in Cloud
-Logging: here they lie in a file beside the checkpoints.
+The terms are those of https://github.com/AI-Hypercomputer/ml-goodput-measurement. That library stores its records in
+Cloud Logging; this module stores them in a file beside the checkpoints.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from tpu_components.core.files import storage
 
 SESSIONS_FILE = "sessions.json"
 _SIGN_EVERY_SECONDS = 10.0
-_LOOK_EVERY_SECONDS = 0.5  # For the end of the first step, which is told at once.
+_LOOK_EVERY_SECONDS = 0.5  # Until the first step has ended, which is recorded at once.
 
 
 @dataclasses.dataclass(frozen=True)
 class PaidSeconds:
-    """The seconds that a training was paid for, by what became of them, with the library's names for what is lost.
+    """Seconds that a training run was paid for, by use. Capitals are the library's names for unproductive time.
 
     Attributes:
-        trained: Steps that are in the result. Their share of all is the goodput.
-        start_up: Each session until its first step: TPU_INITIALIZATION, TRAINING_PREP, PROGRAM_STARTUP and
-            UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
-        waiting: After it, waiting for input and for checkpoints: DATA_LOADING, UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
-        lost: After a session's last checkpoint, until it was killed: WASTED_PROGRESS_FROM_DISRUPTION.
-        other: Validation and saving the model: OTHER; all that older books do not tell.
+        trained: Steps that are part of the result. Their share of the total is the goodput.
+        start_up: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,
+            PROGRAM_STARTUP and UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
+        waiting: Waiting for input and checkpoints after first steps: DATA_LOADING, UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
+        lost: Last checkpoint of a session to its end, if it was killed: WASTED_PROGRESS_FROM_DISRUPTION.
+        other: Validation and saving the model: OTHER. Also time that a file of an older version does not classify.
     """
 
     trained: float = 0.0
@@ -42,19 +42,19 @@ class PaidSeconds:
 
     @property
     def goodput(self) -> float:
-        """Share of all that trained."""
+        """Share of `trained` in the total, from 0 to 1."""
         return self.trained / (sum(dataclasses.astuple(self)) or 1.0)
 
 
 @dataclasses.dataclass
 class _Session:
-    """A session, in seconds since 1970.
+    """One start of the training process. All times are in seconds since 1970.
 
     Attributes:
-        start: Its start.
-        end: Its last sign of life.
-        began: End of its first step; None if it made none.
-        kept: Moment until which its steps are in the result; None if none are.
+        start: Start of the session.
+        end: Its last heartbeat.
+        began: End of its first step; None if it has finished no step.
+        kept: Time of the last checkpoint that a later session continued from; None if there is none.
     """
 
     start: float
@@ -64,7 +64,7 @@ class _Session:
 
     @property
     def start_up_seconds(self) -> float:
-        """Time until the first step; of a session that left a checkpoint and no word of that step, it is not known."""
+        """Seconds until the end of the first step; 0 if a checkpoint shows that it ended but not when."""
         if self.began is None and self.kept is not None:
             return 0.0
         return max((self.end if self.began is None else self.began) - self.start, 0.0)
@@ -77,58 +77,58 @@ class _Session:
 
 
 class Sessions:
-    """The sessions of a training, each from its start to its last sign of life, of which it gives one now and then.
+    """Records the sessions of a training run, each from its start to its last heartbeat, in a file.
 
-    A session knows its training's identity only when the model is built. Until then its settings tell whose it is: one
-    that is killed before was paid for too.
+    The identity of the run is known only when the model is built. Until then a digest of the settings identifies it, so
+    that a session that is killed earlier is counted too.
 
     Args:
         folder: Folder of the checkpoints.
-        settings: Digest of what is known of the training at once.
+        settings: Digest of the settings that are known at the start.
         started: Start of this session, in seconds since 1970.
-        clock: Gives the time, in seconds since 1970.
+        clock: Returns the time, in seconds since 1970.
     """
 
     def __init__(self, folder: Path, settings: str, started: float, clock: Callable[[], float] = time.time) -> None:
         self._path, self._settings, self._clock = folder / SESSIONS_FILE, settings, clock
         self._lock, self._is_withdrawn = threading.Lock(), False
-        self._before: bytes | None = None  # The file as it was.
-        self._books, self._early = self._read()
+        self._before: bytes | None = None  # Content of the file before this session.
+        self._stored, self._early = self._read()
         self._earlier: list[_Session] = []
         self._now = _Session(started, started)
         self._identity: str | None = None
         self._first_step_at: Callable[[], float | None] = lambda: None
 
     def _read(self) -> tuple[dict[str, Any], list[_Session]]:
-        """Return the books of the last training here, and the sessions that ended before they knew theirs."""
-        books: dict[str, Any] = {}
+        """Return the records of the last run in this folder, and the sessions that ended before `claim`."""
+        stored: dict[str, Any] = {}
         early: list[_Session] = []
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             self._before = self._path.read_bytes()
             content = json.loads(self._before)
             spans = [(float(start), float(end)) for start, end in content["sessions"]]
-            # Older books say nothing of a session's parts: of these nothing is start-up and nothing lost.
+            # Files of older versions have no `steps`: their sessions count as without start-up and loss.
             steps = content.get("steps", [list(span) for span in spans])
             _sessions(spans, steps)
-            books = {"identity": content["identity"], "sessions": spans, "steps": steps}
+            stored = {"identity": content["identity"], "sessions": spans, "steps": steps}
             if content.get("early", {}).get("settings") == self._settings:
                 early = _sessions(content["early"]["sessions"], None)
-        return books, early
+        return stored, early
 
     def claim(
         self, identity: str, continued_from: float | None, first_step_at: Callable[[], float | None] = lambda: None
     ) -> None:
-        """Say of which training this session is.
+        """Assign this session to a training run.
 
         Args:
-            identity: Identity of the training; the sessions of another one do not count.
-            continued_from: Moment of the checkpoint that it goes on from, in seconds since 1970; 0 where that does not
-                tell, None if there is none.
-            first_step_at: Gives the moment at which this session's first step ended, in seconds since 1970.
+            identity: Identity of the run; sessions of other runs are dropped.
+            continued_from: Time of the checkpoint that this session continues from, in seconds since 1970; 0 if the
+                checkpoint has no time, None if there is no checkpoint.
+            first_step_at: Returns the time at which this session's first step ended, in seconds since 1970, or None.
         """
         with self._lock:
-            books = self._books if self._books.get("identity") == identity else {"sessions": [], "steps": []}
-            self._earlier = [*_sessions(books["sessions"], books["steps"]), *self._early]
+            stored = self._stored if self._stored.get("identity") == identity else {"sessions": [], "steps": []}
+            self._earlier = [*_sessions(stored["sessions"], stored["steps"]), *self._early]
             self._earlier.sort(key=lambda session: session.start)
             if continued_from:
                 before = [session for session in self._earlier if session.start <= continued_from]
@@ -143,18 +143,18 @@ class Sessions:
         return len(self._earlier) + 1
 
     def sign(self) -> None:
-        """Give a sign of life."""
+        """Record a heartbeat of this session in the file."""
         with self._lock:
             if self._is_withdrawn:
                 return
             now = self._look()
             if self._identity is None:
-                books = {"identity": "", "sessions": [], "steps": [], **self._books}
+                stored = {"identity": "", "sessions": [], "steps": [], **self._stored}
                 early = [*self._early, now]
             else:
                 ours = [*self._earlier, now]
-                books, early = {"identity": self._identity, **_lists(ours)}, []
-            told = {**books, "early": {"settings": self._settings, "sessions": _lists(early)["sessions"]}}
+                stored, early = {"identity": self._identity, **_lists(ours)}, []
+            told = {**stored, "early": {"settings": self._settings, "sessions": _lists(early)["sessions"]}}
             storage.write_bytes(self._path, json.dumps(told).encode())
 
     def _look(self) -> _Session:
@@ -162,11 +162,11 @@ class Sessions:
         return self._now
 
     def paid_seconds(self, trained: float, waiting: float) -> PaidSeconds:
-        """Return what became of the seconds of all sessions; of one that was killed, up to its last sign of life.
+        """Return the seconds of all sessions by use. A killed session counts to its last heartbeat.
 
         Args:
-            trained: Seconds of the steps that are in the result.
-            waiting: Seconds in which these sessions waited after their first steps.
+            trained: Seconds of the steps that are part of the result.
+            waiting: Seconds in which the sessions waited for input and checkpoints after their first steps.
         """
         now = self._look()
         sessions = [*self._earlier, now]
@@ -177,7 +177,7 @@ class Sessions:
 
     @contextlib.contextmanager
     def signed(self, is_writer: bool) -> Iterator[None]:
-        """Give signs of life during the block, where this is the host that writes."""
+        """Record a heartbeat every 10 seconds while the block runs, if this host is the writer."""
         is_over, was_there = threading.Event(), self._path.parent.is_dir()
 
         def sign_on() -> None:
@@ -190,7 +190,7 @@ class Sessions:
                 has_begun = has_begun or begins
 
         if is_writer:
-            self._try_to_sign()  # At once: what comes next may take long, and be killed.
+            self._try_to_sign()  # At once: the block may be killed before the next heartbeat.
             threading.Thread(target=sign_on, daemon=True).start()
         try:
             yield
@@ -205,7 +205,7 @@ class Sessions:
                 self._try_to_sign()
 
     def _withdraw(self, keep_folder: bool) -> None:
-        """Leave the books as they were before: what was refused has paid for nothing but its refusal."""
+        """Restore the file as it was before this session: a session that was refused does not count."""
         with self._lock, contextlib.suppress(OSError):
             self._is_withdrawn = True
             if self._before is not None:
@@ -216,7 +216,7 @@ class Sessions:
                 self._path.parent.rmdir()
 
     def _try_to_sign(self) -> None:
-        with contextlib.suppress(OSError):  # The training matters more than its books.
+        with contextlib.suppress(OSError):  # A heartbeat that cannot be written must not fail the training.
             self.sign()
 
 

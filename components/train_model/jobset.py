@@ -1,7 +1,7 @@
-"""A training on several hosts of a Kubernetes cluster: the step creates a JobSet, follows it and fetches its model.
+"""Training on several hosts of a Kubernetes cluster: the step creates a JobSet, follows it and fetches the model.
 
-The hosts' pods alone ask for TPUs; the step's own waits for them. They read a copy of the records on a volume that all
-mount, and leave the model there. Kubeflow's TrainJob makes a JobSet, too, from a runtime that must be installed.
+Only the pods of the hosts request TPUs; the pod of the step waits for them. The hosts read a copy of the records from a
+shared volume and write the model to it. Kubeflow's TrainJob would create a JobSet too, but needs an installed runtime.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from tpu_components.core.step import command_line
 from tpu_components.train_model import following
 from tpu_components.train_model.params import TrainParams, TrainResult
 
-# Tells the step to train by a JobSet: a JSON object of `manifest`, which lacks its name and command, and of `shared`, a
-# folder on a volume of the step and of all hosts.
+# Makes the step train with a JobSet. JSON: `manifest` is the JobSet without name and command, `shared` a folder on a
+# volume that the step and all hosts mount.
 JOBSET_VARIABLE = "TPU_PIPELINES_JOBSET"
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
-# What a step that trains by a JobSet asks of the cluster.
+# Permissions that a step needs to train with a JobSet.
 RIGHTS = (
     *((verb, PLURAL) for verb in ("get", "create", "delete")),
     *(("get", "pods"), ("list", "pods"), ("get", "pods/log")),
@@ -44,16 +44,16 @@ INDEX_LABEL = (
 )
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _POD_VARIABLE = "KFP_POD_NAME"  # kubeflow/pipelines backend/src/v2/compiler/argocompiler/common.go: commonEnvs
-_POLL_SECONDS = 2.0  # A pod that failed may be gone soon: a JobSet that starts again deletes it.
+_POLL_SECONDS = 2.0  # Short, because a JobSet that restarts deletes the failed pod and its log.
 _TIMEOUT_SECONDS = 30
 _LAST_LINES = 10
-_OVERLAP_SECONDS = 30  # The node's clock may differ, and an answer may take long.
+_OVERLAP_SECONDS = 30  # Covers a different clock of the node and a slow response.
 _GONE_SECONDS = 120.0
 _STEP = "train_model"
 
 
 def asked() -> Mapping[str, Any] | None:
-    """Return what the environment says of a JobSet that is to train; None where this process trains itself."""
+    """Return the JobSet request from the environment; None if this process trains itself."""
     text = os.environ.get(JOBSET_VARIABLE, "")
     return json.loads(text) if text else None
 
@@ -65,17 +65,17 @@ def train_on_hosts(
     output: Path,
     poll_seconds: float = _POLL_SECONDS,
 ) -> TrainResult:
-    """Train by a JobSet, as `train_model` does here; who asks again for the same finds it and goes on following.
+    """Train with a JobSet and fetch its model. A restarted step finds the JobSet of its first attempt and follows it.
 
-    Where this step is cancelled, out of time or evicted, it has less than a second to delete the JobSet: Argo signals
-    all processes of a step, KFP's launcher ends at once, and the container with it (at f016ad8 of argo-workflows,
-    workflow/executor/osspecific/signal_darwin.go: Kill, Wait; at 7b70c7b of kubeflow/pipelines,
-    backend/src/v2/component/launcher_v2.go: execute). A step that is killed deletes nothing: see `following`.
+    A step that is cancelled, timed out or evicted has less than a second to delete the JobSet: Argo signals all
+    processes of the step, KFP's launcher exits at once, and the container ends with it (argo-workflows at f016ad8,
+    workflow/executor/osspecific/signal_darwin.go: Kill, Wait; kubeflow/pipelines at 7b70c7b,
+    backend/src/v2/component/launcher_v2.go: execute). For a step that is killed see `following`.
 
     Raises:
-        InputError: If the cluster has no JobSets, the step may not create them, or training finds a mistake.
-        PlatformError: If the hosts fail more often than they are started again, or the cluster does not answer.
-        Terminated: If this step is ended; the JobSet is deleted.
+        InputError: If the cluster has no JobSets, the step may not create them, or the hosts report a user's mistake.
+        PlatformError: If the hosts fail more often than they are restarted, or the cluster does not respond.
+        Terminated: If this step receives SIGTERM; the JobSet is deleted.
     """
     name = _name(ask, params, Manifest.load(records_dir, verify=False).fingerprint)
     folder = Path(ask["shared"]) / name
@@ -92,7 +92,7 @@ def train_on_hosts(
             if not state.is_there:
                 shutil.rmtree(folder, ignore_errors=True)
                 storage.copy_tree(records_dir, folder / "records")
-                with termination.put_off():  # Not between a JobSet's creation and this step's knowing of it.
+                with termination.put_off():  # Otherwise SIGTERM could come between creation and `follow`.
                     jobset.create(_with_command(ask["manifest"], params, folder, followed))
             progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
             jobset.follow(poll_seconds)
@@ -112,19 +112,19 @@ def train_on_hosts(
 
 
 def _run() -> str:
-    """Return what only the attempts of one run's step have in common; empty outside of KFP.
+    """Return the part of the pod's name that all attempts of this step in this run share; empty outside KFP.
 
-    A pod is called WORKFLOW-TEMPLATE-HASH (argo-workflows workflow/util/pod_name.go: GeneratePodName).
+    A pod is named WORKFLOW-TEMPLATE-HASH (argo-workflows workflow/util/pod_name.go: GeneratePodName).
     """
     return os.environ.get(_POD_VARIABLE, "").rpartition("-")[0]
 
 
 def _raise_again(failure: Path) -> None:
-    """Raise what another attempt of this run has seen the hosts fail with: it would only be paid for again.
+    """Raise the error with which the hosts failed in an earlier attempt of this run, so that it is not paid for twice.
 
     Raises:
-        InputError: If that was a mistake.
-        PlatformError: If it was not.
+        InputError: If the failure was a user's mistake.
+        PlatformError: If the failure had another cause.
     """
     if not failure.is_file() or not _run():
         return
@@ -134,9 +134,9 @@ def _raise_again(failure: Path) -> None:
 
 
 def _name(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
-    """Return a name that the same training has whenever it is asked for, and no other.
+    """Return the JobSet's name, a digest of the request: equal for all attempts of one training.
 
-    Names of pods add 20 characters, of 63: jobset/pkg/webhooks/jobset_webhook.go.
+    Names of pods have up to 63 characters, 20 more than the JobSet's: jobset/pkg/webhooks/jobset_webhook.go.
     """
     made_of = json.dumps([ask, dataclasses.asdict(params), records], sort_keys=True)
     prefix = ask["manifest"]["metadata"]["generateName"]
@@ -144,11 +144,11 @@ def _name(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
 
 
 def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path, followed: Path) -> dict[str, Any]:
-    """Return the manifest whose containers train: each host says what came of it in a file of its own."""
+    """Return the manifest with the training command. Each host writes its outcome into a file of its own."""
     words = ["--records", str(folder / "records"), "--output", str(folder / "model"), *command_line.flags_of(params)]
     whole = copy.deepcopy(dict(manifest))
     (container,) = _pod(whole)["containers"]
-    # Python takes the shell's place: it is to hear SIGTERM.
+    # `exec` replaces the shell, so that Python receives SIGTERM.
     script = f'exec python3 -m tpu_components.train_model "$@" > "{folder}/result-$JOB_COMPLETION_INDEX.json"'
     container["command"] = ["sh", "-c", script, "train_model", *words]
     container["env"] = [*container.get("env", ()), {"name": following.FILE_VARIABLE, "value": str(followed)}]
@@ -166,11 +166,11 @@ class State:
     """State of a JobSet.
 
     Attributes:
-        is_there: Whether it exists.
-        is_complete: Whether all hosts have ended well.
-        is_failed: Whether it has failed, and is not started again.
-        restarts: Times that all hosts were started again.
-        reason: Why it has failed, in the cluster's words.
+        is_there: Whether the JobSet exists.
+        is_complete: Whether all hosts have succeeded.
+        is_failed: Whether it has failed and is not restarted.
+        restarts: Number of times that all hosts were restarted.
+        reason: Message of the cluster about the failure.
     """
 
     is_there: bool = False
@@ -181,10 +181,10 @@ class State:
 
 
 class _Printed:
-    """The lines of a pod's log that were printed already.
+    """Tracks which lines of a pod's log were printed.
 
     Attributes:
-        asked: When the log was asked for last, by time.monotonic(); 0 before.
+        asked: Time of the last request for the log, by `time.monotonic`; 0 before the first.
     """
 
     def __init__(self) -> None:
@@ -192,9 +192,9 @@ class _Printed:
         self._stamp, self._count = "", 0
 
     def new(self, log: str) -> list[str]:
-        r"""Return the lines that were not printed yet, of a log whose lines begin with the time.
+        r"""Return the lines of a log that were not printed yet, without their timestamps.
 
-        Times are of a fixed width, and several lines may have the last one's
+        Timestamps have a fixed width, and several lines may share the last one
         (kubernetes/kubernetes pkg/kubelet/kuberuntime/logs/logs.go: timeFormatOut).
 
         Example:
@@ -215,10 +215,10 @@ class _Printed:
 
 
 class _JobSet:
-    """A JobSet of the cluster that this process runs in, or that kubectl's configuration names.
+    """A JobSet of the cluster that this process runs in, or else of the cluster in kubectl's configuration.
 
     Attributes:
-        has_failed: Whether it has failed while it was followed.
+        has_failed: Whether the JobSet has failed during `follow`.
     """
 
     def __init__(self, name: str) -> None:
@@ -239,17 +239,17 @@ class _JobSet:
         self._pods = kubernetes.client.CoreV1Api(self._client)
         self._objects = kubernetes.client.CustomObjectsApi(self._client)
         self._place = (GROUP, VERSION, self.namespace, PLURAL)
-        self._printed: dict[str, _Printed] = {}  # By the pod.
+        self._printed: dict[str, _Printed] = {}  # By name of the pod.
         self._told: set[str] = set()
         self._mistake = self._last = ""
         self.has_failed = False
 
     def close(self) -> None:
-        """Close the connections to the cluster, which the client's own `close` leaves open."""
+        """Close the connections to the cluster; the client's own `close` leaves them open."""
         self._client.rest_client.pool_manager.clear()
 
     def state(self) -> State:
-        """Return what the cluster says of it."""
+        """Ask the cluster for the state of the JobSet."""
         try:
             jobset = self._ask(self._objects.get_namespaced_custom_object, *self._place, self.name)
         except MissingError:
@@ -265,16 +265,16 @@ class _JobSet:
         )
 
     def create(self, manifest: dict[str, Any]) -> None:
-        """Create it, unless another attempt of this step has.
+        """Create the JobSet, unless an earlier attempt of this step has created it.
 
         Raises:
-            InputError: If the cluster has no JobSets, or does not let this step create one.
+            InputError: If the cluster has no JobSets, or this step may not create one.
         """
         metadata = {key: value for key, value in manifest["metadata"].items() if key != "generateName"}
         manifest = {**manifest, "metadata": {**metadata, "name": self.name}}
         if own := os.environ.get(_POD_VARIABLE):
             step = self._ask(self._pods.read_namespaced_pod, own, self.namespace)
-            # Who removes the run removes it too; it may read and write what the step may.
+            # Kubernetes deletes the JobSet with the run. Its pods use the service account of the step.
             owners = [_owner(owner) for owner in step.metadata.owner_references or ()]
             manifest["metadata"]["ownerReferences"] = owners
             _pod(manifest)["serviceAccountName"] = step.spec.service_account_name
@@ -287,18 +287,18 @@ class _JobSet:
             ) from error
 
     def follow(self, poll_seconds: float) -> None:
-        """Relay what host 0 prints, and the last words of a host that fails, if it can be asked, until all ended well.
+        """Wait until all hosts have succeeded; print the log of host 0, and the end of the log of a host that fails.
 
         Args:
-            poll_seconds: Time between two looks.
+            poll_seconds: Time between two requests for the state.
 
         Raises:
-            InputError: If the hosts find a mistake.
-            PlatformError: If the JobSet fails, or vanishes.
+            InputError: If the hosts report a user's mistake.
+            PlatformError: If the JobSet fails or disappears.
         """
         restarts = 0
         while True:
-            state = self.state()  # Before the pods: nothing is printed after it has ended.
+            state = self.state()  # Read before the logs, so that no line is printed after the last read.
             self._relay()
             if state.restarts > restarts:
                 restarts = state.restarts
@@ -315,7 +315,7 @@ class _JobSet:
             time.sleep(poll_seconds)
 
     def delete(self) -> None:
-        """Delete it and its pods, and wait until it is gone."""
+        """Delete the JobSet and its pods, and wait until they are deleted."""
         with contextlib.suppress(MissingError):
             self._ask(
                 self._objects.delete_namespaced_custom_object, *self._place, self.name, propagation_policy="Foreground"
@@ -325,7 +325,7 @@ class _JobSet:
     def _relay(self) -> None:
         pods = self._ask(self._pods.list_namespaced_pod, self.namespace, label_selector=f"{NAME_LABEL}={self.name}")
         for pod in pods.items:
-            with contextlib.suppress(MissingError, PlatformError):  # It has not started yet, or is gone.
+            with contextlib.suppress(MissingError, PlatformError):  # The pod has not started yet, or is deleted.
                 if pod.metadata.labels.get(INDEX_LABEL) == "0":
                     self._print_new(pod)
                 if (code := _exit_code(pod)) and pod.metadata.name not in self._told:
@@ -333,7 +333,7 @@ class _JobSet:
 
     def _print_new(self, pod: Any) -> None:
         printed, asked = self._printed.setdefault(pod.metadata.name, _Printed()), time.monotonic()
-        # Of a long log only the end is fetched; where the node has put it away and begun another, all of that one.
+        # Fetch only the new end of a long log. After the node has rotated the log, fetch all of the new one.
         recent = {"since_seconds": math.ceil(asked - printed.asked) + _OVERLAP_SECONDS} if printed.asked else {}
         for line in printed.new(self._log(pod, timestamps=True, **recent)):
             print(printable(line), file=sys.stderr)
@@ -352,12 +352,12 @@ class _JobSet:
         return str(self._ask(self._pods.read_namespaced_pod_log, pod.metadata.name, self.namespace, **options))
 
     def _ask(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Return what the cluster answers, once it does; that something is there already is an answer to its creation.
+        """Call the cluster and return its response; transient errors are retried. Creating an existing object succeeds.
 
         Raises:
-            MissingError: If there is no such thing.
-            InputError: If this step may not ask.
-            PlatformError: If the cluster refuses, or does not answer for long.
+            MissingError: If the object does not exist.
+            InputError: If this step lacks the permission.
+            PlatformError: If the cluster rejects the request, or does not respond for long.
         """
         return Backoff(report=lambda text: progress.say(_STEP, text))(
             lambda: self._ask_once(method, *arguments, **options)

@@ -1,4 +1,4 @@
-"""The loop of the JAX backend: it gives the program what it needs, and looks at the loss a few times a second."""
+"""Training loop of the JAX backend: it feeds the compiled program and checks the loss a few times a second."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +19,11 @@ from tpu_components.train_model import checkpoint as checkpoints
 from tpu_components.train_model.parts import Array
 from tpu_components.train_model.stopwatch import COMPUTE, INPUT, Stopwatch
 
-_LOOK_SECONDS = 0.25  # Between two looks at the loss, and as long as a block of steps lasts, where nobody says.
+_LOOK_SECONDS = 0.25  # Time between two checks of the loss; default length of a block of steps.
 
 
 class Session(Protocol):
-    """A training in progress, as its loop needs it."""
+    """The part of a training session that its loop uses."""
 
     params: TrainParams
     model: Any
@@ -34,16 +34,16 @@ class Session(Protocol):
     company: Company
 
     def examples_before(self, step: int) -> int:
-        """Return how many examples of the epoch come before a step."""
+        """Return the number of examples of the epoch that come before a step."""
 
     def variables(self) -> Mapping[str, Any]:
-        """Return all that a checkpoint holds, by name."""
+        """Return all variables that a checkpoint contains, by name."""
 
     def is_due(self, seconds: float) -> bool:
-        """Return whether to save a checkpoint now, so many seconds after the last one."""
+        """Return whether a checkpoint is due, given the seconds since the last one."""
 
     def save_checkpoint(self, step: int, epoch_seconds: float) -> None:
-        """Save a checkpoint after so many steps of the epoch; the training ends with it if it was asked to."""
+        """Save a checkpoint after `step` steps of the epoch; raises Terminated if SIGTERM has come."""
 
     def divergence(self, step: int, what: str) -> Exception:
         """Return the error that says where the training diverged."""
@@ -54,18 +54,18 @@ class Loop(Protocol):
 
     @property
     def first_step_at(self) -> float | None:
-        """Moment at which the first step of this session ended, by the monotonic clock."""
+        """Time at which the first step of this session ended, by `time.monotonic`; None before."""
 
     def take_up_model(self) -> None:
-        """Go on with the model as it is compiled now."""
+        """Use the model as it is compiled now; called after each change of stage."""
 
     def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, Array] | None) -> dict[str, float]:
-        """Run an epoch, or what a checkpoint has left of it; returns the metrics, `seconds` and `examples`.
+        """Run an epoch, or the rest of one after a checkpoint; returns the metrics, `seconds` and `examples`.
 
         Args:
             epoch: Epoch, from 0.
             bar: Shows the progress.
-            restored: The checkpoint that it begins with, if it does.
+            restored: Arrays of the checkpoint that the session continues from; None if there is none.
 
         Raises:
             InputError: If training diverged.
@@ -73,24 +73,24 @@ class Loop(Protocol):
 
 
 def restore_metrics(session: Session, restored: Mapping[str, Array] | None) -> None:
-    """Put the running metrics of a checkpoint within an epoch back, which the start of an epoch has reset."""
+    """Restore the running metrics of a checkpoint within an epoch; the start of an epoch resets them."""
     if restored is not None and session.progress.step:
         metrics = {name: value for name, value in session.variables().items() if name.startswith("metric/")}
         checkpoints.restore(metrics, {name: restored[name] for name in metrics})
 
 
 class Feed(Protocol):
-    """Gives a program its data."""
+    """Source of a compiled program's input data."""
 
     def open(self, epoch: int, start_step: int) -> None:
-        """Begin an epoch, or the rest of one."""
+        """Start an epoch at a step, 0 for a whole epoch."""
 
     def take(self, limit: int) -> tuple[Any, int]:
-        """Return the source of the next steps, and for how many it is, at most `limit`."""
+        """Return the data for the next steps and the number of these steps, at most `limit`."""
 
 
 class ResidentFeed:
-    """A split in the device's memory; an epoch's order is all that it needs."""
+    """A split that stays in the device's memory; each epoch sends only the order of its examples."""
 
     def __init__(self, program: Program, examples: Examples, seed: int, mesh: Any, share: Share) -> None:
         inputs, _, self._order = program.source
@@ -102,7 +102,7 @@ class ResidentFeed:
         self._drawn: dict[int, Future[Any]] = {}
 
     def open(self, epoch: int, start_step: int) -> None:
-        """See `Feed`; the program's carry says where it stands. The next epoch's order is drawn meanwhile."""
+        """See `Feed`. The program's carry holds the step; the next epoch's order is drawn in the background."""
         order = self._drawn.pop(epoch, None) or self._pool.submit(self._draw, epoch)
         self._drawn = {epoch + 1: self._pool.submit(self._draw, epoch + 1)}
         self._source = (*self._examples, order.result())
@@ -117,7 +117,7 @@ class ResidentFeed:
 
 
 class HandedOverFeed:
-    """Batches that a reader makes on the host; the next ones while the device computes."""
+    """Batches that the host streams to the device, prepared while the device computes."""
 
     def __init__(self, program: Program, reader: EpochReader, mesh: Any) -> None:
         self._program, self._reader, self._mesh = program, reader, mesh
@@ -128,7 +128,7 @@ class HandedOverFeed:
         self._batches = iter(self._reader.batches(epoch, start_step).as_numpy_iterator())
 
     def take(self, limit: int) -> tuple[Any, int]:
-        """See `Feed`; a block that the epoch does not fill is filled up with anything."""
+        """See `Feed`. The last block of an epoch is padded; the program ignores the padding."""
         arrays = self._program.source
         source, count = next(self._batches), 1
         if self._program.block_steps:
@@ -141,9 +141,9 @@ class HandedOverFeed:
 
 
 def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
-    """Return an array on the device, or on those of a mesh: shared along an axis, or whole on each.
+    """Return an array on the devices of a mesh (None: the one device): sharded along an axis, or replicated.
 
-    Of several hosts each has the whole array, and puts on its devices what is theirs.
+    On several hosts each passes the whole array and puts its own part on its devices.
     """
     import jax
 
@@ -153,7 +153,7 @@ def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
 
 
 def put_part(array: Any, mesh: Any, axis: int | None) -> Any:
-    """Return an array on the devices of a mesh, shared along an axis, of which each host has its own part."""
+    """Return an array on the devices of a mesh, sharded along an axis; each host passes only its own part."""
     import jax
 
     if jax.process_count() == 1:
@@ -162,13 +162,13 @@ def put_part(array: Any, mesh: Any, axis: int | None) -> Any:
 
 
 def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> Any:
-    """Return an array whole on each device, of whose first axis each host has its share.
+    """Return an array replicated on every device. Each host passes its share of the first axis.
 
-    The hosts' parts go from device to device: none reads what another has read.
+    The devices exchange the shares, so no host reads the share of another.
 
     Args:
         array: The share of this host.
-        mesh: Devices of all hosts; None is one.
+        mesh: Devices of all hosts; None for a single device.
         share: This host's share of the whole.
         length: Size of the first axis of the whole array.
     """
@@ -179,7 +179,7 @@ def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> A
         return put(array, mesh)
     own_devices = mesh.size // share.count
     ranges = [Share(host, share.count).within(length) for host in range(share.count)]
-    rows = -(-max(map(len, ranges)) // own_devices) * own_devices  # As many on every device.
+    rows = -(-max(map(len, ranges)) // own_devices) * own_devices  # Equal on every device.
     padded = np.zeros((rows, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
 
@@ -190,23 +190,23 @@ def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> A
 
 
 class _Pace:
-    """Number of steps to run before the host looks: as many as asked for, else ever more until they take a while.
+    """Number of steps per block: `steps_per_execution` if it is set, else increased until a block takes 0.25 seconds.
 
-    Several hosts have one pace, that of host 0; they agree on it ever more seldom.
+    All hosts use the number of host 0. They agree on it less and less often.
     """
 
     def __init__(self, params: TrainParams, company: Company) -> None:
         self.steps = params.steps_per_execution or 1
         self._is_fixed, self._company = params.steps_per_execution > 0, company
         self._seconds = min(_LOOK_SECONDS, params.checkpoint_seconds)
-        self._learnt = 0
+        self._num_blocks = 0
 
     def learn(self, seconds: float) -> None:
-        """Take in how long the last ones took."""
+        """Adapt the number to the duration of the last block."""
         if self._is_fixed:
             return
-        self._learnt += 1
-        if self._company.hosts.count > 1 and self._learnt.bit_count() > 1:  # Not at 1, 2, 4, 8, …
+        self._num_blocks += 1
+        if self._company.hosts.count > 1 and self._num_blocks.bit_count() > 1:  # Agree only at blocks 1, 2, 4, 8, …
             return
         if seconds < self._seconds / 2:
             self.steps *= 2
@@ -216,14 +216,14 @@ class _Pace:
 
 
 class DeviceLoop:
-    """Runs the program of a training, an epoch at a time."""
+    """Runs the compiled program of a training, one epoch per call."""
 
     def __init__(self, session: Session, program: Program, feed: Feed, mesh: Any) -> None:
         self._session, self._feed, self._mesh = session, feed, mesh
         self._model, self._program, self._has_loop = program.model, program, program.block_steps > 0
         self._pace = _Pace(session.params, session.company)
-        self.first_step_at: float | None = None  # Of this session, by the monotonic clock.
-        self._to_profile = 0  # Steps that a profile is to have, and no more.
+        self.first_step_at: float | None = None  # By `time.monotonic`.
+        self._to_profile = 0  # Steps until the end of the profile.
         self.take_up_model()
 
     def take_up_model(self) -> None:
@@ -246,7 +246,7 @@ class DeviceLoop:
                 source, count = self._feed.take(min(self._to_profile or self._pace.steps, session.steps - step))
             with clock.measure(COMPUTE):
                 carry, watch = self._dispatch(carry, watch, source, count)
-                if earlier is not None:  # One block computes while the next one waits.
+                if earlier is not None:  # One block computes while the next one is queued.
                     earlier[0].loss.block_until_ready()
             step += count
             now = time.monotonic()
@@ -288,21 +288,21 @@ class DeviceLoop:
         return carry, watch
 
     def _look(self, watch: Watch, step: int, first: int) -> float:
-        """Return the loss after a step, which is waited for.
+        """Wait for a step and return its loss.
 
         Raises:
-            InputError: If it or one before it is not finite.
+            InputError: If this loss or one since the last check is not finite.
         """
         finite_steps, loss = int(watch.finite_steps), float(watch.loss)
         if self.first_step_at is None:
             self.first_step_at = time.monotonic()
-            self._session.stopwatch.waited_seconds = 0.0  # All that was before is start-up.
+            self._session.stopwatch.waited_seconds = 0.0  # Earlier waiting counts as start-up.
         if finite_steps < step - first:
             raise self._session.divergence(first + finite_steps + 1, "the loss")
         return loss
 
     def _leave(self, carry: Any) -> None:
-        """Leave the state with the model, whose variables lose it at the next step."""
+        """Assign the program's state to the model's variables; the next step invalidates them."""
         for variables, values in zip(state_of(self._model), carry[0], strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)

@@ -1,4 +1,4 @@
-"""What comes back; what a user may set are the training's hyper-parameters."""
+"""Result of a training. Its parameters are `TrainParams`, the hyper-parameters in `core.models.step`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,34 +10,34 @@ __all__ = ["Stage", "TrainParams", "TrainResult"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """The outcome of a training.
+    """Outcome of a training run.
 
     Attributes:
-        epochs: Epochs done.
-        best_epoch: The epoch (from 1) whose weights are in best.weights.h5.
-        judged_by: The figure of the history of which it has the lowest: `validation_loss`, or `loss`, the training
-            split's, where there is no validation split.
+        epochs: Finished epochs.
+        best_epoch: Epoch (from 1) whose weights are in best.weights.h5.
+        judged_by: Metric of the history that is lowest in `best_epoch`: `validation_loss`, or `loss` of the training
+            split if there is no validation split.
         steps: Optimizer steps.
-        examples_seen: Examples that counted in a gradient; every epoch counts each exactly once.
-        seconds: Seconds of training, all sessions together, without start-up.
+        examples_seen: Examples that contributed to a gradient; every epoch counts each example exactly once.
+        seconds: Seconds of training in all sessions, without start-up.
         examples_per_second: Median over the epochs.
-        metrics: Metrics of the last epoch, on the training split as it was learned: `loss`, without penalties, and for
-            classes `accuracy`.
-        backend: The backend used.
-        accelerator: The kind of device used.
-        num_replicas: The number of replicas used.
-        precision: The precision used.
-        num_synchronized_layers: Layers of batch normalisation that normalise by the batch of all replicas, where there
-            are several.
-        first_step_seconds: From the start of this session to the end of its first step, start-up and compilation
-            included; 0 where it had none left.
-        time: Seconds of all epochs by what the host waited for: `compute`, the device, validation with it; `input`,
-            which the tensorflow backend has in `compute`; `checkpoint`; the rest is the `host`'s own.
-        sessions: Starts that it took: one more than it was interrupted, or killed before it could train.
-        goodput: Share of all sessions' time in which it learned what is in the result.
-        paid_seconds: That time by what became of it: `trained`, `start_up` of every session, `waiting` for input and
-            checkpoints, `lost` by kills, and `other`, validation and saving the model. A killed session counts to its
-            last sign of life, at most 10 s before.
+        metrics: Metrics of the last epoch on the training split, measured while the weights change: `loss`, without
+            penalties, and for classes `accuracy`.
+        backend: Backend used.
+        accelerator: Kind of device used.
+        num_replicas: Number of replicas used.
+        precision: Precision used.
+        num_synchronized_layers: Batch-normalisation layers that take their statistics from the batch of all replicas;
+            0 with one replica.
+        first_step_seconds: Seconds from the start of this session to the end of its first step, with start-up and
+            compilation; 0 if no step was left.
+        time: Seconds of all epochs by what the host waited for: `compute` (the device, validation included), `input`
+            (part of `compute` with the tensorflow backend), `checkpoint`; `host` is the remaining time.
+        sessions: Number of starts: 1 plus the number of interruptions.
+        goodput: Share of the paid time of all sessions that went into steps of the result.
+        paid_seconds: Paid time by use: `trained`, `start_up` of every session, `waiting` for input and checkpoints,
+            `lost` by kills, and `other` (validation and saving the model). A killed session counts to its last
+            heartbeat, at most 10 seconds before the kill.
     """
 
     epochs: int

@@ -1,9 +1,10 @@
-"""Arrays of which every host has a part, and checkpoints of them: a file of each host's parts, and one that names them.
+"""Checkpoints of arrays that are sharded over hosts: one file per host, and a manifest that names these files.
 
-Host 0 publishes the one that names the others last, when all are durable: at any moment the checkpoint of that name is
-whole. It is small; a host that starts again reads of the others what its own devices hold, whatever number of hosts
-has written them. Orbax does the same. It was left out: its 13 packages (tensorstore above all) take 93 MB of an image
-that may have 3,000, and one host, or replicated weights, would keep the present format beside it.
+Host 0 publishes the manifest last, when all files are durable, so the checkpoint is complete at any moment. A restarted
+host reads only the parts that its own devices need, whatever number of hosts wrote them.
+
+Orbax works in the same way. It is not used: its 13 packages (mainly tensorstore) take 93 MB of an image that may have
+3,000, and single hosts and replicated weights would still need the present format.
 """
 
 import dataclasses
@@ -21,30 +22,30 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 
 PARTS_DIR = "parts"
-_SEEN_SECONDS = 15.0  # Within which a bucket's mount shows a host what another has written.
+_SEEN_SECONDS = 15.0  # Time until a bucket's mount shows one host the files of another.
 _Bounds = tuple[tuple[int, int], ...]  # Start and end along each axis.
 
 
 class Company(Protocol):
-    """Hosts that tell each other when their parts are written."""
+    """Process group of the hosts: they exchange messages about written parts."""
 
     def tell(self, name: str, content: str) -> None:
-        """Tell all hosts something under a name that nobody else uses."""
+        """Send a message to all hosts under a unique name."""
 
     def hear(self, name: str) -> str:
-        """Wait until a host has told it."""
+        """Wait for the message of a name and return its content."""
 
     def wait_for_all(self, what: str) -> None:
-        """Wait until all hosts are here."""
+        """Wait until all hosts have made this call; `what` names the barrier."""
 
 
 class ArrayInParts:
-    """An array of which some parts are here: those of this host's devices, or all, in files.
+    """A sharded array with some of its parts: those of this host's devices, or all parts, read from files.
 
     Args:
         shape: Shape of the whole array.
-        dtype: Its type.
-        pieces: Parts by their bounds, each an array or what reads one.
+        dtype: Type of its values.
+        pieces: Parts by their bounds; each is an array or a function that reads one.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, pieces: Mapping[_Bounds, Any]) -> None:
@@ -56,10 +57,10 @@ class ArrayInParts:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        """Return a box of the array, put together from what is here.
+        """Return a slice of the array, assembled from the available parts.
 
         Raises:
-            ValueError: If some of it is not here.
+            ValueError: If a part of the slice is not available.
         """
         wanted = bounds_of(index, self.shape)
         box = np.empty([end - start for start, end in wanted], self.dtype)
@@ -82,7 +83,7 @@ class ArrayInParts:
         return whole if dtype is None else whole.astype(dtype)
 
     def is_finite(self) -> bool:
-        """Return whether no value that is here is NaN or infinite."""
+        """Return whether all values of the available parts are finite."""
         return all(bool(np.isfinite(piece).all()) for piece in self.pieces.values())
 
 
@@ -90,7 +91,7 @@ Array = np.ndarray | ArrayInParts
 
 
 def bounds_of(index: Iterable[slice], shape: Sequence[int]) -> _Bounds:
-    """Return a box's start and end along each axis.
+    """Return start and end of each slice of an index.
 
     Example:
         >>> bounds_of((slice(None), slice(2, 4)), (3, 8))
@@ -105,11 +106,11 @@ def _within(bounds: Iterable[tuple[int, int]], frame: Iterable[tuple[int, int]])
 
 @dataclasses.dataclass(frozen=True)
 class PartsManifest:
-    """The parts of a checkpoint.
+    """Names the files of a sharded checkpoint.
 
     Attributes:
         files: Size in bytes of every host's file, by its name in the folder of the parts.
-        arrays: Shape and type of every array in parts, by name.
+        arrays: Shape and type of every sharded array, by name.
     """
 
     files: Mapping[str, int]
@@ -117,14 +118,14 @@ class PartsManifest:
 
 
 class PartsWriter:
-    """Writes the parts of this host, one checkpoint after the other, as all hosts do.
+    """Writes this host's parts of each checkpoint. All hosts write at the same steps.
 
     Args:
-        folder: Folder of the checkpoints; the same for all hosts.
-        index: Number of this host.
-        count: Number of all hosts.
-        session: Number that no session before had; the same for all hosts.
-        company: The other hosts.
+        folder: Folder of the checkpoints, shared by all hosts.
+        index: Index of this host, from 0.
+        count: Number of hosts.
+        session: Number of the session: equal on all hosts, never used before.
+        company: Process group of the hosts.
     """
 
     def __init__(self, folder: Path, index: int, count: int, session: int, company: Company) -> None:
@@ -132,10 +133,10 @@ class PartsWriter:
         self._session, self._company, self._number = session, company, 0
 
     def check_folder(self) -> None:
-        """Check that all hosts have one folder for checkpoints.
+        """Check that all hosts share one folder of checkpoints.
 
         Raises:
-            InputError: If this one does not see what host 0 has written.
+            InputError: If this host does not see a file that host 0 has written.
         """
         sign = self._folder / f"{self._session:x}-{0:06d}.shared"
         if self._index == 0:
@@ -152,7 +153,7 @@ class PartsWriter:
             time.sleep(0.1)
 
     def write(self, arrays: Mapping[str, Array]) -> PartsManifest | None:
-        """Write this host's parts; returns the manifest of all hosts' on host 0, once all are written."""
+        """Write this host's parts. Host 0 waits for all hosts and returns the manifest; other hosts return None."""
         self._number += 1
         name = f"{self._session:x}-{self._number:06d}"
         parts = {key: array for key, array in arrays.items() if isinstance(array, ArrayInParts)}
@@ -168,7 +169,7 @@ class PartsWriter:
         return PartsManifest(sizes, {key: (array.shape, array.dtype.str) for key, array in parts.items()})
 
     def clean(self, manifests: Iterable[PartsManifest | None]) -> None:
-        """Delete all parts but those of manifests and those that hosts are just writing."""
+        """Delete the files of parts that no manifest names and no host is writing."""
         kept = {name for manifest in manifests if manifest is not None for name in manifest.files}
         own = f"{self._session:x}-"
         for path in self._folder.glob("*") if self._folder.is_dir() else ():
@@ -187,10 +188,10 @@ def _key(name: str, bounds: _Bounds) -> str:
 
 
 def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]:
-    """Return the arrays of a manifest; their values are read when they are asked for.
+    """Return the arrays of a manifest, by name; their values are read when they are used.
 
     Raises:
-        InputError: If a file of them is missing or damaged.
+        InputError: If a file of the manifest is missing or damaged.
     """
     pieces: dict[str, dict[_Bounds, Any]] = {name: {} for name in manifest.arrays}
     for name, size in manifest.files.items():
@@ -214,7 +215,7 @@ def _keys(path: Path) -> list[str]:
 
 
 def _reader(path: Path, key: str) -> Callable[[], np.ndarray]:
-    """Return what reads an array of a file; the checksum in it is compared."""
+    """Return a function that reads an array from a file and verifies its checksum."""
 
     def read() -> np.ndarray:
         try:
@@ -236,11 +237,11 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 
 def manifest_as_json(manifest: PartsManifest) -> str:
-    """Return a manifest as text."""
+    """Return a manifest as JSON."""
     return json.dumps(dataclasses.asdict(manifest))
 
 
 def manifest_of_json(text: str) -> PartsManifest:
-    """Return the manifest that a text tells of."""
+    """Parse a manifest from JSON."""
     raw = json.loads(text)
     return PartsManifest(raw["files"], {name: (tuple(shape), kind) for name, (shape, kind) in raw["arrays"].items()})

@@ -1,4 +1,4 @@
-"""A profile of a few steps of a training, for TensorBoard: what the device and the host did when."""
+"""Profile of a few training steps for TensorBoard: a timeline of device and host."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -6,19 +6,19 @@ from pathlib import Path
 
 from tpu_components.core.base import progress
 
-PROFILES = "plugins/profile"  # Where TensorBoard's plugin looks for them, below the folder of the curves.
+PROFILES = "plugins/profile"  # Folder below the log directory, expected by TensorBoard's plugin.
 _STEP = "train_model"
 
 
 class StepProfile:
-    """Profiles some steps that come after the first, which is compiled; what a loop tells of its progress says when.
+    """Profiles a number of steps after the first, which compiles. It counts steps by the updates of the progress bar.
 
     Args:
-        num_steps: Steps to profile; 0 is none. Where an epoch ends before, it has its steps alone.
-        batch_size: Examples of a step.
-        log_dir: Folder of TensorBoard; gets `plugins/profile/TIME/HOST.xplane.pb`.
-        start: Begins a profile in that folder; the backend's, by default.
-        stop: Ends it.
+        num_steps: Steps to profile; 0 disables the profile. A profile ends with its epoch.
+        batch_size: Examples per step.
+        log_dir: TensorBoard's log directory; gets `plugins/profile/TIME/HOST.xplane.pb`.
+        start: Starts the backend's profiler with a log directory.
+        stop: Stops the profiler.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class StepProfile:
 
     @contextlib.contextmanager
     def watching(self, bar: progress.Progress, num_examples: int) -> Iterator[progress.Progress]:
-        """Follow the progress through an epoch of so many examples; gives what to tell of it, in the place of `bar`."""
+        """Profile during an epoch of `num_examples`. Yields a progress bar to update in place of `bar`."""
         self._bar, self._epoch_left = bar, num_examples
         self._begin()
         try:
@@ -44,7 +44,7 @@ class StepProfile:
             self._end()
 
     def update(self, count: int, note: str = "") -> None:
-        """Add examples that were trained on."""
+        """Add a number of trained examples; starts or stops the profile when it is time."""
         self._bar.update(count, note)
         self._epoch_left -= count
         if self._is_on:
@@ -67,7 +67,7 @@ class StepProfile:
 
 
 def profiler(backend: str) -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Return how a backend begins and ends a profile."""
+    """Return the functions that start and stop a backend's profiler."""
     if backend == "jax":
         import jax
 

@@ -1,4 +1,4 @@
-"""Where the time of a training goes, as its host sees it."""
+"""Host-side time of a training, by kind of wait."""
 
 import contextlib
 import time
@@ -9,13 +9,13 @@ _WAITS = (INPUT, CHECKPOINT)
 
 
 class Stopwatch:
-    """Seconds by what the host waits for; what nobody measures is the host's own work.
+    """Measures seconds by what the host waits for. Time outside of `measure` counts as `host`.
 
     Args:
-        kinds: Kinds that are measured; `host` is always.
+        kinds: Kinds to measure, besides `host`.
 
     Attributes:
-        waited_seconds: Seconds of input and checkpoints; counts on when the others are taken.
+        waited_seconds: Seconds of input and checkpoints; `take` does not reset it.
     """
 
     def __init__(self, *kinds: str) -> None:
@@ -26,7 +26,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
-        """Count the time of the block as of one kind, but for blocks within it."""
+        """Count the time of a `with` block to a kind, without nested `measure` blocks."""
         self._charge()
         outer, self._kind = self._kind, kind
         try:
@@ -36,7 +36,7 @@ class Stopwatch:
             self._kind = outer
 
     def take(self) -> dict[str, float]:
-        """Return the seconds since the last time, by kind; together they are all that have passed."""
+        """Return the seconds since the last call, by kind. Their sum is the elapsed time."""
         self._charge()
         taken, self._seconds = self._seconds, dict.fromkeys(self.kinds, 0.0)
         return taken

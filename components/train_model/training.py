@@ -1,4 +1,4 @@
-"""A training from its start or its checkpoint to its end: epochs, validation, early stopping, the model's folder."""
+"""Training session: resume or start, run epochs, validate, stop early, write the model's folder."""
 
 import dataclasses
 import functools
@@ -64,14 +64,14 @@ from tpu_components.train_model.validation import SharedModel, Validation
 
 _STEP = "train_model"
 _TENSORBOARD_DIR = "tensorboard"
-_PROGRAMS_DIR = "programs"  # What JAX has compiled: a restart does not compile again.
+_PROGRAMS_DIR = "programs"  # JAX's compile cache: a restart does not compile again.
 _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.proto, base_output_directory.
-# What may change between two sessions of one training; of these the number of replicas alone changes its result.
+# Parameters that may change between two sessions of one run. Only the number of replicas changes the result.
 _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "residency", "steps_per_execution")
 
 
 def default_checkpoint_dir(output: Path) -> Path:
-    """Return where checkpoints go: the platform's place for them (Vertex sets it for a job), else beside the output."""
+    """Return the folder of checkpoints: the platform's (Vertex sets AIP_CHECKPOINT_DIR), else one beside `output`."""
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
     if storage.is_on_google(uri):
         return storage.mounted(uri)
@@ -87,20 +87,19 @@ def train_model(
 ) -> TrainResult:
     """Train a Keras model on a data set's training split.
 
-    1. Continue from this training's checkpoint, if there is one. 2. Otherwise start fresh. Where several hosts train
-    together, host 0 alone writes and needs the checkpoint; all return its result.
+    1. Continue from the checkpoint of the same training, if there is one. 2. Otherwise start fresh. If several hosts
+    train together, only host 0 writes, and all hosts return its result.
 
     Args:
         params: Hyper-parameters of the training.
         records_dir: Folder that create_tfrecords wrote.
-        output: The model's folder; appears whole or not at all, with best and last weights, history and TensorBoard
-            logs.
-        checkpoint_dir: Folder of the checkpoints between sessions; see `default_checkpoint_dir`.
-        hosts: Hosts that train together, and which of them this is; None is as the environment says.
+        output: Folder of the model, written atomically: best and last weights, history and TensorBoard logs.
+        checkpoint_dir: Folder of the checkpoints between sessions; None is `default_checkpoint_dir(output)`.
+        hosts: Hosts that train together, with the index of this one; None reads them from the environment.
 
     Raises:
-        InputError: If parameters, data and device do not fit, or training diverges; the last good checkpoint stays.
-        Terminated: If the platform ends a host, or one is lost: another start goes on from the checkpoint.
+        InputError: If parameters, data and device do not fit, or training diverges; the last good checkpoint is kept.
+        Terminated: If the platform ends a host, or a host is lost. The next start continues from the checkpoint.
     """
     begun, started = time.monotonic(), time.time()
     storage.require_output(output, MODEL_FILE)
@@ -109,7 +108,7 @@ def train_model(
     params.check_batch_fits(num_examples)
     hosts = hosts or find_hosts(os.environ)
     if not hosts.is_writer:
-        os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # What host 0 says holds for all.
+        os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # Only host 0 logs.
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     sessions = Sessions(checkpoint_dir, _digest(_fixed(params), manifest.fingerprint), started)
     with following.while_followed(), sessions.signed(hosts.is_writer):
@@ -129,7 +128,7 @@ def train_model(
             except InputError:
                 raise
             except Exception:
-                unchanged.result()  # What cannot be read may be what has changed: then this says so.
+                unchanged.result()  # Changed records may be the cause; then this raises a clearer error.
                 raise
             unchanged.result()
             result = session.result(first_step_at - begun if first_step_at else 0.0)
@@ -140,7 +139,7 @@ def train_model(
 
 
 def _fixed(params: TrainParams) -> list[tuple[str, Any]]:
-    """Return the parameters that all sessions of a training share."""
+    """Return the parameters that must be equal in all sessions of a run."""
     return sorted((name, value) for name, value in dataclasses.asdict(params).items() if name not in _FREE_TO_CHANGE)
 
 
@@ -149,10 +148,10 @@ def _digest(*facts: Any) -> str:
 
 
 def _sharding_weights(device: devices.Device) -> devices.Device:
-    """Return a device on which models are made in parts, where it has several.
+    """Return the device with fully sharded weights, if it has several replicas.
 
     Raises:
-        InputError: If it cannot.
+        InputError: If the backend is not JAX.
     """
     import keras
 
@@ -166,7 +165,7 @@ def _sharding_weights(device: devices.Device) -> devices.Device:
 
 
 def _in_background(work: Callable[[], None]) -> "Future[None]":
-    """Do some work beside all else; a process that ends does not wait for it."""
+    """Run a function in a daemon thread; the process does not wait for it at exit."""
     outcome: Future[None] = Future()
 
     def run() -> None:
@@ -181,7 +180,7 @@ def _in_background(work: Callable[[], None]) -> "Future[None]":
 
 
 class _Session:
-    """One process's share of a training."""
+    """The part of a training run that one process performs between its start and its end."""
 
     def __init__(
         self,
@@ -203,7 +202,7 @@ class _Session:
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self._num_examples = manifest.split(TRAIN).num_examples
         self.steps = steps_per_epoch(self._num_examples, self.batch_size)
-        # Of a corpus, whose passages may overlap, not every target counts: this is how many examples those make up.
+        # Passages of a corpus may overlap; each character counts once. Convert the count to a number of examples.
         targets = math.prod(manifest.interface.target_shape)
         counted = manifest.split(TRAIN).statistics.get("num_characters", self._num_examples * targets)
         self._counted_examples = counted / targets
@@ -214,7 +213,7 @@ class _Session:
             )
             self._code = check_rebuilds(self.model, params.model, manifest.task)
         self._freezer, self._stages = Freezer(self.model), plan_stages(params)
-        for stage in self._stages:  # A name that fits no layer is told before anything is trained.
+        for stage in self._stages:  # Raises for a name that matches no layer, before training.
             self._freezer.freeze(stage.frozen)
         self._compile(self._stages[0])
         self._num_synchronized = count_synchronized_layers(self.model, device.num_replicas)
@@ -237,7 +236,7 @@ class _Session:
             self._shared_model = SharedModel(self.model, shape, self._mesh, self._share)
             if self._is_resident and self._validation.held is not None:
                 self._shared_model.hold(self._validation.held.inputs, self._validation.most)
-        # The figure whose lowest value is the best epoch's, and which early stopping follows.
+        # The metric that decides the best epoch and early stopping.
         self._judged_by = "loss" if self._validation is None else "validation_loss"
         self.progress = TrainingProgress(identity=self._identity(), batch_size=self.batch_size)
         self._best: Mapping[str, Array] | None = None
@@ -247,7 +246,7 @@ class _Session:
             session, hosts = company.agree(time.time_ns()), company.hosts
             self._parts = PartsWriter(checkpoint_dir, hosts.index, hosts.count, session, company)
         self._is_asked_to_end: Callable[[], bool] = lambda: False
-        self._unchanged = unchanged  # Ends well if the records are those of the manifest; nothing is kept before.
+        self._unchanged = unchanged  # Verification of the records; checkpoints wait for it.
 
     def _make_loop(self) -> Loop:
         params, manifest = self.params, self.manifest
@@ -264,7 +263,9 @@ class _Session:
                     "The training split does not fit in the device's memory beside the model, as residency=device asks "
                     "for. Set training.residency to auto, or lower training.batch_size_per_replica."
                 )
-            progress.say(_STEP, "the data do not fit in the device's memory beside the model: the host hands them over")
+            progress.say(
+                _STEP, "the data do not fit in the device's memory beside the model: they are streamed from the host"
+            )
             self._is_resident, program = False, self._plan(False)
         reader = open_training_split(
             self._records_dir,
@@ -282,17 +283,17 @@ class _Session:
         return FitLoop(self, reader)
 
     def _plan(self, resident: bool) -> Program | None:
-        """Return the program of the JAX backend."""
+        """Return the program of the JAX backend; None for TensorFlow."""
         if self.device.backend != "jax":
             return None
         batch = self.manifest.interface.batch_shapes(self.batch_size)
         return plan_program(self.model, batch, self._num_examples, self.params, resident, self.device.accelerator)
 
     def _compile(self, stage: PlannedStage) -> None:
-        """Compile the model for a stage: what learns in it, and an optimizer that knows nothing yet."""
+        """Compile the model for a stage: its trainable layers and a new optimizer."""
         import keras
 
-        if stage is not self._stages[0]:  # The same draws in every session, wherever it began.
+        if stage is not self._stages[0]:  # Makes random draws independent of the step that the session started at.
             keras.utils.set_random_seed((self.params.seed + stage.number) % 2**32)
         self._stage, self._num_learning = stage, self._freezer.freeze(stage.frozen)
         with self.device.scope():
@@ -305,12 +306,12 @@ class _Session:
                 self.device.jit_compile,
                 weigh_classes(stage.settings, self.manifest.class_names, self.manifest.split(TRAIN).class_counts),
             )
-        # For each weight the variable that is judged and saved in its place: its running average, or itself.
+        # Maps each weight to the variable that is validated and saved for it: its running average, or the weight.
         names = {id(variable): name for name, variable in self.variables().items()}
         self._judged = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(judged)}
 
     def _enter_stage_of(self, epoch: int) -> None:
-        """Be in the stage of an epoch, counted from 0."""
+        """Switch to the stage of an epoch (from 0), if it is another one."""
         if (stage := stage_of(self._stages, epoch)) is not self._stage:
             self._compile(stage)
             self._loop.take_up_model()
@@ -324,7 +325,7 @@ class _Session:
             progress.say(
                 _STEP,
                 f"stage {stage.number}/{len(self._stages)}: {settings.epochs} epochs, learning rate "
-                f"{settings.learning_rate:g}, {frozen}: {self._num_learning:,} parameters learn",
+                f"{settings.learning_rate:g}, {frozen}: {self._num_learning:,} parameters are trainable",
             )
 
     def _identity(self) -> str:
@@ -337,7 +338,7 @@ class _Session:
         )
 
     def variables(self) -> dict[str, Any]:
-        """Return everything that a step changes: weights, dropout's random state, optimizer, running metrics."""
+        """Return all variables that a step changes, by name: weights, random state, optimizer, running metrics."""
         kinds = {
             "weight": self.model.variables,
             "optimizer": self.model.optimizer.variables,
@@ -349,11 +350,11 @@ class _Session:
         return {name: variable for name, variable in self.variables().items() if name in self._judged}
 
     def examples_before(self, step: int) -> int:
-        """Return how many examples of an epoch count in its first steps; the filling of the last batch does not."""
+        """Return the number of examples in the first `step` steps of an epoch, without the last batch's padding."""
         return min(step * self.batch_size, self._num_examples)
 
     def run(self) -> float | None:
-        """Train to the end, from the checkpoint if there is one; when the first step ended, if there was one left."""
+        """Train to the end. Returns the end of the first step, by `time.monotonic`; None if no step was left."""
         if self._validation is None:
             progress.say(_STEP, "there is no validation split: the best epoch is that of the lowest training loss")
         if self._parts is not None:
@@ -363,9 +364,9 @@ class _Session:
 
         curves = tf.summary.create_noop_writer()
         if self._is_writer:
-            if restored is None:  # Curves of another training would be drawn into this one's.
+            if restored is None:  # Delete the curves of another run.
                 shutil.rmtree(self._checkpoint_dir / _TENSORBOARD_DIR, ignore_errors=True)
-            # Between sessions the optimizer's state, averages and two sets of weights, in the end two more sets.
+            # Checkpoints hold optimizer state, averages and two sets of weights; the model's folder two more sets.
             weight_bytes = sum(array.nbytes for array in checkpoints.snapshot(self._weights()).values())
             storage.require_free_bytes(self._checkpoint_dir, 7 * weight_bytes)
             curves = tf.summary.create_file_writer(str(self._tensorboard_dir()))
@@ -380,7 +381,7 @@ class _Session:
         return self._loop.first_step_at
 
     def _first_step_moment(self) -> float | None:
-        """Return when this session's first step ended, in seconds since 1970, if it has."""
+        """Return the end of this session's first step, in seconds since 1970; None before."""
         at = self._loop.first_step_at
         return None if at is None else time.time() - (time.monotonic() - at)
 
@@ -419,9 +420,9 @@ class _Session:
         return Path(uri) if uri and not storage.is_on_google(uri) else self._checkpoint_dir / _TENSORBOARD_DIR
 
     def _publish_curves(self) -> None:
-        """Copy the curves to where the platform's TensorBoard reads them, if that is in a bucket.
+        """Copy the curves to the folder of the platform's TensorBoard, if the folder is in a bucket.
 
-        Whole, and after every epoch: a mounted bucket shows others a file only once it is closed.
+        Copies whole files after every epoch: a mounted bucket shows a file to others only after it is closed.
         """
         uri = os.environ.get(_LOG_DIR, "")
         if storage.is_on_google(uri):
@@ -431,9 +432,9 @@ class _Session:
                 storage.write_bytes(target, path.read_bytes())
 
     def _restore(self) -> Mapping[str, Array] | None:
-        """Take up the checkpoint of this training, if host 0 has one; returns its arrays.
+        """Resume from the checkpoint of this run, if host 0 has one; returns its arrays.
 
-        Of weights in parts each host reads what its devices hold; of others host 0 shares what it has read.
+        Each host reads the parts of its devices if weights are sharded; else host 0 sends the arrays to the others.
         """
         loaded = self._load() if self._is_writer or self._parts is not None else None
         told = self.company.share(json.dumps(None if loaded is None else dataclasses.asdict(self.progress)).encode())
@@ -441,7 +442,7 @@ class _Session:
             self._best = None
             return None
         self.progress = now = TrainingProgress(**saved)
-        self._enter_stage_of(now.epoch if now.step else now.epoch - 1)  # Whose optimizer was saved.
+        self._enter_stage_of(now.epoch if now.step else now.epoch - 1)  # The stage of the saved optimizer.
         arrays = self._taken(loaded)
         with self.device.scope():
             checkpoints.restore(self.variables(), arrays)
@@ -451,7 +452,7 @@ class _Session:
         return arrays
 
     def _taken(self, loaded: dict[str, Array] | None) -> Mapping[str, Array]:
-        """Return a checkpoint's arrays on every host, of which host 0 has loaded them, or all."""
+        """Return the checkpoint's arrays on this host: `loaded` if weights are sharded, else the arrays of host 0."""
         if self._parts is None:
             arrays = loaded or checkpoints.snapshot(self.variables())
             return self.company.share_arrays({name: np.asarray(array) for name, array in arrays.items()})
@@ -463,19 +464,19 @@ class _Session:
         return loaded
 
     def _change_batch_size(self, now: TrainingProgress) -> None:
-        """Go on with another number of replicas than the checkpoint's: at the same share of the epoch's examples.
+        """Convert the step to the batch size of this session, at the same share of the epoch.
 
-        Of these, those that the steps so far have seen are not all told apart from the others.
+        Examples that were seen before the change are not tracked: some may come twice in this epoch, or not at all.
         """
         now.step = now.step * now.batch_size // self.batch_size
         now.batch_size = self.batch_size
-        # Schedules follow the optimizer's steps, of which an epoch has another number now.
+        # Schedules depend on the optimizer's steps, and the number of steps per epoch has changed.
         epochs = now.epoch - self._stage.first_epoch
         self.model.optimizer._iterations.assign(epochs * self.steps + now.step)
         progress.say(_STEP, f"the checkpoint is of another number of replicas; a batch has {self.batch_size} now")
 
     def _load(self) -> dict[str, Array] | None:
-        """Load the checkpoint of this training with its progress, if there is one; returns its arrays."""
+        """Load checkpoint and progress of this run; returns the arrays, None if there is no checkpoint of this run."""
         path = self._checkpoint_dir / checkpoints.CHECKPOINT_FILE
         if not path.is_file():
             return None
@@ -486,7 +487,7 @@ class _Session:
             checkpoint is not None and checkpoint.identity == self.progress.identity
             for checkpoint in (saved, its_progress)
         ]
-        # Best weights may be of another training that took the folder over and died before its own checkpoint.
+        # Another run may have used the folder and died after it wrote best weights and before its first checkpoint.
         if saved is None or not ours[0] or (saved.best_epoch and not ours[1]):
             self._best = None
             progress.say(_STEP, f"the checkpoint in {self._checkpoint_dir} is of another training; starting fresh")
@@ -495,10 +496,10 @@ class _Session:
         return arrays
 
     def is_due(self, seconds: float) -> bool:
-        """Return whether a checkpoint is due: some time after the last one, or at once where a platform ends this.
+        """Return whether a checkpoint is due: `checkpoint_seconds` after the last one, or at once after SIGTERM.
 
-        Of several hosts, host 0 says when; another one that is to end tells it, and computes on until all leave.
-        Where weights lie in parts on them, all save at the same step; else host 0 alone saves.
+        Host 0 decides for all hosts. Another host that receives SIGTERM informs host 0 and continues until all end.
+        If weights are sharded, all hosts save at the same step; else only host 0 saves.
         """
         if not self._is_writer and self._is_asked_to_end():
             self.company.ask_to_end()
@@ -509,12 +510,12 @@ class _Session:
         return self._is_asked_to_end() or self.company.is_asked_to_end()
 
     def save_checkpoint(self, step: int, seconds: float) -> None:
-        """Save where training stands, unless a value is not finite: the last good checkpoint is kept then.
+        """Save a checkpoint, unless a value is not finite; then the last good checkpoint is kept.
 
-        The values are copied off the device now, and checked and written while training goes on.
+        The values are copied from the device now; they are checked and written in the background.
 
         Raises:
-            InputError: If training diverged before the checkpoint before this one.
+            InputError: If a value of the previous checkpoint was not finite.
             Terminated: If SIGTERM has come; the checkpoint is written.
         """
         self._count_start()
@@ -535,7 +536,7 @@ class _Session:
         return self.stopwatch.waited_seconds - self._waited_before
 
     def _count_start(self) -> None:
-        """Count the time to this session's first step, once, as one in which nothing was learned."""
+        """Add the time to this session's first step to the start-up time, once."""
         if self._epochs_begun is not None and self._loop.first_step_at is not None:
             self.progress.start_seconds += self._loop.first_step_at - self._epochs_begun
             self._epochs_begun = None
@@ -543,11 +544,13 @@ class _Session:
     def _end_if_asked(self) -> None:
         if self._is_writer and self._ends():
             self._writer.wait()
-            progress.say(_STEP, f"SIGTERM: the checkpoint is saved in {self._checkpoint_dir}; the next start goes on")
+            progress.say(
+                _STEP, f"SIGTERM: the checkpoint is saved in {self._checkpoint_dir}; the next start continues from it"
+            )
             raise termination.Terminated
 
     def _write(self, name: str, arrays: Mapping[str, Array], now: TrainingProgress) -> None:
-        """Write a file of the checkpoint; of arrays in parts every host writes its own, and host 0 the file at last."""
+        """Write a file of the checkpoint. If weights are sharded, all hosts write their parts before the file."""
         path = self._checkpoint_dir / name
         if self._parts is None:
             checkpoints.save_arrays(path, arrays, now)
@@ -563,10 +566,10 @@ class _Session:
         self._write(checkpoints.CHECKPOINT_FILE, arrays, now)
 
     def divergence(self, step: int, what: str) -> InputError:
-        """Return the error for a value that is not finite, after the last checkpoint is written.
+        """Wait for the last checkpoint and return the error for a value that is not finite.
 
         Raises:
-            InputError: If a value of that was not finite.
+            InputError: If a value of the last checkpoint was not finite.
         """
         self._writer.wait()
         return self._diverged(self.progress.epoch, step, what)
@@ -615,7 +618,7 @@ class _Session:
         judged = entry[self._judged_by]
         if not np.isfinite(judged):
             raise self.divergence(self.steps, f"the {_in_words(self._judged_by)}")
-        # What follows counts to the next epoch, since it is written with this one.
+        # Time after this line counts to the next epoch: this entry is written now.
         now.history.append(entry | {f"{kind}_seconds": spent for kind, spent in self.stopwatch.take().items()})
         now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
         if now.best_loss is None or judged < now.best_loss:
@@ -638,19 +641,19 @@ class _Session:
 
         def write() -> None:
             self._unchanged.result()
-            if best is not None:  # First: a checkpoint that names a best epoch has its weights beside it.
+            if best is not None:  # First, because the checkpoint refers to these weights.
                 self._write(checkpoints.BEST_FILE, best, now)
             self._write(checkpoints.CHECKPOINT_FILE, arrays, now)
 
         self._writer.submit(write)
 
     def _losses(self, logs: Mapping[str, float]) -> dict[str, float]:
-        """Return an epoch's mean loss over examples, comparable with the validation's, and the model's penalty."""
-        # Keras divides the loss by full batches, in which the weights of the filling are zero.
+        """Return an epoch's mean loss per example, comparable with the validation loss, and the model's penalty."""
+        # Keras divides the loss by the size of full batches, though padding has weight zero.
         full = self.steps * self.batch_size / self._counted_examples
         if UNPENALIZED_LOSS not in logs:
             return {"loss": logs["loss"] * full}
-        # A metric is divided by the examples that count. What the loss of full batches has beside it is the penalty.
+        # Keras divides a metric by the sum of weights. The rest of the full-batch loss is the penalty.
         loss = logs[UNPENALIZED_LOSS] * self._num_examples / self._counted_examples
         return {"loss": loss, "penalty": logs["loss"] - loss / full}
 
@@ -659,7 +662,7 @@ class _Session:
             checkpoints.restore(self._weights(), {name: arrays[name] for name in self._judged})
 
     def _validate(self, validation: Validation) -> dict[str, float]:
-        """Return loss and metric of the validation split, of which every host judges its share."""
+        """Return loss and metric of the validation split; every host evaluates its share."""
         interface, losses, scores = self.manifest.interface, [], []
         for places, examples in validation.parts():
             if self._shared_model is not None:
@@ -690,7 +693,6 @@ class _Session:
         return False
 
     def result(self, first_step_seconds: float) -> TrainResult:
-        """Return the outcome of the training."""
         now, last = self.progress, self.progress.history[-1]
         trained = max(now.seconds - now.start_seconds - now.waited_seconds, 0.0)
         paid = self._sessions.paid_seconds(trained, now.waited_seconds + now.end_seconds)
@@ -716,15 +718,17 @@ class _Session:
         )
 
     def save(self, output: Path, result: TrainResult) -> None:
-        """Write the model's folder."""
+        """Write the model's folder atomically."""
         import keras
 
         now = self.progress
-        keras.distribution.set_distribution(None)  # The copies that check it are this host's own affair.
+        keras.distribution.set_distribution(None)  # Only this host builds the copy that verifies the saved model.
         progress.say(_STEP, _time_line(result.time))
         if result.sessions > 1:
-            progress.say(_STEP, f"goodput {result.goodput:.0%}: of {result.sessions} sessions' time, steps that count")
-        self._freezer.freeze(())  # The model as it was built.
+            progress.say(
+                _STEP, f"goodput {result.goodput:.0%}: of the time of {result.sessions} sessions went into the result"
+            )
+        self._freezer.freeze(())  # Restore the trainable layers of the built model.
         with storage.staged_directory(output) as staged:
             save_architecture(self.model, staged, self._code)
             self._save_weights(staged)
@@ -754,10 +758,10 @@ class _Session:
         best, assign = self._best, self._assign
         if self._parts is None:
             arrays = checkpoints.snapshot(self.variables())
-        else:  # Of which this host's devices hold some: its memory takes all, from the files.
+        else:  # This host's devices hold only parts: read all weights from the files into host memory.
             arrays, _ = checkpoints.load_arrays(self._checkpoint_dir / checkpoints.CHECKPOINT_FILE)
             best, _ = checkpoints.load_arrays(self._checkpoint_dir / checkpoints.BEST_FILE)
-            checkpoints.hold(self.variables(), arrays)  # Keras saves the optimizer's beside the weights.
+            checkpoints.hold(self.variables(), arrays)  # Keras saves the optimizer too.
             assign = functools.partial(checkpoints.hold, self._weights())
         assign({name: arrays[judged] for name, judged in self._judged.items()})
         self.model.save_weights(directory / LAST_WEIGHTS_FILE)
@@ -771,18 +775,18 @@ def _in_words(judged_by: str) -> str:
 
 
 def _time_line(time: Mapping[str, float]) -> str:
-    """Say what held the device back.
+    """Format the shares of the training time for the log.
 
     Example:
         >>> _time_line({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
-        'of 10.0 s in epochs the device had 90% to compute; it waited 5% for input, 0% for checkpoints, 5% for the host'
+        'time of epochs 10.0 s: 90% computing; waiting: 5% for input, 0% for checkpoints, 5% for the host'
     """
     total = sum(time.values())
     shares = {kind: seconds / total if total else 0.0 for kind, seconds in time.items()}
     words = {INPUT: "input", CHECKPOINT: "checkpoints", HOST: "the host"}
     waits = [f"{shares[kind]:.0%} for {name}" for kind, name in words.items() if kind in shares]
-    what = "to compute" if INPUT in shares else "to compute and be fed"
-    return f"of {total:.1f} s in epochs the device had {shares[COMPUTE]:.0%} {what}; it waited {', '.join(waits)}"
+    what = "computing" if INPUT in shares else "computing and input"
+    return f"time of epochs {total:.1f} s: {shares[COMPUTE]:.0%} {what}; waiting: {', '.join(waits)}"
 
 
 def _epoch_line(entry: dict[str, float], now: TrainingProgress, epochs: int, manifest: Manifest) -> str:

@@ -1,4 +1,4 @@
-"""The validation split, a part at a time, and the answers of a model that devices and hosts share."""
+"""Validation split, read in parts, and predictions on several devices and hosts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,22 +15,22 @@ from tpu_components.core.examples.records import Examples
 from tpu_components.core.models.step.sharding import shared
 from tpu_components.train_model.loop import put_part
 
-_PART_BYTES = 256 << 20  # Inputs, or answers, that are in memory at a time where the split is not held.
+_PART_BYTES = 256 << 20  # Inputs, or predictions, in memory at a time.
 
 
 class Validation:
-    """A host's share of the validation split: held in RAM where it is small enough, else read again every epoch.
+    """A host's share of the validation split: held in RAM if it is small enough, else read again every epoch.
 
     Args:
         directory: Folder of the records.
-        manifest: Their manifest, which has the split.
-        batch_size: Examples of a step, of all hosts together.
-        in_memory_mib: Decoded size up to which it is held, in MiB.
-        share: Share of the examples and of each batch.
+        manifest: Manifest of the records; must contain the split.
+        batch_size: Examples per step, of all hosts together.
+        in_memory_mib: Largest decoded size to hold in RAM, in MiB.
+        share: This host's share of the examples and of each batch.
 
     Attributes:
-        most: Examples of the host that has most.
-        held: The share; None where it is not held.
+        most: Largest number of examples that a host has.
+        held: Examples of this host; None if they are not held in RAM.
     """
 
     def __init__(
@@ -41,20 +41,20 @@ class Validation:
         self.held: Examples | None = None
         if is_held_in_memory(records.decoded_bytes(manifest, VALIDATION) // share.count, in_memory_mib):
             self.held = records.load_split(directory, manifest, VALIDATION, share=share)
-        # A language model answers every character with a probability of each: gigabytes for a long text.
+        # A language model outputs a distribution for every character: gigabytes for a long text.
         each = max(4 * math.prod(manifest.interface.output_shape), records.input_bytes(manifest.input))
         own_batch = batch_size // share.count
         self._part = -(-_PART_BYTES // (each * own_batch)) * own_batch
 
     @property
     def held_bytes(self) -> int:
-        """Size of what all hosts hold, in bytes."""
+        """Decoded size of the split in bytes, all hosts together; 0 if it is not held."""
         return records.decoded_bytes(self._manifest, VALIDATION) if self.held is not None else 0
 
     def parts(self) -> Iterator[tuple[range, Examples]]:
-        """Yield places, of which every host has as many, and the share's examples at these, of which it may have fewer.
+        """Yield ranges of positions with the host's examples at them.
 
-        Places begin with a batch.
+        All hosts get the same ranges; a host may have one example fewer. Each range starts at a batch.
         """
         read = self._read()
         for start in range(0, self.most, self._part):
@@ -72,17 +72,17 @@ class Validation:
             for fields in batches.as_numpy_iterator():
                 yield Examples(fields[self._manifest.input.feature], fields[LABEL_FEATURE])
         (inputs, labels, _) = (np.empty(*shape) for shape in self._manifest.interface.batch_shapes(0))
-        yield Examples(inputs, labels)  # Where another host has one example more.
+        yield Examples(inputs, labels)  # Empty: another host may have one example more.
 
 
 class SharedModel:
-    """A model on the JAX backend whose devices share every batch, in batches of one size.
+    """Predicts with a Keras model on the JAX backend; each batch is sharded over the devices.
 
     Args:
         model: A keras.Model.
-        batch_shape: Shape of the inputs of a step, of all hosts together.
-        mesh: Devices that share a batch; None is one.
-        share: This host's share of them.
+        batch_shape: Shape of a batch of inputs, of all hosts together.
+        mesh: Devices that share a batch; None for a single device.
+        share: This host's share of each batch.
     """
 
     def __init__(self, model: Any, batch_shape: Sequence[int], mesh: Any, share: Share = WHOLE) -> None:
@@ -92,17 +92,16 @@ class SharedModel:
         self.take_up_model()
 
     def hold(self, inputs: np.ndarray, most: int) -> None:
-        """Put this host's inputs into the devices' memory for good, in as many batches as the most of a host make."""
+        """Keep this host's inputs in device memory, padded to `most`, the largest number of inputs of a host."""
         self._held = put_part(self._cut(inputs, -(-most // self._own_batch)), self._mesh, 1)
 
     def _cut(self, inputs: np.ndarray, count: int) -> np.ndarray:
-        """Return dtype[count, own_batch, size]: batches, filled up with what is cut off the answers."""
-        # Flat, as training's.
+        """Return dtype[count, own_batch, size]: flat batches, padded with repeated inputs."""
         filled = np.resize(inputs, (count * self._own_batch, *self._batch_shape[1:]))
         return filled.reshape(count, self._own_batch, -1)
 
     def take_up_model(self) -> None:
-        """Go on with the model as it is compiled now."""
+        """Compile the prediction for the model as it is now; called after each change of stage."""
         import jax
         from jax import lax
 
@@ -114,7 +113,12 @@ class SharedModel:
         self._answer = jax.jit(answer, out_shardings=sharing)
 
     def answers(self, places: range, inputs: np.ndarray) -> np.ndarray:
-        """Return float32[examples, …], the answers to this host's inputs at some places, which begin with a batch."""
+        """Return predictions for this host's inputs: float32[examples, …].
+
+        Args:
+            places: Positions from `Validation.parts`; must start at a batch.
+            inputs: Inputs at these positions.
+        """
         state = tuple(
             [variable.value for variable in kind]
             for kind in (self._model.trainable_variables, self._model.non_trainable_variables)
@@ -129,7 +133,7 @@ class SharedModel:
 
 
 def _own_parts(arrays: Sequence[Any]) -> Sequence[np.ndarray]:
-    """Return of arrays that devices share along their first axis what this host has."""
+    """Return this host's rows of arrays that are sharded along their first axis."""
     import jax
 
     if jax.process_count() == 1:

@@ -1,1 +1,1 @@
-"""Vertex AI and Kubeflow: jobs, schedules, the training step on a TPU, and the clients of both."""
+"""Clients of Vertex AI and Kubeflow: jobs, schedules, and the training step on a TPU."""

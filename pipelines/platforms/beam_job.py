@@ -1,4 +1,4 @@
-"""The Beam job that writes records, on the runner that a platform has: Dataflow, where the settings say."""
+"""Options of the Beam job that writes records on a platform: Dataflow if the settings name it."""
 
 import dataclasses
 import json
@@ -13,12 +13,12 @@ from tpu_pipelines.config.settings import Settings
 
 
 def with_settings(config: Config, target: str, settings: Settings) -> Config:
-    """Return the configuration with the runner of its Beam job, and with what the settings say of a job on Dataflow.
+    """Return the configuration with the runner of its Beam job and the settings' options for Dataflow.
 
-    What the configuration says itself stays.
+    Values of the configuration take precedence over the settings.
 
     Raises:
-        InputError: If it names no runner for a cluster, or Dataflow could not know where to run or to write.
+        InputError: If a cluster needs a runner and none is named, or Dataflow lacks a region or a bucket.
     """
     asked, runner = config.data.beam_options, _runner(config, target)
     if not runner:
@@ -32,7 +32,7 @@ def with_settings(config: Config, target: str, settings: Settings) -> Config:
 
 
 def is_on_dataflow(config: Config, target: str) -> bool:
-    """Return whether a configuration has its records written on Dataflow."""
+    """Return whether a configuration writes its records on Dataflow."""
     return config.data.engine == BEAM and _runner(config, target) == DATAFLOW
 
 
@@ -41,7 +41,7 @@ def _runner(config: Config, target: str) -> str:
 
 
 def _on_dataflow(config: Config, settings: Settings) -> dict[str, str]:
-    """Return the settings by the names of Beam's options; those of no value are left out."""
+    """Return the settings as Beam options, by name, without empty ones."""
     asked = config.data.beam_options
     bucket = settings.bucket.rstrip("/") if storage.is_on_google(settings.bucket) else ""
     options = {

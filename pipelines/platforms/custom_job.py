@@ -1,7 +1,7 @@
-"""The training step as a custom job of Vertex AI, on the TPU that the configuration names.
+"""Training step as a custom job of Vertex AI, on the configuration's TPU.
 
-Google's launcher, a container of google-cloud-pipeline-components, creates the job and waits for it. The step that has
-the launcher as its container is written here, so that the package itself is not needed.
+Google's launcher, a container of google-cloud-pipeline-components, creates the job and waits for it. This module builds
+the launcher step itself, so that the package is not needed.
 """
 
 import dataclasses
@@ -21,25 +21,25 @@ from tpu_pipelines.config.step_resources import StepResources
 from tpu_pipelines.platforms.jobs import slug
 from tpu_pipelines.platforms.steps import Step
 
-# By its tag, as its package names it (google_cloud_pipeline_components/_image.py): no public document has its digest.
+# By tag, as in google_cloud_pipeline_components/_image.py; the digest is not published.
 LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
-_RESOURCES = "gcp_resources"  # Output of the launcher: by it a launcher that is started again finds its job.
-_FOLDER = re.compile(r'(?<="output_uri_prefix": ")[^"]+')  # Of the checkpoints, in the job's JSON.
-_TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # Of inputs, by the type of their value.
+_RESOURCES = "gcp_resources"  # Output by which a restarted launcher finds its job.
+_FOLDER = re.compile(r'(?<="output_uri_prefix": ")[^"]+')  # Folder of the checkpoints, in the job's JSON.
+_TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # KFP's types of inputs.
 
 
 def in_region(machine: MachineSpec, settings: Settings) -> MachineSpec:
-    """Return the machine, in the settings' region where it names none.
+    """Return the machine; if it has no region, in the settings' region.
 
     Raises:
-        InputError: If that region does not have it.
+        InputError: If the settings' region does not have the machine.
     """
     return dataclasses.replace(machine, region=machine.region or settings.region)
 
 
 def custom_job_name(job_id: str) -> str:
-    """Return the name of a pipeline job's custom job: whoever knows the pipeline job finds it."""
+    """Return the name of a pipeline job's custom job, derived from the pipeline job's id."""
     return f"{job_id}-train-model"
 
 
@@ -54,16 +54,16 @@ def as_custom_job(
     """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
 
     Args:
-        component: Keeps its inputs, outputs, code and image; those of the job's own fields that change no weight
-            become inputs with defaults.
-        machine: In its region; its fallbacks and how long to wait for it are for whoever submits.
+        component: Component to wrap; it keeps its inputs, outputs, code and image. Fields of the job that do not change
+            the weights become inputs with defaults.
+        machine: Machine with its region. Fallbacks and `max_wait_seconds` are ignored; the submission handles them.
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
         name: Name of the run, and of its folder in the bucket.
-        asked: Its retries; the rest is the machine's.
-        fingerprint: Facts that decide the weights, wherever they are trained; a part of the folder's name.
+        asked: Retries of the step; other resources come from the machine.
+        fingerprint: Facts that determine the weights; part of the folder's name.
 
     Raises:
-        InputError: If the component has an input or output named like a field of the job, or the bucket is not on
+        InputError: If the component has an input or output with the name of a job's field, or the bucket is not on
             Cloud Storage.
     """
     from google.protobuf import json_format
@@ -105,15 +105,15 @@ def as_custom_job(
 
 
 def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, Any]:
-    """Return the job's own fields that change no weight.
+    """Return the fields of the job that do not change the weights.
 
-    A service's cache counts inputs by their value, and arguments as they are written, with their placeholders
-    (https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching). It is not documented whether it counts the
-    defaults of inputs, and whether it fills in their placeholders. So these fields are inputs with defaults, but for
-    those that hold a placeholder.
+    The platform's cache key contains values of inputs, and arguments with unresolved placeholders
+    (https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching). Whether it contains defaults of inputs, and
+    resolves placeholders in them, is not documented. So these fields are inputs with defaults, except those with a
+    placeholder.
     """
-    # A slice of several hosts is one replica too: the service starts the container on each of its machines, of which
-    # none goes on without the others, so all start again.
+    # A slice of several hosts is one replica too: the service starts the container on each of its machines. No machine
+    # can continue without the others, so all must restart.
     has_others = machine.slice.hosts > 1 and not machine.disable_retries
     return {
         "location": machine.region or "{{$.pipeline_google_cloud_location}}",
@@ -134,7 +134,7 @@ def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, An
 def _job(
     pool: Mapping[str, Any], values: Mapping[str, Any], machine: MachineSpec, folder: str, settings: Settings
 ) -> dict[str, Any]:
-    """Return the job as the launcher sends it; the launcher drops fields that are empty.
+    """Return the job that the launcher sends; the launcher drops empty fields.
 
     https://github.com/kubeflow/pipelines, components/google-cloud/google_cloud_pipeline_components/container/v1/
     gcp_launcher/job_remote_runner.py, create_job.
@@ -148,8 +148,8 @@ def _job(
             "worker_pool_specs": [pool],
             "scheduling": {**scheduling, **({"disable_retries": True} if machine.disable_retries else {})},
             **{key: values[key] for key in ("service_account", "tensorboard", "network", "psc_interface_config")},
-            # One folder for what is trained, whichever job trains it: a job that Vertex restarts, a fallback and a run
-            # that is sent again go on from the checkpoint.
+            # The folder depends on the training, not on the job: a restarted job, a fallback and a repeated submission
+            # continue from the same checkpoint.
             "base_output_directory": {
                 "output_uri_prefix": f"{settings.bucket.rstrip('/') or dsl.PIPELINE_ROOT_PLACEHOLDER}/{folder}"
             },
@@ -160,14 +160,14 @@ def _job(
 
 
 def start_anew(pipeline: Mapping[str, Any]) -> None:
-    """Have the custom job of a compiled pipeline, if it has one, continue from its own checkpoint alone."""
+    """Change the checkpoint folder of a compiled pipeline's custom job, so that it ignores earlier checkpoints."""
     for executor in pipeline["deploymentSpec"]["executors"].values():
         arguments = executor.get("container", {}).get("args", [])
         arguments[:] = [_FOLDER.sub(r"\g<0>/{{$.pipeline_job_name}}", argument) for argument in arguments]
 
 
 def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings) -> dict[str, Any]:
-    """Return the job's one worker pool: the machine, its disk where one is asked for, and the step's own container."""
+    """Return the job's single worker pool: machine, boot disk if configured, and the step's container."""
     hosts = machine.slice.hosts
     environment = {**settings.environment, **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {})}
     machine_spec: dict[str, Any] = {key: value for key, value in machine.slice.vertex_fields.items() if value}
@@ -185,7 +185,7 @@ def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings
         "replica_count": 1,
         "container_spec": {
             "image_uri": container["image"],
-            # The executor's input is JSON in a text that itself stands in JSON, so its quotes need an escape.
+            # The executor's input is JSON inside a JSON string, so its quotes need an escape.
             **{
                 key: ["{{$.json_escape[1]}}" if word == "{{$}}" else word for word in container.get(key, [])]
                 for key in ("command", "args")
@@ -202,7 +202,7 @@ def _input(name: str) -> str:
 
 
 def _as_argument(job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return the job as JSON, the placeholders of inputs that are no text without quotes: JSON takes their place."""
+    """Return the job as JSON. Placeholders of inputs that are not strings lose their quotes: JSON replaces them."""
     text = json.dumps(job)
     for name, value in inputs.items():
         if not isinstance(value, str):
@@ -211,7 +211,7 @@ def _as_argument(job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
 
 
 def _check_names(component: Any, fields: tuple[str, ...]) -> None:
-    """Refuse names that the job has too: one of the two would silently overwrite the other."""
+    """Raise InputError for names that the job uses too: one value would silently overwrite the other."""
     own = component.component_spec
     if taken := sorted({*(own.inputs or ()), *(own.outputs or ())} & set(fields)):
         raise InputError(

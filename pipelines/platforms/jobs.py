@@ -1,4 +1,4 @@
-"""What a job is, on any platform: what is sent, what is known of it, and what a platform can be asked."""
+"""Jobs on any platform: the job to submit, the state of a submission, and the interface of platforms."""
 
 import copy
 import dataclasses
@@ -14,14 +14,14 @@ from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import State
 from tpu_components.core.machines.machine_spec import MachineSpec
 
-DIGEST = "tpu_pipelines_digest"  # The label that holds it.
+DIGEST = "tpu_pipelines_digest"  # Label with the digest of the run.
 
 
 FINGERPRINTS = ("data", "configuration", "code")
 
 
 def slug(name: str) -> str:
-    """Return a name in letters that ids and labels may have.
+    """Convert a name to characters that are valid in ids and labels.
 
     Example:
         >>> slug("My.Run_2"), slug("3d")
@@ -38,14 +38,14 @@ def now() -> datetime.datetime:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A pipeline, ready to be sent.
+    """A pipeline that is ready to submit.
 
     Attributes:
-        job_id: Id of the job on the platform; there is never a second of that id.
-        name: Name of the run, as the configuration says it.
+        job_id: Id of the job on the platform; unique.
+        name: Name of the run in the configuration.
         package: The compiled pipeline, YAML.
-        machine: Machine that it trains on; the region is filled in.
-        labels: Labels by which it is known later.
+        machine: Machine of the training, with its region.
+        labels: Labels that identify the job later.
     """
 
     job_id: str
@@ -56,17 +56,17 @@ class Job:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of what the job follows from; see `caching.fingerprints`."""
+        """Fingerprints of the job's data, configuration and code; see `caching.fingerprints`."""
         return fingerprints_in(self.labels)
 
     @property
     def specification(self) -> dict[str, Any]:
-        """The pipeline alone, without what is said of the platform beside it."""
+        """The pipeline specification, without the platform specification."""
         return copy.deepcopy(parse_package(self.package))
 
 
 def fingerprints_in(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return what a job follows from, as its labels say; see `caching.fingerprints`."""
+    """Return the fingerprints in the labels of a job; see `caching.fingerprints`."""
     return {part: labels[name] for part in FINGERPRINTS if (name := f"tpu_pipelines_{part}") in labels}
 
 
@@ -78,23 +78,23 @@ def parse_package(package: str) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Submission:
-    """A run on a platform, as it was when the platform was last asked.
+    """State of a run on a platform, at the last request.
 
     Attributes:
-        job_id: The platform's name of it.
-        name: Name of the run, as the configuration says it.
-        state: State of the job so far.
-        machine: Machine that it trains on, as `v5e-4`.
-        url: Address of its page.
-        logs_url: Address of what the training prints.
-        steps: The state of each step that has one.
-        error: Why it failed, in the platform's words.
-        lacks_machine: Whether it failed because its machine cannot be had.
-        waited_seconds: Seconds that it has waited for its machine without getting it.
-        fingerprints: Fingerprints of what it follows from; see `caching.fingerprints`. Empty where it does not say.
-        digest: Digest of the whole run; the same run has the same, also one that a schedule started.
-        created: When it was sent, ISO 8601; empty where the platform does not say.
-        training_seconds: Seconds that the training has had its machine, or waited for it, so far.
+        job_id: Id of the job on the platform.
+        name: Name of the run in the configuration.
+        state: State of the job.
+        machine: Machine of the training, for example `v5e-4`.
+        url: URL of the run's page.
+        logs_url: URL of the training's logs.
+        steps: States of the steps that have started, by name.
+        error: The platform's message, if the run failed.
+        lacks_machine: Whether the run failed because its machine is not available.
+        waited_seconds: Seconds that the run has been waiting for its machine.
+        fingerprints: Fingerprints of data, configuration and code; see `caching.fingerprints`. Empty if unknown.
+        digest: Digest of the whole run; equal for equal runs, including those of a schedule.
+        created: Time of submission, ISO 8601; empty if unknown.
+        training_seconds: Seconds that the training has had its machine, or waited for it.
     """
 
     job_id: str
@@ -114,43 +114,43 @@ class Submission:
 
     @property
     def promoted(self) -> bool:
-        """Whether the gate let the model through."""
-        # The second stands for the first where nothing is exported.
+        """Whether the model has passed the gate."""
+        # The second step shows it if nothing is exported.
         judged = (self.steps.get(name) for name in ("export_model", "mark_promoted"))
         return any(state in (State.SUCCEEDED, State.CACHED) for state in judged)
 
 
 class Submitter(Protocol):
-    """A platform. Its methods raise `OutageError` where the same call may succeed later, `InputError` for a refusal."""
+    """A platform for runs. Methods raise `OutageError` for transient errors and `InputError` for refusals."""
 
     def create(self, job: Job) -> Submission:
-        """Start a job; where there is one of its id already, find that."""
+        """Start a job, or return the existing job with its id."""
 
     def get(self, job_id: str) -> Submission | None:
-        """Return a job, if there is one of that id."""
+        """Return the job with this id; None if there is none."""
 
     def latest(self, name: str) -> Submission | None:
-        """Return the newest job of a run, if there is one of that name."""
+        """Return the newest job with this name; None if there is none."""
 
     def cancel(self, job_id: str) -> None:
-        """Stop a job; nothing happens to one that has ended."""
+        """Stop a job, unless it has ended."""
 
     def find_output(self, job_id: str, step: str, output: str) -> str:
-        """Return the place of what a step of a job has written; empty where the platform does not say."""
+        """Return the URI of an output of a job's step; empty if unknown."""
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """Return what `create` would send, without asking the platform."""
+        """Return the request of `create`, without a call to the platform."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Retrying:
-    """A platform whose outages are waited out."""
+    """Wraps a platform; retries transient errors."""
 
     submitter: Submitter
     backoff: Backoff = dataclasses.field(default_factory=Backoff)
 
     def create(self, job: Job) -> Submission:
-        """Create a job; one that was created without our hearing of it is found."""
+        """See `Submitter`. If the response of a call is lost, the repeated call returns the created job."""
         return self.backoff(lambda: self.submitter.create(job))
 
     def get(self, job_id: str) -> Submission | None:

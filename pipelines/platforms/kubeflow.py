@@ -1,4 +1,4 @@
-"""Kubeflow Pipelines: runs, and recurring runs."""
+"""Client of Kubeflow Pipelines: runs and recurring runs."""
 
 import contextlib
 import datetime
@@ -23,8 +23,8 @@ from tpu_pipelines.platforms.schedules import Schedule, comparable
 
 _TIMEOUT_SECONDS = 60
 _TRAINING_TASK = "train-model"
-# KFP calls the pod of every step so: the step itself is a node of the workflow that has this one in it. With retries it
-# is the node of all of them, and each has a number.
+# KFP's name for the pod of every step; the step itself is the node around it. With retries, this node contains the
+# attempts, each with a number.
 _POD = re.compile(r"executor(\(\d+\))?")
 _STATES = {
     "SUCCEEDED": State.SUCCEEDED,
@@ -34,25 +34,25 @@ _STATES = {
     "RUNNING": State.RUNNING,
     "CANCELING": State.RUNNING,
 }
-_TO_BE_ENABLED = "tpu_pipelines_to_be_enabled"  # Of a schedule that takes the place of an active one.
+_TO_BE_ENABLED = "tpu_pipelines_to_be_enabled"  # Marks the replacement of an active schedule.
 
 
 class Kubeflow:
     """Kubeflow Pipelines as a `Submitter` and a `Scheduler`.
 
-    The server gives every run an id of its own and lets many have one name, so a job's id is the name of its run. Two
-    who submit at the same moment may both start one: of these the older counts, and whoever sees the other deletes it.
+    The server assigns run ids and allows equal names, so a job's id is the name of its run. Two concurrent submissions
+    may both start a run; then the older run counts, and the next request deletes the other.
 
-    A run is in the experiment of its configuration's name, and its description holds the job's labels. What the server
-    does not say: why a pod waits. One that no node has a TPU for looks like one whose image is being pulled, so
-    `max_wait_seconds` must leave time for that; a run never `lacks_machine`, it only waits for it.
+    A run is in the experiment with its configuration's name, and its description contains the job's labels. The server
+    does not report why a pod waits: a missing TPU looks like a slow image pull, so `max_wait_seconds` must be longer
+    than the pull. `lacks_machine` is always False.
 
     Args:
-        settings: Must have `kfp_host`. Runs write under `bucket` if there is one, else where the server lets them.
-        now: The time, in UTC.
+        settings: Must have `kfp_host`. Runs write to `bucket`, or to the server's default if it is empty.
+        now: Returns the time, in UTC.
 
     Raises:
-        InputError: If settings are missing; names them all.
+        InputError: If settings are missing; the message lists all.
     """
 
     def __init__(self, settings: Settings, now: Callable[[], datetime.datetime] = now) -> None:
@@ -61,23 +61,23 @@ class Kubeflow:
 
     @property
     def _address(self) -> str:
-        """The server's, as it may be shown."""
+        """Address of the server for messages, without secrets."""
         return hide_credentials(self._settings.kfp_host)
 
     @functools.cached_property
     def _client(self) -> Any:
-        """KFP's own client, which knows several ways to sign in; a token in a file is read anew for every call."""
+        """KFP's own client, which supports several ways to sign in; it reads a token file again for every call."""
         import kfp.client as sdk
 
         class Client(sdk.Client):
             def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:
-                """Ask once; the client's own would try again for half a minute, and print stack traces."""
+                """Request once; the client's own method retries for half a minute and prints stack traces."""
                 return self.healthzs.healthz_service_get_healthz(_request_timeout=_TIMEOUT_SECONDS)
 
         token = os.environ.get(sdk.KF_PIPELINES_SA_TOKEN_ENV, sdk.KF_PIPELINES_SA_TOKEN_PATH)
         has_token = sdk.KF_PIPELINES_SA_TOKEN_ENV in os.environ or os.path.exists(token)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # That servers before 2.0 will not do.
+            warnings.simplefilter("ignore", FutureWarning)  # About servers before 2.0.
             return Client(
                 host=self._settings.kfp_host,
                 namespace=self._settings.kfp_namespace or "kubeflow",
@@ -85,13 +85,13 @@ class Kubeflow:
             )
 
     def _call(self, service: str, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call the server once, and once more with a new sign-in if it does not take the old one any longer."""
+        """Call the server; if the sign-in has expired, sign in again and repeat the call once."""
 
         def send() -> Any:
             call = getattr(getattr(self._client, service), f"{service.removesuffix('s')}_service_{method}")
             result = call(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
             kind = call.__self__.api_client.last_response.getheader("Content-Type") or ""
-            if "json" not in kind:  # The client would take it for an answer that is empty.
+            if "json" not in kind:  # The client would return it as an empty response.
                 raise InputError(
                     f"{self._address} answers, but not as Kubeflow Pipelines: expected JSON, received "
                     f"{kind or 'nothing'}. A page to sign in at may be in front of it. Check kfp_host and the sign-in."
@@ -108,7 +108,7 @@ class Kubeflow:
             return send()
 
     def _list(self, service: str, name: str) -> list[Any]:
-        """Return what has exactly this name, the oldest first."""
+        """Return the objects with exactly this name, the oldest first."""
         condition = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
         page = self._call(
             service,
@@ -133,7 +133,7 @@ class Kubeflow:
     # Submitter
 
     def _request(self, job: Job) -> dict[str, Any]:
-        """Return what a run and a recurring run have in common, but for the experiment."""
+        """Return the common fields of a run and a recurring run, without the experiment."""
         root = self._settings.bucket
         return {
             "description": yaml.safe_dump(dict(job.labels)),
@@ -142,11 +142,11 @@ class Kubeflow:
         }
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """Return the run that `create` sends, as JSON; its experiment is called like the configuration."""
+        """Return the run that `create` sends, as JSON."""
         return {"display_name": job.job_id, **self._request(job)}
 
     def create(self, job: Job) -> Submission:
-        """Start a run; where there is one of its name already, find that."""
+        """Start a run, or return the existing run with its name."""
         if existing := self._find(job.job_id):
             return self._read(existing)
         run = _sdk().V2beta1Run(experiment_id=self._experiment(job.name), **self.describe(job))
@@ -154,14 +154,14 @@ class Kubeflow:
         return self._read(self._find(job.job_id) or created)
 
     def get(self, job_id: str) -> Submission | None:
-        """Return a run, if there is one of that name."""
+        """Return the run with this name; None if there is none."""
         with contextlib.suppress(MissingError):
             if existing := self._find(job_id):
                 return self._read(self._call("runs", "get_run", existing.run_id))
         return None
 
     def latest(self, name: str) -> Submission | None:
-        """Return the newest run in the experiment of that name, or the run that has this id."""
+        """Return the newest run in the experiment with this name, or the run with this id."""
         if experiments := self._list("experiments", name):
             newest = self._call(
                 "runs",
@@ -175,7 +175,7 @@ class Kubeflow:
         return self.get(name)
 
     def cancel(self, job_id: str) -> None:
-        """Stop a run; nothing happens to one that has ended, or is being stopped."""
+        """Stop a run, unless it has ended or is being stopped."""
         existing = self._find(job_id)
         if existing is None:
             raise InputError(f"Cannot cancel {job_id!r} at {self._address}: there is no run of that name.")
@@ -188,14 +188,14 @@ class Kubeflow:
                 raise
 
     def find_output(self, job_id: str, step: str, output: str) -> str:
-        """Return the place of what a step has written; empty where runs write at the server's own place.
+        """Return the URI of a step's output; empty if runs write to the server's default folder.
 
-        The server does not say it, but its driver always makes it so: ROOT/PIPELINE/RUN/STEP/SALT/OUTPUT, once without
-        a salt (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs). Of a step that the cache has
-        answered it is in another run's folder.
+        The server does not report the URI, but its driver builds it as ROOT/PIPELINE/RUN/STEP/SALT/OUTPUT, in older
+        versions without the salt (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs). The output of
+        a cached step is in another run's folder.
 
         Raises:
-            InputError: If nothing is there.
+            InputError: If there is no such output.
         """
         run = self._find(job_id)
         root = _root(run).partition("?")[0].rstrip("/") if run else ""
@@ -207,7 +207,7 @@ class Kubeflow:
         return next((f"{folder}{above}/{output}" for above, separator, _ in names if separator), "")
 
     def _experiment(self, name: str) -> str:
-        """Return the id of the experiment of that name; creates it."""
+        """Return the id of the experiment with this name; creates it if it is missing."""
         if not (experiments := self._list("experiments", name)):
             experiment = _sdk().V2beta1Experiment(display_name=name, **self._where)
             with contextlib.suppress(ExistsError):
@@ -218,9 +218,9 @@ class Kubeflow:
         return str(experiments[0].experiment_id)
 
     def _find(self, job_id: str) -> Any:
-        """Return the run of that name, if there is one; others that were started at the same moment are deleted.
+        """Return the oldest run with this name, None if there is none; deletes concurrent duplicates.
 
-        Whoever comes last sees all of them, and all agree on the oldest, so that one stays.
+        The last of several concurrent callers sees all runs, and all keep the oldest one, so exactly one remains.
         """
         if not (runs := self._list("runs", job_id)):
             return None
@@ -232,7 +232,7 @@ class Kubeflow:
         return kept
 
     def _read(self, run: Any) -> Submission:
-        """Read a run of the server."""
+        """Convert a run of the server to a `Submission`."""
         labels = _labels(run.description)
         tasks = sorted(
             run.run_details.task_details or () if run.run_details else (), key=lambda entry: entry.start_time
@@ -243,7 +243,7 @@ class Kubeflow:
         state = _STATES.get(run.state, State.PENDING)
         terminated = any(entry.state == "CANCELING" for entry in run.state_history or ())
         if state is State.FAILED and (terminated or never_ran):
-            state = State.CANCELLED  # The server calls what was terminated failed.
+            state = State.CANCELLED  # The server reports terminated runs as failed.
         failed = [name.replace("-", "_") for name, word in steps.items() if word == "failed"]
         said = (run.error.message if run.error else "") or f"{', '.join(failed) or 'The run'} failed; its log says why."
         return Submission(
@@ -265,31 +265,31 @@ class Kubeflow:
     # Doctor
 
     def has_several_users(self) -> bool:
-        """Ask the server's API for its health, and whether everything there belongs to a namespace."""
+        """Return whether the server is in multi-user mode, with objects in namespaces, from its health API."""
         return bool(self._call("healthzs", "get_healthz").multi_user)
 
     def check_sign_in(self) -> None:
-        """Ask as whoever is signed in for what only they may see."""
+        """Make a request that needs a valid sign-in."""
         self._call("experiments", "list_experiments", page_size=1, **self._where)
 
     # Scheduler
 
     def schedules(self, name: str) -> list[Schedule]:
-        """Return all recurring runs of a name, the oldest first."""
+        """Return all recurring runs with this name, the oldest first."""
         return [self._read_schedule(recurring) for recurring in self._list("recurring_runs", name)]
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """Return what a recurring run says that is ours to say."""
+        """Return the fields of a recurring run that we set."""
         return _content(self._recurring_run(job, cron))
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:
-        """Return a new recurring run."""
+        """Create a recurring run."""
         return self._create_schedule(self._recurring_run(job, cron))
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """Return a recurring run in the place of this one: the server cannot change one.
+        """Replace a recurring run by a new one, since the server cannot change it.
 
-        The old one goes last, so that whoever is killed half-way can do it again; never are both active.
+        The old one is deleted last, so that a killed process can repeat the replacement; the two are never both active.
         """
         old = self._call("recurring_runs", "get_recurring_run", schedule_id)
         wanted = self._recurring_run(job, cron)
@@ -310,15 +310,15 @@ class Kubeflow:
         return self._read_schedule(self._call("recurring_runs", "get_recurring_run", new_id))
 
     def pause_schedule(self, schedule_id: str) -> None:
-        """Start no more runs."""
+        """Pause a recurring run: it starts no further runs."""
         self._call("recurring_runs", "disable_recurring_run", schedule_id)
 
     def resume_schedule(self, schedule_id: str) -> None:
-        """Start runs again; those that were missed stay so."""
+        """Resume a recurring run; missed runs are not started."""
         self._call("recurring_runs", "enable_recurring_run", schedule_id)
 
     def delete_schedule(self, schedule_id: str) -> None:
-        """Forget a recurring run; nothing happens to one that is not there."""
+        """Delete a recurring run, if it exists."""
         with contextlib.suppress(MissingError):
             self._call("recurring_runs", "delete_recurring_run", schedule_id)
 
@@ -350,32 +350,31 @@ class Kubeflow:
 
 
 def connect(settings: Settings) -> Kubeflow:
-    """Connect to Kubeflow Pipelines, with the sign-in that its client finds."""
+    """Connect to Kubeflow Pipelines, with the sign-in of its client."""
     return Kubeflow(settings)
 
 
 def _id(item: Any) -> str:
-    """Return the id of a run, recurring run or experiment."""
     names = ("run_id", "recurring_run_id", "experiment_id")
     return next(str(getattr(item, name)) for name in names if name in item.openapi_types)
 
 
 @functools.lru_cache(maxsize=16)
 def _whole_spec(package: str) -> dict[str, Any]:
-    """Return the pipeline, and what it says of Kubernetes, as the server takes them."""
+    """Return pipeline and platform specification in the server's form."""
     spec, *platforms = yaml.safe_load_all(package)
     return {"pipeline_spec": spec, "platform_spec": platforms[0]} if platforms else spec
 
 
 def _step_names(whole_spec: Mapping[str, Any]) -> set[str]:
-    """Return the tasks of a pipeline, in whatever part: not the nodes that KFP adds to its workflow."""
+    """Return the names of all tasks of a pipeline, nested ones included, without the nodes that KFP adds."""
     spec = whole_spec.get("pipeline_spec", whole_spec)
     parts = (spec.get("root", {}), *spec.get("components", {}).values())
     return {name for part in parts for name in part.get("dag", {}).get("tasks", ())}
 
 
 def _labels(description: str | None) -> dict[str, str]:
-    """Return the labels in a description; none if it is not one of ours."""
+    """Return the labels in a description; empty if this project did not write it."""
     with contextlib.suppress(yaml.YAMLError):
         labels = yaml.safe_load(description or "")
         if isinstance(labels, dict):
@@ -384,7 +383,7 @@ def _labels(description: str | None) -> dict[str, str]:
 
 
 def _seconds_of_training(tasks: Sequence[Any], now: datetime.datetime) -> float:
-    """Return how long the training's node has been there; one that goes on ends before it begins."""
+    """Return the duration of the training's node in seconds, so far. A running node has an end before its start."""
     training = next((task for task in tasks if task.display_name == _TRAINING_TASK), None)
     if training is None:
         return 0.0
@@ -393,16 +392,16 @@ def _seconds_of_training(tasks: Sequence[Any], now: datetime.datetime) -> float:
 
 
 def _wait_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[float, bool]:
-    """Return how many seconds the training's pod waited without ever running, and whether that has ended.
+    """Return the seconds that the training's pod has waited, and whether the wait is over.
 
     Args:
-        tasks: The nodes of the run's workflow, by start.
-        now: The time.
+        tasks: Nodes of the run's workflow, sorted by start.
+        now: Current time.
     """
     training = next((task for task in tasks if task.display_name == _TRAINING_TASK), None)
     if training is None or training.state == "SUCCEEDED":
         return 0, False
-    # The server does not say whose a pod is; while the training goes on no other step does.
+    # The server does not report the step of a pod; no other step runs during the training.
     pods = [
         attempt
         for attempt in tasks
@@ -421,7 +420,7 @@ def _wait_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[flo
 
 
 def _with_seconds(cron: str) -> str:
-    """Return a cron expression as KFP has it, with a field for the second in front.
+    """Convert a cron expression to KFP's form, with a first field for seconds.
 
     Example:
         >>> _with_seconds("0 3 * * *"), _with_seconds("CRON_TZ=Europe/Berlin 0 3 * * 1-5")
@@ -433,7 +432,7 @@ def _with_seconds(cron: str) -> str:
 
 
 def _content(recurring_run: Any) -> dict[str, Any]:
-    """Return what decides what a recurring run does when, in plain values."""
+    """Return the fields that define a recurring run's schedule and pipeline, as plain values."""
     labels = _labels(recurring_run.description)
     labels.pop(_TO_BE_ENABLED, None)
     schedule = recurring_run.trigger.cron_schedule
@@ -446,19 +445,19 @@ def _content(recurring_run: Any) -> dict[str, Any]:
 
 
 def _root(item: Any) -> str:
-    """Return where a run or recurring run writes; empty where the server decides."""
+    """Return the folder for outputs of a run or recurring run; empty if the server decides."""
     config = item.runtime_config
     return (config.get("pipeline_root") if isinstance(config, dict) else config and config.pipeline_root) or ""
 
 
 def _is_same(recurring_run: Any, other: Any) -> bool:
-    """Return whether two recurring runs do the same."""
+    """Return whether two recurring runs have equal content."""
     before, after = comparable(_content(recurring_run), _content(other))
     return before == after
 
 
 def _sdk() -> Any:
-    """Return the types of the server's API; the client and all of `kfp` come with them only when a call is made."""
+    """Return the module of the server's API types. The import is late, because it loads all of `kfp`."""
     import kfp_server_api
 
     return kfp_server_api
@@ -466,7 +465,7 @@ def _sdk() -> Any:
 
 @contextlib.contextmanager
 def _translated(doing: str, host: str) -> Iterator[None]:
-    """Turn the errors of KFP's client into ours."""
+    """Convert errors of KFP's client to ours."""
     import urllib3
 
     refused = f"Kubeflow Pipelines at {host} refused to {doing}:"
@@ -500,7 +499,7 @@ def _translated(doing: str, host: str) -> Iterator[None]:
 
 
 def _message(error: Any) -> str:
-    """Return what the server says of an error; the reason alone where that is a page and no message of the API."""
+    """Return the server's message of an error; only the HTTP reason if the response is no API message."""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         body = json.loads(error.body)
         return str(body.get("message") or body.get("error") or error.reason)

@@ -1,4 +1,4 @@
-"""The Kubernetes secret with which the pods of steps sign in to S3, or to what speaks it."""
+"""Kubernetes secret for the pods of steps to sign in to S3 or a compatible service."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ from tpu_components.core.files import storage
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEPS
 
-# As boto3 reads them: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/configuration.html. No pod starts
-# while the secret lacks one of the first: https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist
+# Variables of boto3: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/configuration.html. A pod does not
+# start if the secret lacks one of the first: https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 OPTIONAL_KEYS = ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION")
 _RUN_THE_MODELS_CODE = ("preflight_training", "train_model", "evaluate_model", "export_model")
 
 
 def steps_on_s3(config: Config, bucket: str) -> frozenset[str]:
-    """Return the steps whose pods read or write on s3://; all of them where a run's results go there.
+    """Return the steps whose pods read or write s3://; all steps if the bucket is on S3.
 
     Args:
-        config: Configuration of the run, its model where it travels to.
-        bucket: Bucket of the settings: KFP's launcher copies a step's artifacts in the step's own pod.
+        config: Configuration of the run, with the model's bundle if it has one.
+        bucket: Bucket of the settings. KFP's launcher copies artifacts in the pod of each step.
     """
     if _is_on_s3(bucket):
         return frozenset(STEPS)
@@ -33,7 +33,7 @@ def _is_on_s3(uri: str) -> bool:
 
 
 def variables_of(secret: str) -> list[dict[str, Any]]:
-    """Return the variables that sign a pod in, as a pod that is not KFP's lists them; none need be in the secret."""
+    """Return the environment variables of a plain Kubernetes pod that read the secret; all keys are optional."""
     return [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
         for key in (*KEYS, *OPTIONAL_KEYS)
@@ -41,7 +41,7 @@ def variables_of(secret: str) -> list[dict[str, Any]]:
 
 
 def sign_in(task: Any, secret: str) -> Any:
-    """Give a step's pod the variables that sign it in, out of a secret; returns the step."""
+    """Set a step's environment variables from the secret; returns the step."""
     from kfp import kubernetes
 
     kubernetes.use_secret_as_env(task, secret, {key: key for key in KEYS})

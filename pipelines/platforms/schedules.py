@@ -1,4 +1,4 @@
-"""What a schedule is, on any platform, and what a platform can be asked of it."""
+"""Schedules on any platform, and the interface of platforms for schedules."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ class Schedule:
     """A schedule on a platform.
 
     Attributes:
-        schedule_id: The platform's name of it.
+        schedule_id: Id of the schedule on the platform.
         name: Name of the runs.
-        cron: When they start.
-        is_paused: Whether they do not, for now.
-        content: Plain values that decide what happens when; equal contents do the same.
-        next_run: When the next one starts, in UTC, if the platform says so.
-        url: Address of its page.
+        cron: Cron expression of the start times.
+        is_paused: Whether the schedule is paused.
+        content: Plain values that define the schedule; schedules with equal content do the same.
+        next_run: Time of the next run, in UTC; empty if unknown.
+        url: URL of the schedule's page.
     """
 
     schedule_id: str
@@ -31,34 +31,34 @@ class Schedule:
 
 
 class Scheduler(Protocol):
-    """A platform. Its methods raise `OutageError` where the same call may succeed later, `InputError` for a refusal."""
+    """A platform for schedules. Methods raise `OutageError` for transient errors and `InputError` for refusals."""
 
     def schedules(self, name: str) -> list[Schedule]:
-        """Return all schedules of a name, the oldest first."""
+        """Return all schedules with this name, the oldest first."""
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """Return the content of a schedule of this job. Asks the platform nothing."""
+        """Return `Schedule.content` for this job, without a call to the platform."""
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:
-        """Return a new schedule."""
+        """Create a schedule."""
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """Change the job or the time of a schedule; where it cannot be changed, a new one takes its place."""
+        """Change job or time of a schedule, or replace it by a new one if the platform cannot change it."""
 
     def pause_schedule(self, schedule_id: str) -> None:
-        """Start no more runs."""
+        """Pause a schedule: it starts no further runs."""
 
     def resume_schedule(self, schedule_id: str) -> None:
-        """Start runs again; those that were missed stay so."""
+        """Resume a schedule; missed runs are not started."""
 
     def delete_schedule(self, schedule_id: str) -> None:
-        """Forget a schedule; nothing happens to one that is not there."""
+        """Delete a schedule, if it exists."""
 
 
 def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return two contents as they are to be compared: a specification by our digest of it, where both carry one.
+    """Prepare two contents for comparison: replaces a pipeline specification by our digest, if both have one.
 
-    A service may fill in and reorder what it was sent, and would seem to hold another pipeline for ever.
+    A service may complete and reorder a specification, which would then always differ from ours.
     """
     digest = after.get("labels", {}).get(DIGEST)
     is_same = bool(digest) and before.get("labels", {}).get(DIGEST) == digest

@@ -1,4 +1,4 @@
-"""A step of a pipeline, as a platform wraps it."""
+"""Type of a pipeline step that a platform has wrapped."""
 
 from collections.abc import Callable
 from typing import Any

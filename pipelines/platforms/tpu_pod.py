@@ -1,4 +1,4 @@
-"""The training step on a Kubeflow cluster: a pod that asks for a TPU, or one that starts a JobSet of several hosts."""
+"""Training step on a Kubeflow cluster: a pod that requests a TPU, or a pod that starts a JobSet of several hosts."""
 
 import dataclasses
 import hashlib
@@ -18,34 +18,34 @@ from tpu_pipelines.platforms import s3
 from tpu_pipelines.platforms.jobs import slug
 from tpu_pipelines.platforms.steps import Step
 
-# The label of the nodes: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+# Node labels: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 _GKE_ACCELERATORS = {"v3": "tpu-v3-device", "v5e": "tpu-v5-lite-podslice", "v6e": "tpu-v6e-slice", "7x": "tpu7x"}
-_GKE_PODSLICES = {**_GKE_ACCELERATORS, "v3": "tpu-v3-slice"}  # Those of several hosts.
+_GKE_PODSLICES = {**_GKE_ACCELERATORS, "v3": "tpu-v3-slice"}  # For slices of several hosts.
 _KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-# Hosts may be lost so often; what a user is mistaken in starts nothing again.
+# Limit for lost hosts; a user's mistake is never restarted.
 _MOST_RESTARTS = 10
-_KEPT_SECONDS = 24 * 3600  # That a JobSet which has failed can be looked at.
-# That of the images' user, whom Kubernetes lets write to a pod's volumes so.
+_KEPT_SECONDS = 24 * 3600  # Time to inspect a failed JobSet.
+# Group of the images' user; Kubernetes gives it write access to a pod's volumes.
 _GROUP_ID = 1000  # docker/Dockerfile: useradd
-# A proxy beside a host would stand between the hosts, and never end. As KFP labels and annotates pods of its own; the
-# label is what Istio reads today: https://istio.io/latest/docs/reference/config/annotations
+# A sidecar proxy would be between the hosts and never end. KFP sets label and annotation on its own pods too; Istio now
+# reads the label: https://istio.io/latest/docs/reference/config/annotations
 _WITHOUT_PROXY = {"sidecar.istio.io/inject": "false"}
 
 
 @dataclasses.dataclass(frozen=True)
 class TpuPod:
-    """The pod of a host that trains, whoever starts it.
+    """Pod of a training host.
 
     Attributes:
-        chips: TPU chips that it asks for.
-        selectors: Labels of its node.
-        tolerations: Taints of its node.
-        labels: Labels of its own.
-        environment: Variables of its container.
-        secrets: Secrets that it mounts, and their paths.
-        volumes: Persistent volume claims that it mounts, and their paths.
-        cpu: CPUs that it asks for; 0 asks for none.
-        memory: Memory that it asks for, as `16Gi`.
+        chips: TPU chips to request.
+        selectors: Required labels of the node.
+        tolerations: Tolerated taints of the node.
+        labels: Labels of the pod.
+        environment: Environment variables of the container.
+        secrets: Secrets to mount, with their paths.
+        volumes: Persistent volume claims to mount, with their paths.
+        cpu: CPUs to request; 0 requests none.
+        memory: Memory to request, for example `16Gi`.
     """
 
     chips: int
@@ -67,22 +67,22 @@ def as_tpu_pod(
     asked: StepResources | None = None,
     fingerprint: Mapping[str, str] | None = None,
 ) -> Step:
-    """Return a step whose pod asks a GKE cluster for a TPU, or whose pod starts others that do.
+    """Return a step whose pod requests a TPU from a GKE cluster, or starts a JobSet that does.
 
     Args:
-        component: Stays as it is.
-        machine: Its region, boot disk and restarts are the cluster's affair.
-        settings: Labels, environment, secrets, volumes, queue and how the node is had.
+        component: Component of the step; it is not changed.
+        machine: Machine of the training. Region, boot disk and restarts are ignored: the cluster decides them.
+        settings: Labels, environment, secrets, volumes, queue and kind of node.
         name: Name of the run, and of its folder on the first volume.
-        asked: Resources that it asks for beside the TPU; None is no more.
-        fingerprint: Fingerprints that decide the training's result beside its inputs; a part of the folder's name.
+        asked: Further resources of the step; None requests none.
+        fingerprint: Facts besides the inputs that determine the result; part of the folder's name.
 
     Raises:
-        InputError: If GKE does not have the machine, or its hosts would have no volume in common.
+        InputError: If GKE does not have the machine, or several hosts have no shared volume.
     """
     import kfp.kubernetes as kubernetes
 
-    # Weights that other code, or another model of that name, trained to the end are not taken for this one's.
+    # The folder depends on code and model, so that finished weights of others are not reused.
     version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
     folder = next((f"{path.rstrip('/')}/{name}/{version}" for path in settings.volumes.values()), "")
     pod = _tpu_pod(machine, settings, asked, folder)
@@ -111,10 +111,10 @@ def as_tpu_pod(
         if pod.volumes:
             as_root(task)
         if asked:
-            # Of several hosts each attempt follows the same ones, which have one time.
+            # With several hosts, all attempts follow one JobSet and share its time limit.
             task = apply_retries(task, asked, timeout_seconds, is_of_all=has_others)
             task = task if has_others else place_on("kubeflow", task, asked)
-            # No limits: who has all chips has the host to itself.
+            # No limits: a pod with all chips has the host to itself.
             task.set_cpu_request(str(pod.cpu)).set_memory_request(pod.memory)
         return kubernetes.set_timeout(task, timeout_seconds)
 
@@ -145,10 +145,10 @@ def _tpu_pod(machine: MachineSpec, settings: Settings, asked: StepResources | No
 
 
 def _waiting_pod(pod: TpuPod, manifest: Mapping[str, Any], folder: str, machine: MachineSpec) -> TpuPod:
-    """Return the pod of a step that starts others: it needs no TPU, and what they are to be.
+    """Return the pod of a step that starts a JobSet: it has no TPU, and the JobSet's manifest in its environment.
 
     Raises:
-        InputError: If they would have no volume in common.
+        InputError: If the hosts have no shared volume.
     """
     if not folder:
         raise InputError(
@@ -157,7 +157,7 @@ def _waiting_pod(pod: TpuPod, manifest: Mapping[str, Any], folder: str, machine:
             "TPU_PIPELINES_VOLUMES=CLAIM=/mnt/PATH, or use a machine of one host."
         )
     ask = json.dumps({"manifest": manifest, "shared": f"{folder}/hosts"}, sort_keys=True)
-    own = {key: value for key, value in pod.environment.items() if key != COUNT_VARIABLE}  # This one is no host.
+    own = {key: value for key, value in pod.environment.items() if key != COUNT_VARIABLE}  # This pod is not a host.
     return dataclasses.replace(
         pod,
         chips=0,
@@ -172,13 +172,13 @@ def _waiting_pod(pod: TpuPod, manifest: Mapping[str, Any], folder: str, machine:
 def _jobset(
     pod: TpuPod, machine: MachineSpec, settings: Settings, name: str, image: str, timeout_seconds: int
 ) -> dict[str, Any]:
-    """Return the JobSet of a slice without its name and command: api/jobset/v1alpha2/jobset_types.go of JobSet."""
+    """Return the JobSet of a slice, without name and command; see JobSet's api/jobset/v1alpha2/jobset_types.go."""
     hosts = machine.slice.hosts
     job = {
         "parallelism": hosts,
         "completions": hosts,
         "completionMode": "Indexed",
-        "backoffLimit": 0,  # None goes on without the others.
+        "backoffLimit": 0,  # A host cannot continue without the others.
         "activeDeadlineSeconds": timeout_seconds,
         # https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
         "podFailurePolicy": {
@@ -200,14 +200,14 @@ def _jobset(
         "metadata": {
             "generateName": slug(name),
             "labels": {**settings.labels, **_queue(settings)},
-            # All pods on the nodes of one slice: https://jobset.sigs.k8s.io/docs/tasks/tpu_multislice
+            # Puts all pods on the nodes of one slice: https://jobset.sigs.k8s.io/docs/tasks/tpu_multislice
             "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
         },
         "spec": {
             "ttlSecondsAfterFinished": _KEPT_SECONDS,
             "failurePolicy": {
                 "maxRestarts": _MOST_RESTARTS,
-                # A mistake, and the end of the time: what fits no rule starts again, with all its time.
+                # No restart after a user's mistake or the time limit. Other failures restart with the full time limit.
                 "rules": [
                     {
                         "name": "final",
@@ -228,8 +228,8 @@ def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
     requests = {"cpu": str(pod.cpu), "memory": pod.memory} if pod.cpu else {}
     return {
         "restartPolicy": "Never",
-        # The step's account may start JobSets, and hosts ask the cluster nothing. At Google they sign in as it all the
-        # same: GKE's metadata server knows a pod's account without this token, and Google's own module mounts none
+        # Hosts must not have the step's permission to start JobSets, and do not call the cluster. They can still sign
+        # in to Google: GKE's metadata server needs no such token, and Google's own module mounts none
         # (https://cloud.google.com/kubernetes-engine/docs/concepts/workload-identity;
         # terraform-google-modules/terraform-google-kubernetes-engine modules/workload-identity/variables.tf).
         "automountServiceAccountToken": False,
@@ -247,8 +247,8 @@ def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
                 "env": [*({"name": key, "value": value} for key, value in pod.environment.items()), *signing_in],
                 "resources": {"limits": {"google.com/tpu": str(pod.chips)}, "requests": requests},
                 "volumeMounts": [{"name": name, "mountPath": path} for name, (_, _, path) in mounts.items()],
-                # As KFP has it of its steps (backend/src/v2/compiler/argocompiler/security_context.go). Who it runs as,
-                # the image says: a TPU may need root.
+                # As for KFP's steps (backend/src/v2/compiler/argocompiler/security_context.go). The image sets the
+                # user: a TPU may need root.
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             }
         ],
@@ -257,10 +257,10 @@ def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
 
 
 def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
-    """Return the labels of the nodes that have a machine.
+    """Return the labels of nodes with a machine.
 
     Raises:
-        InputError: If GKE has no such machine.
+        InputError: If GKE does not have the machine.
     """
     entry = machine.slice
     generation = entry.generation.name
@@ -293,7 +293,7 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
 
 
 def _queue(settings: Settings) -> dict[str, str]:
-    """Return the label of what waits until its queue admits it: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods."""
+    """Return Kueue's label of the queue that admits a pod: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods."""
     return {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
 
 

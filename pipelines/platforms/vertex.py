@@ -1,4 +1,4 @@
-"""Vertex AI: pipeline jobs, and schedules of them."""
+"""Client of Vertex AI: pipeline jobs and schedules."""
 
 import contextlib
 import dataclasses
@@ -26,33 +26,33 @@ _STATES = {
     "PIPELINE_STATE_RUNNING": State.RUNNING,
     "PIPELINE_STATE_CANCELLING": State.RUNNING,
 }
-# What Vertex says when it has no machine, or we may use no more of them.
+# Vertex's messages about missing capacity or quota.
 _NO_CAPACITY = re.compile(
     r"RESOURCE_EXHAUSTED|STOCKOUT|RESOURCE_POOL_EXHAUSTED|resources are insufficient|no more capacity"
     r"|exceed quota limits",
     re.IGNORECASE,
 )
-# A program that ended quotes what it printed, which may be that the TPU's memory was exhausted: it had its machine.
+# The message of a failed program, which had its machine. It quotes the program's output, such as exhausted TPU memory.
 _PROGRAM_ENDED = re.compile(r"exited with a non-zero status")
 _NEVER_RUNS = ("PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 _OURS_OF_A_JOB = ("labels", "serviceAccount", "network", "encryptionSpec", "pscInterfaceConfig", "pipelineSpec")
-_ACTIVE_RUNS = 1  # Of a schedule: else runs that wait for a machine pile up.
+_ACTIVE_RUNS = 1  # Of a schedule, so that runs do not queue up while one waits for a machine.
 _RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
 
 
 class Vertex:
     """Vertex AI as a `Submitter` and a `Scheduler`.
 
-    The service's own clients are used, not `aiplatform.PipelineJob`: that one makes a bucket that it does not find,
-    asks for the project's number, and keeps its settings for the whole process.
+    It uses the service's generated clients instead of `aiplatform.PipelineJob`, which creates missing buckets, requests
+    the project's number, and keeps global settings.
 
     Args:
-        settings: Must have the project, the region and the bucket.
-        service: That of the settings, with the environment's credentials, if not given.
-        now: The time, in UTC.
+        settings: Must have project, region and bucket.
+        service: Client of the service; None creates one with the environment's credentials.
+        now: Returns the time, in UTC.
 
     Raises:
-        InputError: If settings are missing; names them all.
+        InputError: If settings are missing; the message lists all.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Vertex:
         self._parent = f"projects/{settings.project}/locations/{settings.region}"
 
     def _call(self, method: str, request: Any, kind: str = "PipelineService", region: str = "") -> Any:
-        """Call the service once; its errors become ours."""
+        """Call the service once and convert its errors to ours."""
         return self._service.call(kind, method, request, region)
 
     # Submitter
@@ -97,10 +97,10 @@ class Vertex:
         return json_format.MessageToDict(types().CreatePipelineJobRequest.pb(self._request(job)))
 
     def create(self, job: Job) -> Submission:
-        """Start a job, in the experiment of the settings; where there is one of its id already, find that.
+        """Start a job in the settings' experiment, or return the existing job with its id.
 
-        The service makes what an experiment can hold of a job only when it begins to run it: until then it is no use to
-        go on, and whoever asks again finds the job.
+        The service creates the job's context, which an experiment needs, only when the job starts. Before that this
+        raises OutageError, and a repeated call finds the job.
         """
         with contextlib.suppress(ExistsError):
             created = self._call("create_pipeline_job", self._request(job))
@@ -115,13 +115,15 @@ class Vertex:
         return self._read(existing)
 
     def _put_into_experiment(self, job: Any) -> None:
-        """Let the experiment of the settings hold a job; nothing happens where it does already, or the job never ran.
+        """Add a job to the settings' experiment, unless it is there already or never ran.
 
-        As Google's SDK does: aiplatform/metadata/experiment_resources.py, `_log_pipeline_job`.
+        Works like Google's SDK: aiplatform/metadata/experiment_resources.py, `_log_pipeline_job`.
         """
         run = job.job_detail.pipeline_run_context.name
         if not run and job.state.name not in _NEVER_RUNS:
-            raise OutageError(f"{job.name.rpartition('/')[2]} has not begun, and so is in no experiment yet.")
+            raise OutageError(
+                f"{job.name.rpartition('/')[2]} has not started yet, so it cannot be added to the experiment."
+            )
         if run:
             store, experiment = run.rpartition("/contexts/")[0], self._settings.experiment
             context = {
@@ -137,23 +139,23 @@ class Vertex:
             self._call("add_context_children", children, "MetadataService")
 
     def get(self, job_id: str) -> Submission | None:
-        """Return a job, if there is one of that id."""
+        """Return the job with this id; None if there is none."""
         with contextlib.suppress(MissingError):
             return self._read(self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"}))
         return None
 
     def latest(self, name: str) -> Submission | None:
-        """Return the newest job of a run, or the job that has this id."""
+        """Return the newest job with this name, or the job with this id."""
         if re.fullmatch(r"[\w.-]+", name):
             condition = f'display_name="{name}" AND labels.tpu_pipelines_run:*'
             request = {"parent": self._parent, "filter": condition, "order_by": "create_time desc", "page_size": 1}
-            for job in self._call("list_pipeline_jobs", request):  # The first page is there.
-                # A listing does not say how the steps fare; one that is gone by now is found by nobody.
+            for job in self._call("list_pipeline_jobs", request):  # The first page is loaded.
+                # A listing lacks the states of steps. None if the job was deleted meanwhile.
                 return self.get(job.name.rpartition("/")[2])
         return self.get(name) if re.fullmatch(r"[a-z][-a-z0-9]*", name) else None
 
     def cancel(self, job_id: str) -> None:
-        """Stop a job; nothing happens to one that has ended."""
+        """Stop a job, unless it has ended."""
         try:
             self._call("cancel_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"})
         except InputError:
@@ -162,7 +164,7 @@ class Vertex:
                 raise
 
     def find_output(self, job_id: str, step: str, output: str) -> str:
-        """Return the place of what a step has written, also where the cache has answered; empty if it has not."""
+        """Return the URI of a step's output, also of a cached step; empty if there is none."""
         job = self._call("get_pipeline_job", {"name": f"{self._parent}/pipelineJobs/{job_id}"})
         for task in job.job_detail.task_details:
             if task.task_name.replace("-", "_") == step and output in task.outputs:
@@ -170,7 +172,7 @@ class Vertex:
         return ""
 
     def _read(self, job: Any) -> Submission:
-        """Read a pipeline job of the service, and the custom job that trains for it."""
+        """Convert a pipeline job of the service, with its custom job, to a `Submission`."""
         job_id = job.name.rpartition("/")[2]
         tasks = {task.task_name: task for task in job.job_detail.task_details}
         state = _STATES.get(job.state.name, State.PENDING)
@@ -207,7 +209,7 @@ class Vertex:
         lacking = [error for name, error in errors if name == _TRAINING_TASK]
         if custom_job and custom_job.error.message:
             errors, lacking = [(_TRAINING_TASK, custom_job.error)], [custom_job.error]
-        elif lacking and custom_job is None:  # Refused at creation, as for want of quota: maybe only the job says why.
+        elif lacking and custom_job is None:  # Refused at creation, for example for quota.
             lacking.append(job.error)
         said = "; ".join(f"{name.replace('-', '_')}: {error.message}" for name, error in errors if error.message)
         return dataclasses.replace(
@@ -217,7 +219,7 @@ class Vertex:
         )
 
     def _custom_job(self, job: Any) -> Any:
-        """Return the custom job that trains, or did last, for a pipeline job."""
+        """Return the latest custom job of a pipeline job; None if there is none."""
         region = job.labels.get("tpu_pipelines_region") or self._settings.region
         request = {
             "parent": f"projects/{self._settings.project}/locations/{region}",
@@ -229,7 +231,7 @@ class Vertex:
     # Scheduler
 
     def schedules(self, name: str) -> list[Schedule]:
-        """Return all schedules of a name, the oldest first."""
+        """Return all schedules with this name, the oldest first."""
         request = {"parent": self._parent, "filter": f'display_name="{name}"'}
         schedules = self._service.list("ScheduleService", "list_schedules", request)
         return [
@@ -238,16 +240,16 @@ class Vertex:
         ]
 
     def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
-        """Return what a schedule says that is ours to say."""
+        """Return the fields of a schedule that we set."""
         return self._read_schedule(self._schedule(job, cron)).content
 
     def create_schedule(self, job: Job, cron: str) -> Schedule:
-        """Return a new schedule."""
+        """Create a schedule."""
         request = {"parent": self._parent, "schedule": self._schedule(job, cron)}
         return self._read_schedule(self._call("create_schedule", request, "ScheduleService"))
 
     def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
-        """Return the same schedule of another job, or at another time."""
+        """Change job and time of a schedule."""
         schedule = self._schedule(job, cron)
         schedule.name = self._schedule_name(schedule_id)
         fields = ["cron", "create_pipeline_job_request", "max_concurrent_active_run_count"]
@@ -255,16 +257,16 @@ class Vertex:
         return self._read_schedule(self._call("update_schedule", request, "ScheduleService"))
 
     def pause_schedule(self, schedule_id: str) -> None:
-        """Start no more runs."""
+        """Pause a schedule: it starts no further runs."""
         self._call("pause_schedule", {"name": self._schedule_name(schedule_id)}, "ScheduleService")
 
     def resume_schedule(self, schedule_id: str) -> None:
-        """Start runs again; those that were missed stay so."""
+        """Resume a schedule; missed runs are not started."""
         request = {"name": self._schedule_name(schedule_id), "catch_up": False}
         self._call("resume_schedule", request, "ScheduleService")
 
     def delete_schedule(self, schedule_id: str) -> None:
-        """Forget a schedule; nothing happens to one that is not there."""
+        """Delete a schedule, if it exists."""
         with contextlib.suppress(MissingError):
             self._call("delete_schedule", {"name": self._schedule_name(schedule_id)}, "ScheduleService")
 
@@ -273,11 +275,11 @@ class Vertex:
 
     def _schedule(self, job: Job, cron: str) -> Any:
         request = self._request(job)
-        request.pipeline_job_id = ""  # Each run has an id of its own.
+        request.pipeline_job_id = ""  # Every run gets its own id.
         return types().Schedule(
             display_name=job.name,
             cron=cron,
-            max_concurrent_run_count=1,  # Required, and of the requests that start runs alone.
+            max_concurrent_run_count=1,  # Required; limits start requests only.
             max_concurrent_active_run_count=_ACTIVE_RUNS,
             create_pipeline_job_request=request,
         )
@@ -313,12 +315,12 @@ def connect(settings: Settings) -> Vertex:
 
 
 def _step_state(name: str) -> str:
-    """Return a task's state in our words: Vertex says of one that the cache answers that it is skipped."""
+    """Convert the state of a Vertex task to ours; Vertex reports cached steps as skipped."""
     return State.CACHED if name == "SKIPPED" else name.lower()
 
 
 def is_out_of_capacity(code: int, message: str) -> bool:
-    """Return whether an error of a training job says that its machine cannot be had now.
+    """Return whether an error of a training job means that its machine is not available.
 
     Example:
         >>> is_out_of_capacity(9, "Resources are insufficient in region: us-west1.")

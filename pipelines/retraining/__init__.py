@@ -1,1 +1,1 @@
-"""Whether a run is needed, and what CI shows of runs."""
+"""Retraining: deciding whether a run is needed, monitoring predictions, and reports for CI."""

@@ -1,6 +1,6 @@
-"""What CI shows of runs: Markdown for a job's summary or a pull request, and the gate's rules as JUnit XML.
+"""Reports for CI: Markdown for a job's summary or a pull request, and the gate's rules as JUnit XML.
 
-JUnit has no standard of its own; these are the elements of the XSD that Jenkins publishes with its xUnit plugin.
+JUnit XML has no official standard; these are the elements in the XSD of Jenkins's xUnit plugin.
 """
 
 import re
@@ -27,14 +27,14 @@ _RULE = re.compile(r"(passed|failed): (.+)", re.DOTALL)
 def render_markdown(
     name: str, decision: RunDecision, outcome: str, links: Mapping[str, str], findings: RunFindings
 ) -> str:
-    """Return what was decided and what became of it, as GitHub's Markdown.
+    """Return GitHub Markdown about a retraining decision and the outcome of its run.
 
     Args:
         name: Name of the configuration.
         decision: The decision.
         outcome: Result of the run, or its state.
-        links: Addresses to show, by their texts.
-        findings: Reasons of the gate, and figures.
+        links: URLs by link text.
+        findings: Reasons of the gate, and metrics.
     """
     told = outcome if decision.needed else f"not needed ({outcome})"
     lines = [f"### {_SIGNS.get(outcome, '▶️')} {_plain(name)}: {_plain(told)}", "", _plain(decision.reason), ""]
@@ -44,12 +44,12 @@ def render_markdown(
 
 
 def render_preflight(name: str, report: PreflightReport, comparison: FootprintComparison | None) -> str:
-    """Return what preflight found, beside another training where it was compared with one, as GitHub's Markdown.
+    """Return GitHub Markdown about preflight's findings.
 
     Args:
         name: Name of the configuration.
-        report: Findings on its machines.
-        comparison: The first of them beside another training.
+        report: Findings for its machines.
+        comparison: Comparison of the first machine with another training; None without one.
     """
     failed = [reason for machine in report.machines for reason in machine.reasons]
     failed += comparison.broken if comparison else ()
@@ -65,7 +65,7 @@ def render_preflight(name: str, report: PreflightReport, comparison: FootprintCo
 
 
 def render_runs(runs: Mapping[str, RunFindings]) -> str:
-    """Return the figures of several runs with their intervals, their slices that changed, and what preflight found.
+    """Return GitHub Markdown about several runs: metrics with intervals, changed slices, and preflight's findings.
 
     Args:
         runs: Findings by the names of the runs.
@@ -74,7 +74,7 @@ def render_runs(runs: Mapping[str, RunFindings]) -> str:
 
 
 def render_outputs(values: Mapping[str, str]) -> str:
-    r"""Return lines `name=value` for later steps, as `$GITHUB_OUTPUT` takes them; values that are empty are left out.
+    r"""Return lines `name=value` for `$GITHUB_OUTPUT`, without empty values.
 
     Example:
         >>> render_outputs({"needed": "true", "run": "", "outcome": "promoted\nneeded=false"})
@@ -84,19 +84,19 @@ def render_outputs(values: Mapping[str, str]) -> str:
 
 
 def append(path: Path, text: str) -> None:
-    """Add to what earlier steps of a job have written; never a new file in its place, which may be mounted."""
+    """Append to a file, which may be mounted and so must not be replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
 
 
 def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
-    """Return the rules of the gate as test cases; where none is known, or it has failed, the run itself is one.
+    """Return the rules of the gate as JUnit test cases. A run that failed, or has no rules, is a test case itself.
 
     Args:
         name: Name of the configuration.
         outcome: Result of the run, or its state.
-        reasons: Reasons of the gate, each with `passed` or `failed` before it.
+        reasons: Reasons of the gate, each with the prefix `passed` or `failed`.
     """
     rules = [match.groups() for reason in reasons if (match := _RULE.fullmatch(reason))]
     has_failed = outcome in (State.FAILED, State.CANCELLED)
@@ -196,7 +196,7 @@ def _interval(evaluation: Evaluation, figure: str) -> str:
 
 
 def _slices(slices: Sequence[Slice]) -> Iterator[str]:
-    """Yield the slices that surely became better or worse, the worst first."""
+    """Yield Markdown rows of the slices with a significant change, the worst first."""
     compared = [(part.difference, i) for i, part in enumerate(slices) if part.difference]
     changed = [(difference.advantage, i) for difference, i in compared if difference.is_clear]
     if not changed:
@@ -224,10 +224,10 @@ def _verdict(reason: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text that Markdown shows as it is, on one line: classes and files have any names."""
+    """Escape a text for Markdown, on one line; names of classes and files may contain anything."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&])", r"\\\1", " ".join(text.split()))
 
 
 def _legal(text: str) -> str:
-    """Return a text without the characters that XML 1.0 forbids."""
+    """Remove characters that XML 1.0 forbids."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)

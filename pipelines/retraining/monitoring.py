@@ -1,4 +1,4 @@
-"""Whether a server's predictions look like those to the version's test split, by the log that it keeps."""
+"""Compares the predictions in a server's log with the version's predictions for its test split."""
 
 import dataclasses
 import tempfile
@@ -20,40 +20,39 @@ from tpu_components.core.registry.reference import EXPORT_DIR
 from tpu_components.core.results.export_info import ExportInfo
 
 LATENCY = "latency"
-_SLOW_SHARE = 0.05  # Share of the requests that may take longer than the limit.
+_SLOW_SHARE = 0.05  # Allowed share of requests that take longer than the limit.
 _SLOW = "share of the requests above the limit, of which 5 % may be"
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A line of the log, as far as it is compared; see `tpu_components.serving.prediction_log`."""
+    """The compared fields of a line in the log; see `tpu_components.serving.prediction_log`."""
 
     model: str
     version: str
     name: str
     confidence: Annotated[float, typed_json.Range(0, 1 + 1e-6)]
     ms: typed_json.Amount
-    format: str = FLOAT  # This and what follows is not in older lines.
+    format: str = FLOAT  # Old logs lack this and the following fields.
     instance: int = 0
     share: typed_json.Share = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """A log held against a version.
+    """Comparison of a prediction log with a version.
 
     Attributes:
         version: Name of the version.
-        format: Format of it that answered most; the others' predictions are left out.
-        num_predictions: Number of predictions that were compared.
-        share: Share of the predictions that the server logs; 0 where the log does not say.
-        num_without_version: Number of those that name no version: their export was served from outside a registry.
-        left_out: Number of lines that were not, by the reason.
-        num_requests: Number of requests whose first prediction is among them: an equal share of the requests of any
-            size.
-        ms: Milliseconds within which half of these requests were answered, and 95 % of them; None without any.
-        shifts: Every figure, the largest difference first.
-        power: Shifts that so many predictions can show, in words.
+        format: Exported format with the most predictions; predictions of other formats are left out.
+        num_predictions: Number of compared predictions.
+        share: Share of the predictions that the server logs; 0 if unknown.
+        num_without_version: Number of compared predictions without a version: the export was not in a registry.
+        left_out: Number of lines that were left out, by reason.
+        num_requests: Number of requests whose first prediction was compared; so large requests count only once.
+        ms: Median and 95 % quantile of these requests' times, in milliseconds; None without requests.
+        shifts: Differences of all statistics, the largest effect first.
+        power: Description of the shift that this number of predictions can show.
     """
 
     version: str
@@ -69,25 +68,25 @@ class Watch:
 
     @property
     def drifted(self) -> bool:
-        """Whether any figure counts as drifted."""
+        """Whether any statistic has drifted."""
         return any(shift.drifted for shift in self.shifts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return values for JSON."""
         return {"drifted": self.drifted, **dataclasses.asdict(self)}
 
 
 def watch(log: Path, against: str, latency_ms: float | None = None, confidence: float = 0.99) -> Watch:
-    """Compare the predictions of a log with those that the same format of a version made of its test split.
+    """Compare the predictions of a log with those of the same format of a version for its test split.
 
     Args:
         log: File that `tpu-pipelines serve --log` wrote.
         against: `REGISTRY/MODEL@VERSION_OR_ALIAS`.
-        latency_ms: Milliseconds that 95 % of the requests are to keep to; None looks at no time.
-        confidence: Share of the logs like the test split of which nothing is said to have drifted.
+        latency_ms: Time limit for 95 % of the requests, in milliseconds; None skips this test.
+        confidence: Probability that no drift is reported if the predictions have not changed.
 
     Raises:
-        InputError: If the log holds no prediction of that version, or the version keeps no answers.
+        InputError: If the log has no prediction of this version, or the version has no sketch of its predictions.
     """
     origin = origin_of(against)
     if origin is None:
@@ -104,7 +103,7 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
     place = {name: i for i, name in enumerate(names)}
     predicted = np.array([place[prediction.name] for prediction in predictions])
     confidences = np.array([prediction.confidence for prediction in predictions])
-    # The time is the request's, and large requests are slow: each counts once, and is there with the same chance.
+    # Large requests are slow. Only first predictions count, so requests of any size have equal weight.
     ms = np.array([prediction.ms for prediction in predictions if prediction.instance == 0])
     answers = sketch_answers(str(log), names, predicted, confidences)
     shifts = find_shifts(answers, before, confidence, num_others=int(latency_ms is not None))
@@ -125,28 +124,28 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
 
 
 def _describe(origin: Origin) -> ExportInfo:
-    """Read what the export of a version is."""
+    """Read the info file of a version's export."""
     with tempfile.TemporaryDirectory(prefix="version-") as scratch:
         described = storage.localize(f"{origin.uri}/{EXPORT_DIR}/{EXPORT_FILE}", Path(scratch))
         return ExportInfo.load(described.parent)
 
 
 def _read(log: Path, origin: Origin, info: ExportInfo) -> tuple[list[Prediction], dict[str, int]]:
-    """Return the predictions of a version, one of its classes each, and how many lines are left out by the reason."""
+    """Return a version's predictions in a log, and the number of lines that were left out, by reason."""
     try:
         lines = log.read_bytes().splitlines()
     except OSError as error:
         raise InputError(
             f"Cannot read {log}: {error.strerror}. Expected a file that `tpu-pipelines serve --log` wrote."
         ) from error
-    # A server calls a version by the registry's name, or where it knows of none, by the export's.
+    # The server logs the model's name in the registry, or the export's own name outside a registry.
     names, classes = {origin.model_name, info.model}, set(info.class_names)
     predictions, left_out = [], Counter[str]()
     for line in lines:
         try:
             raw = typed_json.decode(line)
             read = typed_json.read({**raw, "name": raw["class"]}, Prediction, "line", any_version=True)
-        except (KeyError, TypeError, ValueError):  # As a disk that was full for a while leaves them.
+        except (KeyError, TypeError, ValueError):  # For example truncated by a full disk.
             left_out["no prediction of a class"] += 1
             continue
         if read.model not in names:
@@ -172,7 +171,7 @@ def _quantiles(ms: np.ndarray) -> tuple[float, float]:
 
 
 def _judge_time(ms: np.ndarray, limit: float, allowed: float) -> Shift:
-    """Test whether more than a twentieth of the requests take too long, by the binomial test."""
+    """Test by the binomial test whether more than 5 % of the requests exceed the time limit."""
     from scipy import stats
 
     num_slow = int((ms > limit).sum())

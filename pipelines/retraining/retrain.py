@@ -1,4 +1,4 @@
-"""Whether a run is needed: what has changed since the last one of its name, and how long ago that was."""
+"""Decides whether a run is needed, by the changes since the last run with its name, and the age of that run."""
 
 import dataclasses
 import datetime
@@ -18,19 +18,19 @@ from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.submission.submit import RunPlan, look_up
 
 CHANGED, DRIFTED, OLDER, ALWAYS = "changed", "drifted", "older-than", "always"
-DATA = "data"  # Of a run's fingerprints, that of its data.
+DATA = "data"  # Key of the data in a run's fingerprints.
 _UNITS = {"d": "days", "h": "hours"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Occasion:
-    """The occasions on which a run is needed; any of them is enough.
+    """Conditions for a new run; one that holds is enough.
 
     Attributes:
-        changed: Whether a change of data, configuration or code is one.
-        older_than: Age of the last run from which on it is one; None for none.
-        always: Whether it is needed whenever it is asked for.
-        drifted: Whether changed data are one where their figures differ from those that the champion was made of.
+        changed: Run if data, configuration or code have changed.
+        older_than: Run if the last run is at least this old; None disables the condition.
+        always: Always run.
+        drifted: Run if the data have changed and drifted from the champion's data.
     """
 
     changed: bool = True
@@ -40,10 +40,10 @@ class Occasion:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a list as `changed,older-than=30d`.
+        """Parse a list such as `changed,older-than=30d`.
 
         Raises:
-            InputError: If it holds anything else.
+            InputError: If the list has an unknown condition.
 
         Example:
             >>> Occasion.parse("older-than=36h").older_than
@@ -64,13 +64,13 @@ class Occasion:
 
 @dataclasses.dataclass(frozen=True)
 class RunDecision:
-    """The decision whether to run, with its reasons.
+    """Decision whether to run, with reasons.
 
     Attributes:
-        needed: Whether there is anything to do.
-        since: The run that it was compared with: the id of its job, or its folder; empty if there is none.
-        changed: Those of `data`, `configuration` and `code` that have changed since.
-        reason: In words.
+        needed: Whether a run is needed.
+        since: Last run: id of its job, or its folder; empty if there is none.
+        changed: Changes since the last run: any of `data`, `configuration` and `code`.
+        reason: Reasons as text.
     """
 
     needed: bool
@@ -85,17 +85,17 @@ def decide(
     occasion: Occasion = Occasion(),
     look_for_drift: Callable[[], Drift] | None = None,
 ) -> RunDecision:
-    """Compare a run with those of its name on a platform. Starts nothing.
+    """Compare a run with the last one with its name on a platform. Starts no run.
 
     Args:
-        plan: The run as it would be sent.
+        plan: The run that would be submitted.
         submitter: The platform.
-        occasion: Occasions on which it is needed.
-        look_for_drift: Compares the data with the champion's, where drift is an occasion.
+        occasion: Conditions for a run.
+        look_for_drift: Compares the data with the champion's; used if `occasion.drifted`.
 
     Returns:
-        By default not needed where the same run was sent before, or by a schedule, and goes on or has ended with the
-        gate's decision.
+        The decision. By default no run is needed if an equal run, submitted or scheduled, is still running or has ended
+        with a decision of the gate.
     """
     job = plan.jobs[0]
     last = look_up(plan, submitter) or submitter.latest(job.name)
@@ -105,18 +105,18 @@ def decide(
         decision = _changed(last.job_id, last.fingerprints, job.fingerprints)
     else:
         decision = _unchanged(last.job_id, last.state, has_failed=last.state in (State.FAILED, State.CANCELLED))
-        if not last.state.is_final:  # A run that goes on is not started twice.
+        if not last.state.is_final:  # Do not start a second run beside a running one.
             return decision
     return _apply(occasion, decision, last.created, is_change, look_for_drift)
 
 
 def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> RunDecision:
-    """Compare a run with the last one of its name in a workspace. Runs nothing.
+    """Compare a run with the last one with its name in a workspace. Starts no run.
 
     Args:
-        config: Configuration that would run.
+        config: Configuration of the run.
         workspace: Folder of the runs.
-        occasion: Occasions on which it is needed.
+        occasion: Conditions for a run.
 
     Raises:
         InputError: If the data or the configuration cannot be used.
@@ -135,7 +135,7 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
 
 
 def last_summary(config: Config, workspace: Path) -> Summary | None:
-    """Return what the last run of a configuration's name left; None where there was none, or it was interrupted."""
+    """Return the summary of the last run with a configuration's name; None if there is none, or it was interrupted."""
     try:
         return Summary.load(workspace / config.name)
     except InputError:
@@ -160,7 +160,7 @@ def _changed(since: str, before: Mapping[str, str], after: Mapping[str, str]) ->
 def _apply(
     occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift] | None
 ) -> RunDecision:
-    """Return the decision that the occasions ask for; a run that gave no result is none to rest on at any."""
+    """Return the decision by the conditions. A last run without a result always needs a new run."""
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:
         return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
@@ -175,7 +175,7 @@ def _apply(
         return dataclasses.replace(decision, reason=f"{decision.reason}{rests}")
     if not is_change or occasion.changed or occasion.always:
         return decision
-    # Of a run that does not say what it was made of, the data may be others.
+    # If the last run has no fingerprints, its data may differ.
     if occasion.drifted and look and (DATA in decision.changed or not decision.changed):
         drift = look()
         words = f"{decision.reason}; {drift.reason}{'' if drift.matters else rests}"

@@ -1,9 +1,9 @@
-"""What `retrain` has decided of a name, and what became of it: a file for each decision, kept beside the registry.
+"""History of retraining decisions and their outcomes: one file per decision, beside the registry.
 
     REGISTRY/MODEL/decisions/2026-11-23T03-07-12.123456Z.json
 
-Several may decide at once, from any machine: nobody writes another's file, and nothing is read to write one. What goes
-on is asked for again when the history is read.
+Several machines may decide at the same time: each decision writes only its own file. The state of unfinished runs is
+requested again when the history is read.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ _LISTED = 50
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A decision, and what is known of the run.
+    """A decision and the outcome of its run.
 
     Attributes:
-        at: When it was decided, UTC, ISO 8601; it names the file.
+        at: Time of the decision, UTC, ISO 8601; the name of the file.
         needed: Whether a run was needed.
-        changed: Those of `data`, `configuration` and `code` that had changed.
-        reason: Reasons, in words.
-        run: The job, or the folder, that it was about; empty where none came to be.
-        outcome: `promoted`, `not promoted`, or the state of a run that has no result; `started` of one here that goes
-            on, or was killed.
-        machine: Machine that it trained on; empty for this one.
-        training_hours: Hours that the training had its machine, or waited for it; 0 of a run that was there before.
-        usd: The target's price of these; None where no price is known, or nothing is paid.
-        url: Page of the run.
+        changed: Changes before the decision: any of `data`, `configuration` and `code`.
+        reason: Reasons as text.
+        run: Job or folder of the run; empty if no run was started.
+        outcome: `promoted`, `not promoted`, or the state of a run without a result; `started` for a local run that
+            is running or was killed.
+        machine: Machine of the training; empty for a local run.
+        training_hours: Hours that the training had its machine, or waited for it; 0 for a run that existed before.
+        usd: Price of these hours in US dollars; None if unknown or free.
+        url: URL of the run's page.
     """
 
     at: str
@@ -58,17 +58,17 @@ class Entry:
 
     @classmethod
     def make(cls, decision: RunDecision) -> Self:
-        """Return the entry of a decision of this moment."""
+        """Return an entry for a decision, with the current time."""
         at = now().isoformat(timespec="microseconds")
         return cls(at, decision.needed, decision.changed, decision.reason, decision.since)
 
     @property
     def is_open(self) -> bool:
-        """Whether its run may have gone on since."""
+        """Whether the outcome of the run may have changed since."""
         return self.outcome in (State.PENDING, State.RUNNING, "")
 
     def with_run(self, run: Submission, usd_per_hour: float | None) -> Self:
-        """Return what is known by now of a run on a platform."""
+        """Return the entry with the current state of its run on a platform."""
         hours = run.training_seconds / 3600 if self.needed else 0.0
         is_judged = run.state is State.SUCCEEDED
         outcome = (PROMOTED if run.promoted else NOT_PROMOTED) if is_judged else str(run.state)
@@ -84,11 +84,11 @@ class Entry:
 
 
 def place_of(config: Config, otherwise: str) -> str:
-    """Return the folder of a configuration's decisions, here or in a bucket.
+    """Return the folder of a configuration's decisions, local or in a bucket.
 
     Args:
         config: The configuration.
-        otherwise: Folder to keep them under where no registry has one: a bucket's, or the workspace.
+        otherwise: Parent folder if the configuration has no registry with a folder: a bucket or the workspace.
     """
     deploy = config.deploy
     if deploy and deploy.registry and deploy.registry != VERTEX and not is_on_vertex(deploy.registry):
@@ -97,7 +97,7 @@ def place_of(config: Config, otherwise: str) -> str:
 
 
 def record(place: str, entry: Entry) -> None:
-    """Write an entry, or what has become of it, to its own file."""
+    """Write an entry to its file; replaces an earlier state of the entry."""
     content = json.dumps(dataclasses.asdict(entry), indent=2).encode()
     if not storage.is_remote(place):
         Path(place).mkdir(parents=True, exist_ok=True)
@@ -114,13 +114,13 @@ def entries(
     price: Callable[[str], float | None],
     leave_out: Callable[[str], None],
 ) -> list[Entry]:
-    """Return all decisions, the newest first; of runs that went on, what has become of them, which is kept too.
+    """Return all decisions, the newest first. Requests and records the outcome of unfinished runs.
 
     Args:
-        place: Folder of `place_of`.
-        ask: Gives what is known of a job by its id; None where it is not known any more.
-        price: Gives the target's price of a machine's hour in dollars; None where it is not known.
-        leave_out: Takes the name of a file that is no decision.
+        place: Folder from `place_of`.
+        ask: Returns the state of a job by its id; None if the platform no longer has it.
+        price: Returns the price of a machine in US dollars per hour; None if unknown.
+        leave_out: Called with the name of each file that is no decision.
     """
     known = []
     if storage.is_remote(place) or Path(place).is_dir():
@@ -142,7 +142,7 @@ def entries(
 
 
 def _paid_once(known: Sequence[Entry]) -> list[Entry]:
-    """Return decisions, the oldest first, of which several at the same moment may have found the same run needed."""
+    """Return decisions, the oldest first, with the price of a run only in one of several decisions that share it."""
     begun = {entry.run: entry.at for entry in reversed(known) if entry.needed}
     return [
         entry
@@ -153,7 +153,7 @@ def _paid_once(known: Sequence[Entry]) -> list[Entry]:
 
 
 def as_table(known: Sequence[Entry]) -> str:
-    """Return the decisions to be read by people, the newest first."""
+    """Format the decisions as a table for the terminal, the newest first."""
     rows = [
         (
             entry.at[:16].replace("T", " "),
@@ -170,7 +170,7 @@ def as_table(known: Sequence[Entry]) -> str:
 
 
 def write_page(known: Sequence[Entry], name: str, path: Path) -> None:
-    """Write the decisions as a page that needs nothing else."""
+    """Write the decisions as a self-contained HTML page."""
     from tpu_components.core.pages import page
 
     template = page.environment(Path(__file__).parent).get_template("retrain_history.html.jinja")

@@ -99,7 +99,7 @@ def main() -> int:
                     _wait_for_moment(hosts, number, killed_checkpoint, life, trained)
                 hosts.send(index, signal.SIGKILL)
                 at = time.monotonic()
-                if "hosts are there" not in hosts.said(0):  # Nobody can tell a host that is late from one that is gone.
+                if "hosts are connected" not in hosts.said(0):  # A host that is late looks like one that is gone.
                     ends["killed before all had met"] += 1
                     continue  # The others are killed, as a platform does where one of a job's containers fails.
                 codes = hosts.wait(60)

@@ -1,1 +1,1 @@
-"""Sketches of data and of predictions, and whether two of them differ."""
+"""Drift detection: sketches (small summaries) of data and predictions, and statistical tests between two of them."""

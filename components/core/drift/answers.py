@@ -1,4 +1,4 @@
-"""The answers of a classifier in a few figures: of each exported format to the test split, and of a server."""
+"""Sketches of a classifier's predictions: of each exported format on the test split, and of a server's log."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,25 +12,25 @@ from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.interface import CLASSIFICATION
 from tpu_components.core.files import storage
 
-ANSWERS_FILE = "answers.json"  # In an export: the sketch of each format's answers.
-ANSWERS = "answers"  # In the lineage of an older version: the sketch of the trained model's answers.
+ANSWERS_FILE = "answers.json"  # In an export: the sketch of each format's predictions.
+ANSWERS = "answers"  # In the lineage of old versions: the sketch of the trained model's predictions.
 CONFIDENCE = "confidence"
 FLOAT, INT8 = "float", "int8"  # Formats of an export.
 _KIND = "predictions"
-# What a confidence lacks to 1 is counted to two digits, down to a millionth: most answers of a good model are near 1.
+# Bins of the confidence, finer towards 1 (down to a millionth): most confidences of a good model are there.
 _EDGES = np.array([0.0, *(round(1 - i / 10**k, 9) for k in range(2, 8) for i in range(99, 9, -1)), 1.0])
 
 
 def sketch_answers(
     source: str, class_names: Sequence[str], predicted: np.ndarray, confidences: np.ndarray
 ) -> DataSketch:
-    """Return the sketch of a classifier's answers.
+    """Return the sketch of a classifier's predictions.
 
     Args:
-        source: Origin of the answers, in words.
+        source: Description of the predictions' origin.
         class_names: Names of the classes.
-        predicted: int[answers]: the likeliest class of each.
-        confidences: float[answers]: its probability; all finite.
+        predicted: int[predictions]: index of the most probable class.
+        confidences: float[predictions]: probability of that class; must be finite.
     """
     counts = np.bincount(predicted, minlength=len(class_names)).tolist()
     bins = np.searchsorted(_EDGES[1:-1], confidences, side="right")
@@ -57,10 +57,10 @@ def sketch_answers(
 
 
 def sketch_outputs(source: str, class_names: Sequence[str], outputs: np.ndarray) -> DataSketch:
-    """Return the sketch of a classifier's answers, from float[answers, classes]: the probabilities."""
+    """Return the sketch of a classifier's predictions from its outputs: probabilities, float[predictions, classes]."""
     return sketch_answers(source, class_names, outputs.argmax(axis=1), outputs.max(axis=1).astype(np.float64))
 
 
 def save_answers(export_dir: Path, sketches: Mapping[str, DataSketch]) -> None:
-    """Write the sketches of a classifier's answers, by format, into its export."""
+    """Write the sketches of a classifier's predictions, by format, into its export."""
     storage.write_json(export_dir / ANSWERS_FILE, {name: dataclasses.asdict(own) for name, own in sketches.items()})

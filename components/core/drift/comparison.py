@@ -1,7 +1,7 @@
-"""Whether a data set looks like another one: by the figures that create_tfrecords has counted of both.
+"""Tests whether two data sets differ, by the statistics that create_tfrecords has recorded of both.
 
-Every figure is tested by itself. A difference counts that chance explains in fewer cases than are allowed, divided
-among all tests (Bonferroni), and that is large enough to matter: of very many examples the slightest one is sure.
+Every statistic has a test of its own. A difference is drift if it is significant, with Bonferroni's correction for the
+number of tests, and if its effect size reaches a threshold: with many examples even tiny differences are significant.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 CLASSES, SINGLE_CLASS, COMMON_WORDS, SET_ASIDE = "classes", "single class", "common words", "set aside"
-_WORDS, _LABELS = "words", "labels"  # Figures: how many an example has.
-_OF_ITS_OWN = ("unknown_share",)  # To the vocabulary of the data themselves: of few texts it knows every word.
-# What is the least that counts, by the measure of a difference.
+_WORDS, _LABELS = "words", "labels"  # Names of distributions: words per text, labels per example.
+_OF_ITS_OWN = ("unknown_share",)  # Not comparable: it depends on the data set's own vocabulary.
+# Smallest effect size that counts as drift, by measure.
 EFFECTS = {
     "largest distance of the shares up to a value": 0.1,
     "share of the examples that would have to be of another class": 0.1,
@@ -37,25 +37,25 @@ _TESTS = {
     _SHIFT: "Welch's test",
     _SHARE: "Fisher's exact test",
 }
-_LEAST_EXPECTED = 5  # Examples of a class, for the chi-squared distribution to hold.
-_POWER = 0.8  # Share of the cases in which a shift of the size that is said is found.
+_LEAST_EXPECTED = 5  # Smallest expected count per class for which the chi-squared test is valid.
+_POWER = 0.8  # Power of the test for the reported size of a shift.
 
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """The difference of one figure between two data sets.
+    """Difference of one statistic between two data sets.
 
     Attributes:
-        figure: Name of the figure: one of `Split.distributions`, `classes`, a target, `common words` or `set aside`.
-        effect: Size of the difference.
-        measure: Measure of that size, in words.
-        luck: Probability of one as large where both were drawn from the same.
-        now: The figure of the new data, in words.
-        before: The figure of those that they are held against.
+        figure: Name of the statistic: one of `Split.distributions`, `classes`, a target, `common words` or `set aside`.
+        effect: Effect size.
+        measure: Description of the effect size.
+        luck: p-value of the test.
+        now: Statistic of the new data, as text.
+        before: Statistic of the old data, as text.
         test: Name of the test.
-        threshold: Least size that counts.
-        allowed: Probability below which it counts: its part of what the confidence leaves to all that are tested.
-        drifted: Whether it counts.
+        threshold: Smallest effect size that counts as drift.
+        allowed: Significance level: (1 - confidence) / number of tests.
+        drifted: Whether `luck` is below `allowed` and `effect` at least `threshold`.
     """
 
     figure: str
@@ -72,21 +72,21 @@ class Shift:
 
     @property
     def percent_by_luck(self) -> str:
-        """That probability in per cent, in words."""
+        """The p-value as a percentage, formatted."""
         return "fewer than 0.01" if self.luck < 1e-4 else f"{float(f'{100 * self.luck:.2g}'):g}"
 
 
 def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_others: int = 0) -> tuple[Shift, ...]:
-    """Compare data with others, all splits together; returns every figure, the largest difference first.
+    """Compare two data sets, all splits together; returns all statistics, the largest effect first.
 
     Args:
-        new: The data.
-        old: Those that they are held against.
-        confidence: Share of the pairs of data alike of which nothing is said to have drifted.
-        num_others: Tests beside these, which the rest is divided among too.
+        new: Sketch of the new data.
+        old: Sketch of the data to compare with.
+        confidence: Probability that no drift is reported between two samples of the same distribution.
+        num_others: Number of further tests, of the caller, that share the significance level.
 
     Raises:
-        InputError: If they are of another kind or task.
+        InputError: If the sketches differ in kind or task.
     """
     for what in ("kind", "task"):
         ours, theirs = getattr(new, what), getattr(old, what)
@@ -102,13 +102,13 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_
 
 
 def judge(shift: Shift, test: str, threshold: float, allowed: float) -> Shift:
-    """Return a shift with what it was judged by, and whether it counts; see `Shift`."""
+    """Decide whether a shift counts as drift; returns it with the decision, the test and its limits."""
     drifted = shift.luck < allowed and shift.effect >= threshold
     return dataclasses.replace(shift, test=test, threshold=threshold, allowed=allowed, drifted=drifted)
 
 
 def say_verdict(shifts: Sequence[Shift]) -> str:
-    """Return the outcome in words: `2 of 6 figures have drifted: brightness, contrast`."""
+    """Return the outcome as text, for example `2 of 6 figures have drifted: brightness, contrast`."""
     drifted = [shift.figure.replace("_", " ") for shift in shifts if shift.drifted]
     if not drifted:
         return f"none of {len(shifts)} figures has drifted" if shifts else "there is no figure that both have"
@@ -117,7 +117,7 @@ def say_verdict(shifts: Sequence[Shift]) -> str:
 
 
 def say_rule(shifts: Sequence[Shift]) -> str:
-    """Return the rule by which all of them were judged; empty where there are none."""
+    """Return a description of the decision rule and tests; empty if there are no shifts."""
     if not shifts:
         return ""
     allowed, figures_by_test = shifts[0].allowed, dict[str, list[str]]()
@@ -125,20 +125,23 @@ def say_rule(shifts: Sequence[Shift]) -> str:
         figures_by_test.setdefault(shift.test, []).append(shift.figure.replace("_", " "))
     tests = "; ".join(f"{test} ({', '.join(figures)})" for test, figures in figures_by_test.items())
     return (
-        "A figure has drifted where its effect is at least the threshold and data that are alike differ as much in "
-        f"fewer than {100 * allowed:.3g} % of cases: the {100 * allowed * len(shifts):.3g} % that a confidence of "
-        f"{1 - allowed * len(shifts):.6g} leaves, divided among {len(shifts)} tests (Bonferroni). By {tests}."
+        "A figure has drifted if its effect is at least the threshold and the p-value of its test is below "
+        f"{100 * allowed:.3g} %: the {100 * allowed * len(shifts):.3g} % that a confidence of "
+        f"{1 - allowed * len(shifts):.6g} leaves, divided among {len(shifts)} tests (Bonferroni). Tests: {tests}."
     )
 
 
 def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: str) -> str:
-    """Return which shift of a distribution so many examples show in 80 % of cases, in words; empty without any.
+    """Describe the smallest shift of a distribution that the tests detect with a power of 80 %.
 
     Args:
-        new: The data.
-        old: Those that they are held against.
-        shifts: Their differences.
-        noun: Noun for the examples of the data.
+        new: Sketch of the new data.
+        old: Sketch of the data to compare with.
+        shifts: Differences between them.
+        noun: Plural noun for the examples.
+
+    Returns:
+        A sentence; empty if the sketches share no distribution.
     """
     from scipy import stats
 
@@ -147,10 +150,10 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
     ours, theirs = (min(pair[side].num_examples for pair in pairs.values()) for side in (0, 1))
     spread = math.sqrt(1 / ours + 1 / theirs)
     least = float(stats.kstwobign.isf(shifts[0].allowed)) * spread
-    said = f"So many {noun} ({ours:,}, held against {theirs:,})"
+    said = f"{ours:,} {noun}, compared with {theirs:,},"
     if least >= 1:
         return f"{said} are too few to show a shift of any distribution, however large."
-    # At the point where the shares are furthest apart, the seen distance is normal, with at most this deviation.
+    # At the point of the largest distance, the measured distance is normal with at most this standard deviation.
     sure = max(least, EFFECTS[_DISTANCE]) + float(stats.norm.ppf(_POWER)) * spread / 2
     return (
         f"{said} show a shift of a distribution by {min(1.0, math.ceil(1000 * sure) / 1000):g} or more in at least "
@@ -159,13 +162,13 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
 
 
 def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:
-    """Return the distributions that both have, by the name of the figure."""
+    """Return pairs of the distributions that both sketches have, by name."""
     names = [name for name in new.distributions if name not in _OF_ITS_OWN and name in old.distributions]
     return {name: (new.distributions[name], old.distributions[name]) for name in names}
 
 
 def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Test distributions by Kolmogorov and Smirnov; in bins the test finds rather less than it says."""
+    """Compare distributions by the Kolmogorov-Smirnov test. For binned values the test is conservative."""
     from scipy import stats
 
     for name, (ours, theirs) in figures_of(new, old).items():
@@ -199,7 +202,7 @@ def _classes(names: Sequence[str], table: np.ndarray, draws: np.ndarray) -> Shif
 
 
 def _single_class(names: Sequence[str], table: np.ndarray, num_examples: tuple[int, int]) -> Shift:
-    """Test the class whose share of the examples differs most: an example has any number of classes."""
+    """Compare the label whose share of the examples differs most, by Fisher's exact test over all labels."""
     from scipy import stats
 
     shares = table / np.array(num_examples)[:, None]
@@ -211,19 +214,19 @@ def _single_class(names: Sequence[str], table: np.ndarray, num_examples: tuple[i
 
 
 def _num_draws(new: DataSketch, old: DataSketch) -> np.ndarray | None:
-    """Return float[2, 1]: how many independent draws the classes of the examples are; None where that is not known.
+    """Return float[2, 1], the effective sample sizes for the mix of classes; None if they are unknown.
 
-    The labels of an example are not independent, so that all of them count as one draw. Where some examples have many
-    labels and others few, the draws are fewer: Kish's effective sample size (Kish, Survey Sampling, 1965, 11.7).
+    The labels of one example are not independent, so an example counts as one draw. If the number of labels varies,
+    Kish's effective sample size is smaller still (Kish, Survey Sampling, 1965, 11.7).
     """
     sizes = np.array([[new.num_examples], [old.num_examples]], float)
     return sizes if new.task == CLASSIFICATION else _effective(sizes, new, old, _LABELS)
 
 
 def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str) -> np.ndarray | None:
-    """Return Kish's effective sizes, by how many labels or words an example has; None where neither data set says it.
+    """Return Kish's effective sample sizes, from the distribution of labels or words per example.
 
-    Of older data that do not say it, it is taken to be as in the others.
+    If one data set lacks the distribution, the other's is used; None if both lack it.
     """
     counted = [data.distributions.get(figure) for data in (new, old)]
     design = [1 + (own.std / own.mean) ** 2 if own and own.mean else None for own in counted]
@@ -232,11 +235,11 @@ def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str)
 
 
 def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Test the mix of the old data's frequent words by the chi-squared test, rare ones as one, and all others as one.
+    """Compare the shares of the old data's frequent words by the chi-squared test.
 
-    The words of a text come together, so that one more of them says little: a text counts as one draw or less, see
-    `_num_draws`. That finds less than could be found, and never more. A word that is not listed counts as often as the
-    last one that is.
+    Rare words are one category, all unlisted words another. The words of one text are not independent, so a text counts
+    as one draw or less (see `_num_draws`), which is conservative. A frequent word that the new data do not list gets
+    the count of their rarest listed word.
     """
     if not (new.common_words and old.common_words and new.num_training and old.num_training):
         return
@@ -254,7 +257,7 @@ def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndarray:
-    """Return the shares of words, and of all others as the last."""
+    """Return float[words + 1]: the shares of words, and last the share of all others."""
     listed = [count for word, count in counts.items() if word]
     least = min(listed) if counts.get("") else 0
     known = np.array([counts.get(name, least) for name in names], float)
@@ -263,7 +266,7 @@ def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndar
 
 
 def _join_rare(table: np.ndarray) -> np.ndarray:
-    """Return float[2, kinds] of numbers with the kinds as one that are rare in either; none is in neither."""
+    """Merge the columns of float[2, kinds] with an expected count below 5 into one; drops empty columns."""
     expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / max(table.sum(), 1)
     is_rare = (expected < _LEAST_EXPECTED).any(axis=0)
     joined = np.concatenate([table[:, ~is_rare], table[:, is_rare].sum(axis=1, keepdims=True)], axis=1)
@@ -271,14 +274,14 @@ def _join_rare(table: np.ndarray) -> np.ndarray:
 
 
 def _luck_of_mix(table: np.ndarray) -> float:
-    """Return the probability of two mixes as different where both were drawn from the same: the chi-squared test."""
+    """Return the p-value of the chi-squared test for counts, float[2, kinds]."""
     from scipy import stats
 
     return float(stats.chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
 
 
 def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Test the means of targets that both have, by Welch's test."""
+    """Compare the means of common targets by Welch's t-test."""
     from scipy import stats
 
     for name in new.targets.keys() & old.targets.keys():
@@ -293,7 +296,7 @@ def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    """Test the share of unreadable inputs by Fisher's exact test."""
+    """Compare the share of unreadable inputs by Fisher's exact test."""
     from scipy import stats
 
     if not (new.num_set_aside or old.num_set_aside):
@@ -305,7 +308,7 @@ def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:
-    """Return plain values: whether anything has drifted, and every figure."""
+    """Return values for JSON: whether anything has drifted, and every statistic."""
     return {
         "drifted": any(shift.drifted for shift in shifts),
         "figures": [dataclasses.asdict(shift) for shift in shifts],

@@ -1,4 +1,4 @@
-"""What a comparison of data needs of them: a few figures, small enough for a registered version to keep."""
+"""Data sketch: the statistics of a data set that drift detection needs, small enough for a registered version."""
 
 import dataclasses
 import math
@@ -11,12 +11,12 @@ from tpu_components.core.drift.distributions import pool_bins
 from tpu_components.core.examples.artifacts import TRAIN, Distribution, Manifest, Split
 from tpu_components.core.examples.interface import REGRESSION, TASKS
 
-SKETCH = "sketch"  # In the lineage of a version: the data that it was made of.
+SKETCH = "sketch"  # In the lineage of a version: the sketch of its data.
 
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """The number, mean and standard deviation of values; the deviation is the population's."""
+    """Number, mean and population standard deviation of values."""
 
     num_examples: int
     mean: float
@@ -25,20 +25,20 @@ class Moments:
 
 @dataclasses.dataclass(frozen=True)
 class DataSketch:
-    """The figures of a data set, all splits together, which a model's examples come from alike.
+    """Statistics of a data set, all splits together.
 
     Attributes:
         source: Source of the examples.
-        fingerprint: The data set's.
-        kind: Kind of example, as `image`.
-        task: Task of a model of these data.
+        fingerprint: Fingerprint of the data set.
+        kind: Kind of example, for example `image`.
+        task: Task of the data set.
         num_examples: Number of examples.
         num_set_aside: Number of inputs that were set aside.
-        class_counts: Examples by class; of several labels each counts. Of a regression empty.
+        class_counts: Number of examples by class; of multi-label examples each label counts. Empty for a regression.
         targets: Moments of each target of a regression; otherwise empty.
-        distributions: Distributions of figures by name, as `Split` has them.
-        num_training: Number of the examples that train.
-        common_words: Counts of the most frequent words of these, as `Manifest` has them.
+        distributions: Distributions by name, as in `Split`.
+        num_training: Number of training examples.
+        common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
     """
 
     source: str
@@ -95,7 +95,7 @@ def _pool_figure(splits: Sequence[Split], figure: str) -> Distribution:
 
 
 def _pool_moments(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of all values, by those of every part of them."""
+    """Combine the moments of parts to those of all values."""
     sizes, means, stds = np.array([dataclasses.astuple(part) for part in parts], float).T
     mean = float((sizes * means).sum() / sizes.sum())
     variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())

@@ -1,7 +1,7 @@
-"""Merges and compares histograms without interpolation: only cumulative counts that are known exactly are used.
+"""Merges and compares histograms with different bins, without interpolation.
 
-The bins of two histograms may differ. The number of values below a point is known where the point is an edge, lies in
-an empty bin, or is outside the range of the values.
+Only exact cumulative counts are used. The number of values below a point is exact if the point is an edge, lies in an
+empty bin, or lies outside the range of the values.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ _UNKNOWN = -1
 
 
 def count_bins(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Count values by the bin that each is in.
+    """Build a histogram from the bin of each value.
 
     Args:
-        lows: Lower edge of each value's bin; bins do not overlap.
+        lows: Lower edge of each value's bin; bins must not overlap.
         highs: Upper edge of each value's bin.
 
     Returns:
-        The edges, ascending, and the counts between them; neighbouring empty bins are one bin.
+        The edges, ascending, and the counts between them; adjacent empty bins are merged.
 
     Example:
         >>> count_bins(np.array([4, 4, 8]), np.array([6, 6, 10]))
@@ -32,10 +32,10 @@ def count_bins(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return the edges and counts of all values together: the same, however the values are divided into parts."""
+    """Merge histograms; returns edges and counts, which do not depend on the division into parts."""
     edges = np.unique(np.concatenate([part.edges for part in parts]))
     below = np.array([_count_below(part, edges) for part in parts])
-    # Values beyond the first and the last edge count in the bins beside them.
+    # Values outside of the edges belong to the first or last bin.
     below[:, 0], below[:, -1] = 0, [part.num_examples for part in parts]
     is_known = (below != _UNKNOWN).all(axis=0)
     edges, counts = edges[is_known], np.diff(below[:, is_known].sum(axis=0))
@@ -48,7 +48,7 @@ def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[i
 def find_distance(ours: Distribution, theirs: Distribution) -> float:
     """Return the two-sample Kolmogorov-Smirnov statistic: the largest difference of the two distribution functions.
 
-    Only points where both functions are known are compared, so it is a lower bound of the statistic of the values.
+    Only points where both functions are exact are compared, so the result is a lower bound of the statistic.
     """
     ends = [np.nextafter(each.maximum, np.inf) for each in (ours, theirs)]
     points = np.unique(np.concatenate([ours.edges, theirs.edges, [ours.minimum, theirs.minimum], ends]))
@@ -59,7 +59,7 @@ def find_distance(ours: Distribution, theirs: Distribution) -> float:
 
 
 def _count_below(distribution: Distribution, points: np.ndarray) -> np.ndarray:
-    """Return int[points]: how many values are below each point; -1 where the counts do not say."""
+    """Return int[points], the number of values below each point; -1 if the number is not exact."""
     edges, counts = np.array(distribution.edges), np.array(distribution.counts)
     total = np.insert(np.cumsum(counts), 0, 0)
     after = np.searchsorted(edges, points, side="right")  # Edges up to the point.

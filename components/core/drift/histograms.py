@@ -1,4 +1,4 @@
-"""Drawings of distributions, for pages."""
+"""Histograms as SVG, for HTML pages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,16 @@ import numpy as np
 from tpu_components.core.examples.artifacts import Distribution
 
 _CHART_WIDTH, _CHART_HEIGHT, _MOST_BARS, _LEAST_BARS = 320, 120, 32, 8
-_TAIL = 0.005  # Share of the values at each end that count in the first or the last bar.
+_TAIL = 0.005  # Share of the values at each end that are put into the first or last bar.
 
 
 def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: Mapping[str, str]) -> markupsafe.Markup:
-    """Return histograms beside each other as SVG, in bars of one width.
+    """Return an SVG of grouped histograms with common, equally wide bars.
 
     Args:
-        name: Name of the figure.
-        by_series: Distributions by name; a bar is a share of its own.
-        colours: Colour of each, by the names of `page.css`.
+        name: Name of the statistic.
+        by_series: Distributions by name; the height of a bar is the share of its distribution's values.
+        colours: Colour of each distribution, a name in `page.css`.
     """
     edges = _choose_edges(list(by_series.values()))
     counts = np.array([_rebin(distribution, edges) for distribution in by_series.values()])
@@ -48,7 +48,7 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
 
 
 def _choose_edges(distributions: Sequence[Distribution]) -> list[float]:
-    """Return round edges of bars that hold nearly all values, none narrower than the bins that are known."""
+    """Return round edges for bars that cover nearly all values; bars are not narrower than the histograms' bins."""
     ends = np.array([_quantiles(distribution) for distribution in distributions])
     low, high = float(ends[:, 0].min()), float(ends[:, 1].max())
     narrowest = min(
@@ -61,19 +61,19 @@ def _choose_edges(distributions: Sequence[Distribution]) -> list[float]:
 
 
 def _quantiles(distribution: Distribution) -> np.ndarray:
-    """Return float[2]: where the tails begin that count in the first and the last bar."""
+    """Return float[2]: the quantiles that bound the lower and the upper tail."""
     below = np.insert(np.cumsum(distribution.counts), 0, 0) / sum(distribution.counts)
     return np.interp([_TAIL, 1 - _TAIL], below, distribution.edges)
 
 
 def _round_up(step: float) -> float:
-    """Return the next of 1, 2, 5, 10 and so on."""
+    """Return the smallest number of the series 1, 2, 5, 10, 20, … that is at least `step`."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 
 def _rebin(distribution: Distribution, edges: Sequence[float]) -> np.ndarray:
-    """Return float[len(edges) - 1]: the values by bar, those of a bin that two bars share in proportion."""
+    """Return float[len(edges) - 1]: the values per bar; a bin that spans several bars is divided in proportion."""
     below = np.interp(edges, distribution.edges, np.insert(np.cumsum(distribution.counts), 0, 0))
     below[0], below[-1] = 0, sum(distribution.counts)
     return np.diff(below)

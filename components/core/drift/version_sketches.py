@@ -1,4 +1,4 @@
-"""Reads the sketches of a registered version, by which drift is found: of its data, and of its formats' answers."""
+"""Reads the sketches of a registered version: of its data, and of the predictions of its exported formats."""
 
 import tempfile
 from collections.abc import Mapping
@@ -15,24 +15,24 @@ from tpu_components.core.registry.reference import EXPORT_DIR
 
 
 def sketch_at(place: str) -> DataSketch:
-    """Return the sketch of a folder of records, here or in a bucket, or the one that a registered version keeps.
+    """Return the data sketch of a folder of records, local or in a bucket, or of a registered version.
 
     Args:
         place: The folder, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
 
     Raises:
-        InputError: If there is no such thing, or the version keeps no sketch.
+        InputError: If the folder or version does not exist, or the version has no sketch.
     """
     origin = origin_of(place)
     return DataSketch.make(Manifest.read_from(place)) if origin is None else sketch_of(origin)
 
 
 def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
-    """Return a sketch that a registered version keeps: by default of the data that it was made of.
+    """Return a sketch from the lineage of a registered version; by default the sketch of its data.
 
     Args:
         origin: Origin of the version.
-        name: Name of the sketch in its lineage.
+        name: Name of the sketch in the lineage.
 
     Raises:
         InputError: If the registered version has no sketch, or one in an incompatible format.
@@ -56,14 +56,14 @@ def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
 
 
 def answers_of(origin: Origin, form: str) -> DataSketch:
-    """Return the sketch of the answers that a format of a registered version gives.
+    """Return the sketch of the predictions of a registered version's format on its test split.
 
     Args:
         origin: Origin of the version.
-        form: Name of the format, as `int8`.
+        form: Name of the format, for example `int8`.
 
     Raises:
-        InputError: If the version keeps none of that format.
+        InputError: If the version has no sketch of this format.
     """
     uri = f"{origin.uri}/{EXPORT_DIR}/{ANSWERS_FILE}"
     if not storage.exists(uri):

@@ -1,1 +1,1 @@
-"""Machine specifications and their catalogue, devices, the process group of hosts, a step's cost."""
+"""Machine specifications and their catalogue, devices, the process group of hosts, footprints of a training."""

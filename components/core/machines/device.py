@@ -1,7 +1,7 @@
-"""Where a model runs: backend, replicas, precision and compilation, chosen for the device.
+"""Chooses the device for a model: backend, replicas, precision and compilation.
 
-The one place with code for TPUs, GPUs and simulated replicas. `prepare` must run before anything imports Keras, because
-Keras reads its backend once; so modules that import Keras are imported after it.
+All code for TPUs, GPUs and simulated replicas is here. Call `prepare` before anything imports Keras, because Keras
+reads its backend only once; import modules that import Keras after the call.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tpu_components.core.machines.hosts import ALONE, Hosts, connect
 
 BACKENDS = ("auto", "tensorflow", "jax")
 ACCELERATORS = ("auto", "cpu", "gpu", "tpu")
-_KEPT_FROM_SECONDS = 0.3  # Of compilation; less is as fast as a bucket.
+_KEPT_FROM_SECONDS = 0.3  # Shortest compilation to cache; reading shorter ones from a bucket is no faster.
 PRECISIONS = ("auto", "float32", "mixed_bfloat16")
 
 
@@ -32,9 +32,9 @@ class Device:
         backend: `tensorflow` or `jax`.
         accelerator: `cpu`, `gpu` or `tpu`.
         num_replicas: Devices that share a batch.
-        precision: The Keras dtype policy.
-        jit_compile: Argument of `Model.compile`.
-        distribution: The strategy (TensorFlow) or the mesh's DataParallel (JAX), or None with one replica.
+        precision: Keras dtype policy.
+        jit_compile: Argument for `Model.compile`.
+        distribution: Distribution strategy (TensorFlow) or Keras DataParallel (JAX); None with one replica.
     """
 
     backend: str
@@ -52,18 +52,18 @@ class Device:
 
 
 def cpu_flags() -> Sequence[str]:
-    """Return the instruction sets of this machine's processor; empty where the system does not tell."""
+    """Return the instruction sets of this machine's processor; empty if unknown."""
     return _processor("flags", "Features").split()
 
 
 def describe_host() -> str:
-    """Describe this machine in a few words: its cores, and their make where the system tells."""
+    """Describe this machine: number of cores, and model of the processor if known."""
     make = _processor("model name") or platform.machine()
     return f"{os.cpu_count()} × {' '.join(make.split())}"
 
 
 def _processor(*names: str) -> str:
-    """Return what /proc/cpuinfo says under the first of these names that it has; empty where it says nothing."""
+    """Return the value of the first of these names in /proc/cpuinfo; empty if it has none."""
     try:
         with open("/proc/cpuinfo") as file:
             return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), "")
@@ -72,9 +72,9 @@ def _processor(*names: str) -> str:
 
 
 def choose_precision(accelerator: str, backend: str, flags: Sequence[str]) -> str:
-    """Return the precision for a device: bfloat16 where the hardware multiplies in it, float32 elsewhere.
+    """Return the precision for a device: mixed_bfloat16 if the hardware multiplies bfloat16, else float32.
 
-    On a CPU only oneDNN, which TensorFlow uses, gains from bf16 units; XLA, which JAX uses, does not.
+    On a CPU bf16 units help only oneDNN, which TensorFlow uses, not XLA, which JAX uses.
 
     Example:
         >>> choose_precision("cpu", "tensorflow", ["avx2"]), choose_precision("tpu", "jax", [])
@@ -94,19 +94,20 @@ def prepare(
     precision: str = "auto",
     hosts: Hosts = ALONE,
 ) -> Device:
-    """Choose a device and set Keras up for it.
+    """Choose a device, configure Keras for it, and connect the hosts.
 
     Args:
-        backend: `auto` is jax on TPU and tensorflow elsewhere.
-        accelerator: `auto` is a GPU where there is one, else the CPU. `tpu` must be asked for, and fails without one.
-        num_replicas: 0 is every device there is (one on a CPU); on a CPU any number is simulated. Those of all hosts.
-        precision: `auto` chooses for the device.
-        hosts: Hosts that train together; they are met here.
+        backend: `tensorflow`, `jax`, or `auto`: jax on TPU, else tensorflow.
+        accelerator: `cpu`, `gpu`, `tpu`, or `auto`: a GPU if there is one, else the CPU. `auto` never chooses a TPU.
+        num_replicas: Number of devices of all hosts together; 0 is all, but one on a CPU. On a CPU any number can be
+            simulated.
+        precision: Keras dtype policy; `auto` chooses for the device.
+        hosts: Hosts that train together.
 
     Raises:
-        InputError: If a value is unknown, the device is not there, Keras already runs another backend, or the backend
-            cannot use several hosts.
-        Terminated: If the other hosts do not come.
+        InputError: If a value is unknown, the device is missing, Keras already runs another backend, or the backend
+            does not support several hosts.
+        Terminated: If another host does not connect in time.
     """
     for name, value, known in (
         ("backend", backend, BACKENDS),
@@ -134,16 +135,16 @@ def prepare(
     import keras
 
     keras.config.set_dtype_policy(precision)
-    # On a TPU Keras 3.15's is causal where no mask is asked for, unscaled, and cannot be divided among replicas.
+    # Keras 3.15's flash attention on a TPU is causal without a mask, unscaled, and cannot be sharded over replicas.
     keras.config.disable_flash_attention()
-    # XLA makes TensorFlow's convolutions on a CPU three times slower; JAX always compiles.
+    # On a CPU, XLA makes TensorFlow's convolutions three times slower. JAX always compiles.
     return Device(backend, accelerator, num_replicas, precision, backend == "jax", distribution)
 
 
 def keep_programs(directory: Path) -> None:
-    """Let JAX keep what it compiles in a folder, and find it there the next time; its own setting goes before.
+    """Set the folder of JAX's compile cache, unless JAX_COMPILATION_CACHE_DIR is set.
 
-    To be called before anything is compiled, and trusted as code is.
+    Call this before anything is compiled. The content of the folder must be trusted like code.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
@@ -152,7 +153,7 @@ def keep_programs(directory: Path) -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _KEPT_FROM_SECONDS)
-    compilation_cache.reset_cache()  # Of a folder that this process had before.
+    compilation_cache.reset_cache()  # Forget an earlier folder of this process.
 
 
 def _claim_backend(backend: str) -> None:
@@ -192,13 +193,13 @@ def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, 
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_replicas)
-    except RuntimeError as error:  # TensorFlow has started; its devices are what they are.
+    except RuntimeError as error:  # TensorFlow is initialised; its devices can no longer be changed.
         if len(tf.config.list_logical_devices("CPU")) < num_replicas:
             raise InputError(
                 f"Cannot simulate {num_replicas} replicas: TensorFlow already started with fewer. Start a new process."
             ) from error
     names = [f"CPU:{i}" for i in range(num_replicas)]
-    # Named explicitly: the default would look for NCCL.
+    # Explicit, because the default would need NCCL.
     strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice("CPU:0"))
     return "cpu", num_replicas, strategy
 
@@ -207,7 +208,7 @@ def _connect_tensorflow_tpu(tf: Any, num_replicas: int) -> tuple[str, int, Any]:
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu="local")
         strategy = tf.distribute.TPUStrategy(resolver)
-    except Exception as error:  # TensorFlow raises many kinds here, with a list of its kernels below the reason.
+    except Exception as error:  # TensorFlow raises many types here, and lists its kernels below the reason.
         reason = str(error).partition("\n")[0] or repr(error)
         raise InputError(
             f"Cannot use a TPU with the tensorflow backend: {reason}. Run on a TPU VM with tensorflow-tpu, use the jax "
@@ -229,8 +230,8 @@ def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str
     import jax
     import tensorflow as tf
 
-    tf.config.set_visible_devices([], "GPU")  # tf.data needs none, and would take the memory that JAX wants.
-    # A TPU must be asked for. Where libtpu is installed for preflight, looking for one takes seconds and prints errors.
+    tf.config.set_visible_devices([], "GPU")  # Leave GPU memory to JAX; tf.data needs none.
+    # Only if a TPU is requested: with libtpu installed (for preflight), the search takes seconds and prints errors.
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     has_gpu_plugin = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
     if num_replicas % hosts.count:
@@ -241,20 +242,20 @@ def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str
     own_replicas = num_replicas // hosts.count
     if accelerator == "cpu" or (accelerator == "auto" and (own_replicas > 1 or not has_gpu_plugin)):
         jax.config.update("jax_platforms", "cpu")
-        # One device's program runs at once: handing a small step over to another thread takes as long as the step.
+        # With one device, run programs in this thread: a switch of threads takes as long as a small step.
         jax.config.update("jax_cpu_enable_async_dispatch", own_replicas > 1)
     if own_replicas > 1 and accelerator in ("auto", "cpu"):
-        with contextlib.suppress(RuntimeError):  # JAX has started; its devices are counted below.
+        with contextlib.suppress(RuntimeError):  # JAX is initialised; its devices are counted below.
             jax.config.update("jax_num_cpu_devices", own_replicas)
     if accelerator == "tpu":
         jax.config.update("jax_platforms", "tpu,cpu")
     connect(hosts)
     try:
-        # A host's own in a row: it gives a batch's part for them in one piece.
+        # Devices of a host must be adjacent, because a host passes its part of a batch as one block.
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     except RuntimeError as error:
         raise InputError(f"Cannot use a {accelerator}: JAX says {error}. Set accelerator to auto or cpu.") from error
-    if (jax.process_index(), jax.process_count()) != (hosts.index, hosts.count):  # Of a TPU, libtpu says both.
+    if (jax.process_index(), jax.process_count()) != (hosts.index, hosts.count):  # On a TPU, libtpu sets both.
         raise InputError(
             f"Cannot train as host {hosts.index} of {hosts.count}: the devices are those of {jax.process_count()} "
             f"hosts, and these of host {jax.process_index()}. Say it to each host: --hosts INDEX/COUNT@ADDRESS."

@@ -1,6 +1,6 @@
-"""What a training takes of its machine by the compiled step alone, so that any two can be compared.
+"""Footprint of a training: memory, step time and price of its compiled step on a machine, to compare two trainings.
 
-How fast a host feeds the device is left out: a laptop and a runner of CI differ in that, and not in the program.
+The host's input speed is not included: it differs between a laptop and a CI runner, though the program is the same.
 """
 
 import dataclasses
@@ -14,24 +14,24 @@ from tpu_components.core.files.typed_json import Amount
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """A training on a machine, as far as its compiled step decides it.
+    """Figures of a training on a machine, from its compiled step.
 
     Attributes:
         machine: Short name of the machine.
-        region: Region in which it is paid for; empty is the cheapest.
-        spot: Whether as a spot machine.
+        region: Region of the price; empty is the cheapest.
+        spot: Whether the price is for a spot machine.
         num_examples: Number of examples in the training split.
         num_validation: Number of examples in the validation split.
         epochs: Passes over the training split.
-        global_batch: Batch of all replicas together.
-        parameters: Trainable values.
+        global_batch: Batch size of all replicas together.
+        parameters: Number of trainable parameters.
         step_ms: Time of a step on the device, in milliseconds.
-        peak_bytes: The most memory in use on a device.
-        capacity_bytes: Bytes that a program may use.
-        usd_per_hour: Price of the whole slice; 0 where no trustworthy one is known.
+        peak_bytes: Peak memory use of a device, in bytes.
+        capacity_bytes: Memory of a device that a program may use, in bytes.
+        usd_per_hour: Price of the whole slice in US dollars; 0 if unknown.
         compiler: Versions of libtpu, JAX and Keras.
-        target: Platform whose price it is; empty in older versions, which have Compute Engine's.
-        price_factor: The price, as a multiple of Compute Engine's.
+        target: Platform of the price; empty in files of old versions, which have Compute Engine's price.
+        price_factor: Ratio of the price to Compute Engine's.
     """
 
     machine: str
@@ -52,7 +52,7 @@ class Footprint:
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds of an epoch, if the host keeps up."""
+        """Seconds of an epoch, if the device never waits for the host."""
         return steps_per_epoch(self.num_examples, self.global_batch) * self.step_ms / 1e3
 
     @property
@@ -61,7 +61,7 @@ class Footprint:
         return self.usd_per_hour * self.epochs * self.epoch_seconds / 3600
 
     def priced_like(self, other: "Footprint") -> "Footprint":
-        """Return the same at the price of another's target."""
+        """Return a copy with the price of the other footprint's target."""
         usd_per_hour = self.usd_per_hour / self.price_factor * other.price_factor
         return dataclasses.replace(
             self, usd_per_hour=usd_per_hour, target=other.target, price_factor=other.price_factor
@@ -69,10 +69,10 @@ class Footprint:
 
     @classmethod
     def read(cls, raw: Any) -> "Footprint":
-        """Turn what a version keeps into a footprint.
+        """Read a footprint from the lineage of a version.
 
         Raises:
-            KeyError, TypeError, ValueError: If it is none.
+            KeyError, TypeError, ValueError: If the value is no footprint.
         """
         footprint: Footprint = typed_json.read(raw, cls, "preflight", any_version=True)
         return footprint

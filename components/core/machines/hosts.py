@@ -1,6 +1,6 @@
-"""The hosts that train together: which of them this one is, what they tell each other, and how they leave together.
+"""Process group of the hosts that train together: discovery, messages and common shutdown.
 
-Host 0 runs JAX's coordination service, whose store carries a few words; arrays go from device to device.
+Host 0 runs JAX's coordination service. Messages go through its key-value store, arrays from device to device.
 """
 
 import atexit
@@ -24,39 +24,39 @@ from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.partition import Share
 from tpu_components.core.base.terminal import paragraph
 
-# Which host of a training this one is, as `parse_host` reads it; what it says goes before what a platform says.
+# Index of this host and address of host 0, in the form of `parse_host`; overrides the platform's variables.
 HOST_VARIABLE = "TPU_PIPELINES_HOST"
-# How many hosts the machine has that a training was sent to: it is not to train where it finds fewer.
+# Expected number of hosts. Training fails if it finds fewer.
 COUNT_VARIABLE = "TPU_PIPELINES_HOST_COUNT"
-# Names of variables that may say which host this is: those of TPUs (not of libtpu itself), clusters and several slices.
+# Variables that may describe the hosts: of TPUs (without libtpu's own settings), clusters and multislice.
 _TELLS_HOSTS = re.compile(
     rf"{HOST_VARIABLE}|(?!TPU_(PIPELINES|SKIP|LIBRARY|ML)_)(TPU|MEGASCALE|CLOUD_ML|CLUSTER|TF_CONFIG)(_\w+)?"
 )
-_PORT = 8476  # That of JAX's own examples; nothing else listens there. JAX_COORDINATOR_PORT names another, as to JAX.
-# What TPU VMs tell of their slice, and JAX asks too: jax/_src/clusters/cloud_tpu_cluster.py, GceTpuCluster.
+_PORT = 8476  # As in JAX's examples; usually free. JAX_COORDINATOR_PORT overrides it.
+# Metadata of TPU VMs about their slice; JAX reads it too: jax/_src/clusters/cloud_tpu_cluster.py, GceTpuCluster.
 _METADATA = "http://{host}/computeMetadata/v1/instance/attributes/{key}"
 _NUMBER, _ENDPOINTS = "agent-worker-number", "worker-network-endpoints"
 _METADATA_TRIES, _METADATA_SECONDS = 3, 5
-# JAX aborts what has not heard of a host for so long, with the same exit code as `LOST`.
+# JAX aborts a process when a host sends no heartbeat for this time; the exit code is `LOST`.
 _HEARTBEAT_SECONDS = 30
-_ARRIVAL_SECONDS = 600  # Within which all hosts of a slice have pulled their image and started.
-_FAREWELL_SECONDS = 5  # For the others to hear why a host leaves.
+_ARRIVAL_SECONDS = 600  # Time limit for all hosts to pull the image and start.
+_FAREWELL_SECONDS = 5  # Time for the other hosts to read the reason of a failure.
 _ASK_EVERY_SECONDS = 0.5
 _END, _LEAVE = "tpu_pipelines/end", "tpu_pipelines/leave"
 _TOLD, _MEETING = "tpu_pipelines/told", "tpu_pipelines/meeting"
 _FOREVER_MS = 10**9
-# That of a process which aborted. Vertex AI starts a job again after it, and so does a JobSet without rules of its own.
+# Exit code of an aborted process. Vertex AI restarts a job with this code, and so does a JobSet by default.
 LOST = 128 + signal.SIGABRT
 
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """The hosts of a training.
+    """Hosts of a training.
 
     Attributes:
-        index: Number of this one, from 0. Host 0 alone writes.
-        count: Number of all.
-        coordinator: Address and port of host 0's coordination service; empty where there is one host.
+        index: Index of this host, from 0. Only host 0 writes.
+        count: Number of hosts.
+        coordinator: Address and port of host 0's coordination service; empty for a single host.
     """
 
     index: int = 0
@@ -65,7 +65,7 @@ class Hosts:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this host writes."""
+        """Whether this is host 0, which alone writes outputs."""
         return self.index == 0
 
     @property
@@ -78,10 +78,10 @@ ALONE = Hosts()
 
 
 def parse_host(text: str) -> Hosts:
-    """Return the hosts that a text `INDEX/COUNT@ADDRESS[:PORT]` tells of, by the address of host 0.
+    """Parse `INDEX/COUNT@ADDRESS[:PORT]`; the address is that of host 0.
 
     Raises:
-        InputError: If it says something else.
+        InputError: If the text has another form.
 
     Example:
         >>> parse_host("1/4@10.0.0.1")
@@ -97,10 +97,10 @@ def parse_host(text: str) -> Hosts:
 
 
 def find_hosts(environment: Mapping[str, str]) -> Hosts:
-    """Return the hosts that train together, as this project's own variable or a platform's say; one if none says.
+    """Return the hosts that train together, from TPU_PIPELINES_HOST or the platform's variables; default: one host.
 
     Raises:
-        InputError: If what they say does not fit together, or tells of fewer hosts than the machine has.
+        InputError: If the variables contradict each other, or describe fewer hosts than TPU_PIPELINES_HOST_COUNT.
     """
     if own := environment.get(HOST_VARIABLE):
         return parse_host(own)
@@ -139,12 +139,12 @@ def _hosts(index: int, count: int, first: str, port: int | str = _PORT) -> Hosts
 
 
 def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[str], int, str]]:
-    """Yield what a platform says: the addresses of all hosts, this host's index, and where it says so.
+    """Yield the platform's descriptions of the hosts: addresses of all hosts, index of this host, and the source.
 
-    The TPU's own variables come first: libtpu numbers the hosts by them. What Vertex AI tells the hosts of one slice,
-    whose pool has one replica, is documented nowhere; `tpu-pipelines smoke --machine v5e-16` asks it.
+    The TPU's variables come first, because libtpu numbers the hosts by them. Vertex AI does not document the variables
+    of the hosts of one slice; `tpu-pipelines smoke --machine v5e-16` reports them.
     """
-    # GKE sets both where a container asks for google.com/tpu, and JAX takes the first of the lists:
+    # GKE sets both for a container that requests google.com/tpu, and JAX uses the first list:
     # https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and jax/_src/clusters/cloud_tpu_cluster.py
     for variable in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
         if workers := environment.get(variable):
@@ -153,7 +153,7 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
                 raise InputError(
                     f"Cannot tell which host of the training this is: TPU_WORKER_ID={index!r} is no number."
                 )
-            # A port is libtpu's, where another process already listens.
+            # Drop the port: libtpu's own process listens on it.
             addresses = [address.strip().partition(":")[0] for address in workers.split(",") if address.strip()]
             yield addresses, int(index), f"{variable} and TPU_WORKER_ID"
     # https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
@@ -172,16 +172,16 @@ def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[
     if expected > 1 and "TPU_SKIP_MDS_QUERY" not in environment:
         index, workers = _metadata(_server(environment), _NUMBER), _metadata(_server(environment), _ENDPOINTS)
         if index.isdecimal() and workers:
-            # Names alone, or, as older VMs write it, name:id:address.
+            # Names, or name:id:address on older VMs.
             addresses = [worker.rpartition(":")[2].strip() for worker in workers.split(",")]
             yield addresses, int(index), f"the metadata server's {_ENDPOINTS} and {_NUMBER}"
 
 
 def tell_hosts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment says of the hosts of a training, by where it says it.
+    """Return the variables and metadata of this environment that describe hosts, by name, for reports.
 
-    Variables that are not read are told too: Vertex AI documents TPU_NODE_NAME and TPU_CONFIG alone, and what it sets
-    besides is to be seen here (https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm).
+    Unused variables are included: Vertex AI documents only TPU_NODE_NAME and TPU_CONFIG, and a report shows the others
+    (https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm).
     """
     told = {name: environment[name] for name in sorted(environment) if _TELLS_HOSTS.fullmatch(name)}
     if COUNT_VARIABLE in environment and "TPU_SKIP_MDS_QUERY" not in environment:
@@ -195,7 +195,7 @@ def _server(environment: Mapping[str, str]) -> str:
 
 @functools.cache
 def _metadata(host: str, key: str) -> str:
-    """Return what the metadata server says; empty where there is none, or it does not know."""
+    """Return a value from the metadata server; empty if the server or the value is missing."""
     import urllib.request
 
     request = urllib.request.Request(_METADATA.format(host=host, key=key), headers={"Metadata-Flavor": "Google"})
@@ -206,9 +206,9 @@ def _metadata(host: str, key: str) -> str:
 
 
 def is_writer() -> bool:
-    """Return whether this process is to write what a step leaves: it is the only one, or that of host 0.
+    """Return whether this process writes the outputs of a step: it is the only one, or that of host 0.
 
-    A host that cannot tell which it is has not trained, and says so.
+    Also True if the environment is invalid: training has then failed on this host, and the error must be written.
     """
     try:
         return find_hosts(os.environ).is_writer
@@ -217,10 +217,10 @@ def is_writer() -> bool:
 
 
 def connect(hosts: Hosts) -> None:
-    """Meet the other hosts. To be called before JAX looks for devices; they are those of all hosts afterwards.
+    """Connect to the other hosts. Call this before JAX initialises its devices; JAX then has the devices of all hosts.
 
     Raises:
-        Terminated: If they do not all come.
+        Terminated: If a host does not connect in time.
     """
     import jax
 
@@ -238,13 +238,13 @@ def connect(hosts: Hosts) -> None:
         )
     except RuntimeError as error:
         raise _lost(f"not all of the {hosts.count} hosts came ({describe(error)})") from error
-    progress.say("train_model", f"all {hosts.count} hosts are there")
+    progress.say("train_model", f"all {hosts.count} hosts are connected")
 
 
 class Company:
-    """The hosts of a training that are connected, or the only one.
+    """Process group of connected hosts, or of a single host.
 
-    All hosts call `gather`, `agree` and `wait_for_all` in the same order.
+    All hosts must call the collective methods (`gather`, `agree`, `share`, `wait_for_all`) in the same order.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -253,7 +253,7 @@ class Company:
         self._asked_at, self._has_asked = 0.0, False
         self._blocks = self._meetings = self._meeting_at = 0
         if not self._is_alone:
-            # JAX has no public name for its store: https://github.com/jax-ml/jax/blob/main/jax/_src/distributed.py
+            # JAX's key-value store is not public: https://github.com/jax-ml/jax/blob/main/jax/_src/distributed.py
             from jax._src import distributed
 
             self._store: Any = distributed.global_state.client
@@ -261,13 +261,13 @@ class Company:
             self._listener.start()
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all hosts in a row, in their order, to the bit; they may differ in length."""
+        """Return the arrays of all hosts, concatenated in the order of hosts, bit for bit; lengths may differ."""
         if self._is_alone:
             return array
         from jax.experimental import multihost_utils
 
         counts = multihost_utils.process_allgather(np.array([len(array)], np.int32), tiled=True)
-        # As bytes: JAX would round float64.
+        # Sent as bytes, because JAX would convert float64 to float32.
         padded = np.zeros((int(counts.max()), *array.shape[1:]), array.dtype)
         padded[: len(array)] = array
         raw = np.frombuffer(padded.tobytes(), np.uint8)
@@ -284,13 +284,13 @@ class Company:
         return self.gather(np.frombuffer(content if self.hosts.is_writer else b"", np.uint8)).tobytes()
 
     def share_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return host 0's arrays; those of the others have the same names, shapes and types."""
+        """Return host 0's arrays. The other hosts pass arrays of the same names, shapes and types."""
         if self._is_alone:
             return arrays
         from jax.experimental import multihost_utils
 
         names = sorted(arrays)
-        raw = np.frombuffer(b"".join(arrays[name].tobytes() for name in names), np.uint8)  # To the bit.
+        raw = np.frombuffer(b"".join(arrays[name].tobytes() for name in names), np.uint8)  # As bytes, like `gather`.
         received = np.asarray(multihost_utils.broadcast_one_to_all(raw))
         ends = np.cumsum([arrays[name].nbytes for name in names])[:-1]
         parts = dict(zip(names, np.split(received, ends), strict=True))
@@ -300,26 +300,26 @@ class Company:
         }
 
     def wait_for_all(self, what: str) -> None:
-        """Wait until all hosts are here."""
+        """Wait until all hosts have made this call; `what` names the barrier."""
         if not self._is_alone:
             self._store.wait_at_barrier(f"tpu_pipelines/{what}", _FOREVER_MS)
 
     def tell(self, name: str, content: str) -> None:
-        """Tell all hosts something under a name that nobody else uses."""
+        """Send a message to all hosts under a unique name."""
         self._store.key_value_set(f"{_TOLD}/{name}", content)
 
     def hear(self, name: str) -> str:
-        """Wait until a host has told it."""
+        """Wait for the message of a name and return its content."""
         return str(self._store.blocking_key_value_get(f"{_TOLD}/{name}", _FOREVER_MS))
 
     def meet(self, wish: bool) -> bool:
-        """Return whether all hosts do something together now, as host 0 has wished: the same for all of them.
+        """Return whether all hosts act together at this block of steps; equal on all hosts, without a barrier.
 
-        All hosts call this once for every block of steps that they have handed to their devices, after the block before
-        is done. So none is two calls ahead of host 0, and all have heard of a meeting that is so far away.
+        Host 0 requests a meeting two blocks ahead. All hosts call this once per block, after the block before is done.
+        No host is therefore two calls ahead of host 0, and every host reads the request in time.
 
         Args:
-            wish: Whether host 0 wishes it; what others wish does not count.
+            wish: Whether host 0 requests a meeting; ignored on other hosts.
         """
         self._blocks += 1
         if self._meeting_at == 0:
@@ -336,13 +336,13 @@ class Company:
         return True
 
     def ask_to_end(self) -> None:
-        """Tell host 0 that a platform ends this one; it saves where the training stands, and all leave."""
+        """Inform host 0 that the platform ends this host. Host 0 saves a checkpoint, and all hosts end."""
         if not self._is_alone and not self._has_asked:
             self._has_asked = True
             self._store.key_value_set(f"{_END}/{self.hosts.index}", "")
 
     def is_asked_to_end(self) -> bool:
-        """Return whether a platform ends another host, as far as was heard half a second ago."""
+        """Return whether another host has called `ask_to_end`; checked at most every half second."""
         if self._is_alone or time.monotonic() - self._asked_at < _ASK_EVERY_SECONDS:
             return False
         self._asked_at = time.monotonic()
@@ -350,7 +350,7 @@ class Company:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """End with the others: a host that fails takes all with it, and none goes before host 0 has written.
+        """Couple the hosts while the block runs: if one fails, all end, and all wait until host 0 has written.
 
         Raises:
             Terminated: If another host is lost.
@@ -363,7 +363,7 @@ class Company:
             self.wait_for_all("done")
             if self.hosts.is_writer:
                 self._store.key_value_set(_LEAVE, json.dumps(None))
-            self._listener.join()  # A thread that the store still holds when Python ends would abort the process.
+            self._listener.join()  # A thread that waits in the store at exit would abort the process.
         except termination.Terminated as error:
             self._leave(error.exit_code, str(error))
             raise
@@ -376,19 +376,19 @@ class Company:
             raise _lost(lost) from error
 
     def _leave(self, code: int, reason: str) -> None:
-        """Tell the others why this host ends, give them a moment to hear it, and let no exit wait for them."""
+        """Send the reason of this host's end to the others, which have 5 seconds to read it; skip JAX's shutdown."""
         _end_at_once(code)
         word = json.dumps({"host": self.hosts.index, "code": code, "reason": reason})
-        with contextlib.suppress(Exception):  # Another was first, or they are all gone.
+        with contextlib.suppress(Exception):  # Another host was first, or host 0 is gone.
             self._store.key_value_set(_LEAVE, word)
         with contextlib.suppress(Exception):
             self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
 
     def _listen(self) -> None:
-        """End this process as the first host does that leaves before the training is done; return when it is."""
+        """Wait for another host's failure and end this process with its exit code; returns when training is done."""
         try:
             told = json.loads(self._store.blocking_key_value_get(_LEAVE, _FOREVER_MS))
-        except Exception:  # Host 0 is gone: JAX says so, and ends this process.
+        except Exception:  # Host 0 is gone: JAX ends this process.
             return
         if told is None or told["host"] == self.hosts.index:
             return
@@ -399,12 +399,12 @@ class Company:
 
 
 def _of_another_host(error: BaseException) -> BaseException | None:
-    """Return what says that another host is gone, as far as JAX tells: the error, or what it came of."""
+    """Return the error in the chain of causes that shows the loss of another host; None if there is none."""
     from jax.errors import JaxRuntimeError
 
     cause: BaseException | None = error
     while cause is not None:
-        # Gloo connects CPUs; a step that runs at once raises what it says as a ValueError.
+        # Gloo connects CPUs. A step that runs synchronously raises its message as a ValueError.
         if "Gloo" in str(cause) or (isinstance(cause, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(cause)):
             return cause
         cause = cause.__cause__ or cause.__context__
@@ -417,11 +417,11 @@ def _lost(what: str) -> termination.Terminated:
 
 
 def _end_at_once(code: int) -> None:
-    """Have this process end without JAX's farewell, which would wait half a minute for hosts that are gone."""
+    """Make this process exit without JAX's shutdown, which would wait half a minute for lost hosts."""
 
     def end() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
-    atexit.register(end)  # What is registered last runs first.
+    atexit.register(end)  # The last registered function runs first.

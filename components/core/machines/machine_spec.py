@@ -1,8 +1,8 @@
-"""The machine that a training job asks Vertex for, checked against a catalogue of what can be asked for.
+"""Machine of a training job, checked against a catalogue of Vertex AI's TPU slices.
 
-`machine_catalogue.json` is that catalogue: every TPU slice that Vertex trains on, what its chips can do, where it is
-offered, Compute Engine's list price and the factor by which Vertex AI's is higher, each value with its source and date.
-`Slice.price` is the one place that makes a price of these. Nothing here talks to the cloud.
+`machine_catalogue.json` has every TPU slice for training on Vertex AI: performance, regions, Compute Engine's list
+price and the factor of Vertex AI's price, each value with source and date. `Slice.price` computes all prices. This
+module makes no network calls.
 """
 
 import dataclasses
@@ -23,18 +23,18 @@ BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
 _RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z]+-[a-z]+\d+)-[a-z]/reservations/[^/]+")
 VERTEX, KUBEFLOW = "vertex", "kubeflow"
-# Who bills the machine of a training, by its target: a cluster on GKE pays for Compute Engine's machines.
+# Whose price applies, by target: a GKE cluster is billed for Compute Engine's machines.
 BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price"}
 
 
 def billed_by(target: str) -> str:
-    """Say whose price a target pays; without a target, as in older files, it is Compute Engine's."""
+    """Name the price list of a target; Compute Engine's without a target, as in files of old versions."""
     return BILLED_BY.get(target, BILLED_BY[KUBEFLOW])
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The origin of a value, and the day it was true; a year where the day is not known."""
+    """Source of a value, and its date; only a year if the day is unknown."""
 
     text: str
     date: str
@@ -47,20 +47,20 @@ class Generation:
     Attributes:
         name: `v2`, `v3`, `v5e`, `v6e` or `7x`.
         device_kind: Name of the device, as JAX reports it.
-        devices_per_chip: JAX devices; v2, v3 and 7x show each half of a chip as one.
-        hbm_usable_bytes: Bytes of a JAX device's memory that a compiled program may use.
+        devices_per_chip: JAX devices per chip: two (one per core) for v2, v3 and 7x, else one.
+        hbm_usable_bytes: Memory of a JAX device that a compiled program may use, in bytes.
         hbm_bytes_per_second: Memory bandwidth of a chip.
-        peak_bf16_flops: Floating-point operations per second of a chip.
-        clock_hz: Turns the TPU compiler's cycles into seconds; fitted to the peak, not published.
+        peak_bf16_flops: Peak bfloat16 operations per second of a chip.
+        clock_hz: Converts the TPU compiler's cycles to seconds; derived from the peak, not published.
         mxu_size: Rows and columns of a matrix unit.
         supports_tensorflow: Whether Vertex runs TensorFlow on it.
-        vertex_factor: Vertex AI's price, as a multiple of Compute Engine's.
-        boot_disk_types: Types of boot disk that its hosts have.
-        regions: That train on one host.
-        pod_regions: That train on several hosts.
-        serving_only_regions: That have it, but not for training.
-        ici_bytes_per_second: Bandwidth of one link between chips, one way; None where no source says.
-        sources: Origins of these values, by attribute.
+        vertex_factor: Ratio of Vertex AI's price to Compute Engine's.
+        boot_disk_types: Types of boot disk for its hosts.
+        regions: Regions for training on one host.
+        pod_regions: Regions for training on several hosts.
+        serving_only_regions: Regions for serving only.
+        ici_bytes_per_second: Bandwidth of one link between chips in one direction; None if unknown.
+        sources: Sources of these values, by attribute.
     """
 
     name: str
@@ -97,14 +97,14 @@ class Price:
     """The price of a whole slice in one region.
 
     Attributes:
-        usd_per_hour: Price of an hour, in US dollars.
-        region: Region in which it is paid.
-        is_spot: Whether it is that of a spot machine.
-        kind: Whose price it is, and for what.
-        source: Place where it is published.
-        date: When it was.
+        usd_per_hour: Price per hour, in US dollars.
+        region: Region of the price.
+        is_spot: Whether it is the price of a spot machine.
+        kind: Description of the price list.
+        source: Publication of the price.
+        date: Date of the price.
         target: Platform that trains: `vertex` or `kubeflow`.
-        factor: The price, as a multiple of Compute Engine's.
+        factor: Ratio of the price to Compute Engine's.
     """
 
     usd_per_hour: float
@@ -119,24 +119,24 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """One row of the catalogue: a set of chips that one can ask Vertex for.
+    """TPU slice: one row of the catalogue.
 
     Attributes:
-        name: Short name. v2 and v3 count cores (`v2-8`), the others chips (`v5e-8`). Where a slice of two hosts has as
-            many chips as a single host, it carries the suffix of its machine type (`v5e-8-4t`).
+        name: Short name. v2 and v3 count cores (`v2-8`), the others chips (`v5e-8`). A slice of two hosts with as many
+            chips as a single host has the suffix of its machine type (`v5e-8-4t`).
         generation: Generation of its chips.
-        machine_type: Vertex's name of a host.
-        chips: Their number.
-        devices: JAX devices, which is to say replicas.
-        hosts: Virtual machines. Vertex derives them: its `replica_count` is 1 for all of these.
-        libtpu_topology: Its name for the TPU compiler.
-        source: Origin of the row.
-        date: When it was true.
-        accelerator_type: `TPU_V2` or `TPU_V3`; empty where Vertex takes a topology.
-        accelerator_count: Cores, where Vertex takes an accelerator type; else 0.
-        tpu_topology: Chips along each axis (`2x4`); empty where Vertex takes an accelerator type.
-        chips_per_host_bounds: One host's part of the topology, for the TPU compiler; None for its default.
-        host: CPUs and memory of each host; None where these are not published.
+        machine_type: Vertex's machine type of a host.
+        chips: Number of chips.
+        devices: Number of JAX devices, and so of replicas.
+        hosts: Number of virtual machines. Vertex derives it: `replica_count` is always 1.
+        libtpu_topology: Name of the slice for the TPU compiler.
+        source: Source of the row.
+        date: Date of the row.
+        accelerator_type: `TPU_V2` or `TPU_V3`; empty for generations with a topology.
+        accelerator_count: Number of cores for `accelerator_type`; else 0.
+        tpu_topology: Chips along each axis (`2x4`); empty for generations with an accelerator type.
+        chips_per_host_bounds: A host's part of the topology, for the TPU compiler; None is its default.
+        host: CPUs and memory of each host; None if not published.
         prices: Compute Engine's list prices of the whole slice.
     """
 
@@ -158,23 +158,23 @@ class Slice:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """The regions that train on it."""
+        """Regions where this slice can train."""
         return self.generation.pod_regions if self.hosts > 1 else self.generation.regions
 
     @property
     def vertex_fields(self) -> dict[str, Any]:
-        """The fields of Vertex's machine spec; those that it does not take are empty or 0."""
+        """Fields of Vertex's machine spec; unused ones are empty or 0."""
         return {key: getattr(self, key) for key in VERTEX_FIELDS}
 
     def price(self, region: str = "", spot: bool = False, target: str = VERTEX) -> Price | None:
-        """Return the price of the whole slice in `region`, or in the cheapest region that trains on it.
+        """Return the price of the whole slice in a region.
 
-        None where no trustworthy price is known: none is made from another slice's or another region's.
+        None if no price is published: prices are not derived from other slices or regions.
 
         Args:
-            region: Region in which it is paid; empty is the cheapest.
-            spot: Whether as a spot machine.
-            target: Platform that trains: Kubeflow pays Compute Engine's list price, Vertex AI takes more.
+            region: Region of the price; empty is the cheapest region for training.
+            spot: Whether to return the price of a spot machine.
+            target: Platform that trains: Kubeflow pays Compute Engine's list price, Vertex AI costs more.
 
         Example:
             >>> machine = load_catalogue().find("v5e-8")
@@ -186,7 +186,7 @@ class Slice:
         return self._by_vertex(cheapest) if cheapest and target == VERTEX else cheapest
 
     def _by_vertex(self, price: Price) -> Price:
-        """Return Vertex AI's price for Compute Engine's."""
+        """Convert Compute Engine's price to Vertex AI's."""
         factor, origin = self.generation.vertex_factor, self.generation.sources["vertex_factor"]
         is_attested = not price.is_spot and not origin.text.startswith("assumed")
         doubt = "" if is_attested else ", an assumed factor"
@@ -206,7 +206,7 @@ class Slice:
 
 @dataclasses.dataclass(frozen=True)
 class UnofferedGeneration:
-    """A generation that exists, but that Vertex does not train on."""
+    """A TPU generation that Vertex does not offer for training."""
 
     name: str
     machine_type_prefix: str
@@ -217,7 +217,7 @@ class UnofferedGeneration:
 
 @dataclasses.dataclass(frozen=True)
 class Catalogue:
-    """Every slice that Vertex trains on: by generation, the oldest first, then by size, then by number of hosts."""
+    """All slices for training on Vertex, sorted by generation (oldest first), size and number of hosts."""
 
     generations: tuple[Generation, ...]
     slices: tuple[Slice, ...]
@@ -227,7 +227,7 @@ class Catalogue:
         """Return the slice with a short name, Cloud TPU's name (`v5litepod-8`) or the TPU compiler's (`v5e:4x4`).
 
         Raises:
-            InputError: If there is none, or the name could mean two; names the nearest.
+            InputError: If there is none, or the name is ambiguous; the message lists the nearest.
 
         Example:
             >>> load_catalogue().find("v5e-8").machine_type
@@ -246,7 +246,7 @@ class Catalogue:
 
 @functools.cache
 def load_catalogue() -> Catalogue:
-    """Return the catalogue that comes with this package; read once."""
+    """Return the catalogue of this package; it is read once."""
     raw = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
     sources = {key: Source(**source) for key, source in raw["sources"].items()}
 
@@ -284,7 +284,7 @@ def _read_generation(row: Mapping[str, Any], sources: Mapping[str, Source]) -> G
 
 
 def _read_prices(rows: Iterable[Mapping[str, Any]], entry: Slice) -> Iterator[Price]:
-    """Yield the prices of a slice: its own, or its chips' where its generation is sold by the chip."""
+    """Yield the prices of a slice from the rows of the price list, which are per slice or per chip of a generation."""
     for row in rows:
         if row.get("slice") == entry.name:
             usd_per_hour = row["usd_per_hour"]
@@ -303,18 +303,18 @@ def _how(spot: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PaidMachine:
-    """A TPU slice, and where and how it is paid for.
+    """TPU slice with the conditions of its price.
 
     Attributes:
-        machine: Short name of a TPU slice, as `tpu-pipelines machines` lists them.
-        region: Region of the price; empty is the cheapest region that trains on the machine.
+        machine: Short name of a TPU slice, from `tpu-pipelines machines`.
+        region: Region of the price; empty is the cheapest region for training on the machine.
         spot: Whether the price is that of a spot machine.
-        target: Platform that trains, whose price it is: `vertex` or `kubeflow`.
-        timeout_seconds: Time after which the training is stopped; 0 leaves it to preflight's estimate.
-        attempts: Number of times that the training may start; each has `timeout_seconds`.
+        target: Platform that trains and sets the price: `vertex` or `kubeflow`.
+        timeout_seconds: Time limit of the training, in seconds; 0 derives it from preflight's estimate.
+        attempts: Largest number of starts of the training; each has `timeout_seconds`.
 
     Raises:
-        InputError: If Vertex would refuse it; names what is nearest.
+        InputError: If Vertex would refuse the machine; the message lists the nearest.
     """
 
     machine: str = CHEAPEST_MACHINE
@@ -336,10 +336,10 @@ class PaidMachine:
         self.require_backend("auto")
 
     def require_backend(self, backend: str) -> None:
-        """Check that the machine runs a backend.
+        """Check that the machine supports a backend.
 
         Raises:
-            InputError: If it does not; names those that do.
+            InputError: If it does not; the message lists machines that do.
         """
         parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, backend)
 
@@ -350,33 +350,33 @@ class PaidMachine:
 
     @property
     def price(self) -> Price | None:
-        """The target's price; None where no trustworthy one is known."""
+        """Price of the target; None if unknown."""
         return self.slice.price(self.region, self.spot, self.target)
 
 
 @dataclasses.dataclass(frozen=True)
 class MachineSpec:
-    """A machine that a training job asks Vertex for. Holds only what Vertex accepts.
+    """Machine of a training job on Vertex. Every instance is valid for Vertex.
 
     Attributes:
         machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`.
         accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; else empty.
-        accelerator_count: Cores, with `cloud-tpu`; else 0.
-        tpu_topology: Chips along each axis, with all but `cloud-tpu`.
-        region: Region to train in; empty leaves it to the settings.
-        boot_disk_type: `pd-ssd` or `pd-standard` up to v5e, `hyperdisk-balanced` from v6e on; empty is Vertex's own
-            choice for the machine.
-        boot_disk_size_gb: From 100, which is Vertex's own, to 64,000.
-        spot: Cheaper, and taken away at any time; only on one host.
-        reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty is none.
-        timeout_seconds: The job is stopped after this time; 0 leaves it to preflight's estimate, or to a day.
+        accelerator_count: Number of cores with `cloud-tpu`; else 0.
+        tpu_topology: Chips along each axis, for all but `cloud-tpu`.
+        region: Region for the training; empty is the settings' region.
+        boot_disk_type: `pd-ssd` or `pd-standard` up to v5e, `hyperdisk-balanced` from v6e on; empty is Vertex's
+            default for the machine.
+        boot_disk_size_gb: Size of the boot disk, from 100 (Vertex's default) to 64,000 GB.
+        spot: Use a spot machine, which is cheaper and may be preempted at any time; only for one host.
+        reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty uses none.
+        timeout_seconds: Time limit of the job; 0 derives it from preflight's estimate, or is one day without one.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
-        disable_retries: Do not start the job again after an error of the platform.
-        max_wait_seconds: Seconds to wait for the machine before the next fallback is tried; 0 is without end.
-        fallbacks: Machines to try, in order, where this one cannot be had; they have none of their own.
+        disable_retries: Do not restart the job after an error of the platform.
+        max_wait_seconds: Seconds to wait for the machine before the next fallback is tried; 0 waits without limit.
+        fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks.
 
     Raises:
-        InputError: If Vertex would refuse it; names what is nearest.
+        InputError: If Vertex would refuse the machine; the message lists the nearest.
     """
 
     machine_type: str
@@ -425,7 +425,9 @@ class MachineSpec:
         if self.timeout_seconds < 0:
             raise InputError(f"timeout_seconds must not be negative; 0 is derived. Received: {self.timeout_seconds}.")
         if self.max_wait_seconds < 0:
-            raise InputError(f"max_wait_seconds must not be negative; 0 waits on. Received: {self.max_wait_seconds}.")
+            raise InputError(
+                f"max_wait_seconds must not be negative; 0 waits without limit. Received: {self.max_wait_seconds}."
+            )
         if self.disable_retries and self.restart_job_on_worker_restart:
             raise InputError(
                 "disable_retries would override restart_job_on_worker_restart. Received: both true. Set one of them."
@@ -460,22 +462,22 @@ class MachineSpec:
 
     @property
     def name(self) -> str:
-        """The short name of the slice."""
+        """Short name of the slice."""
         return self.slice.name
 
     @property
     def paid(self) -> PaidMachine:
-        """The slice, and where and how it is paid for on Vertex AI; `resources.paid_on` knows of other targets."""
+        """The slice with its price on Vertex AI; for other targets see `resources.paid_on`."""
         return PaidMachine(self.name, self.region, self.spot, timeout_seconds=self.timeout_seconds)
 
     def require_one_host(self, reason: str) -> None:
         """Check that this machine and all its fallbacks have one host.
 
         Args:
-            reason: Why several will not do, as the sentence begins that refuses them.
+            reason: First sentence of the error message.
 
         Raises:
-            InputError: If one has several.
+            InputError: If a machine has several hosts.
         """
         for machine in self.candidates:
             entry = machine.slice
@@ -489,27 +491,28 @@ class MachineSpec:
 
     @property
     def candidates(self) -> tuple["MachineSpec", ...]:
-        """This machine, then its fallbacks, in the order in which they are tried; each without fallbacks."""
+        """This machine and its fallbacks, in order, each without fallbacks of its own."""
         return dataclasses.replace(self, fallbacks=()), *self.fallbacks
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, which `parse_machine` turns into this spec again."""
+        """Return values for JSON, which `parse_machine` reads."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"name": self.name, **values, "fallbacks": [fallback.as_dict() for fallback in self.fallbacks]}
 
 
 def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: str = "machine") -> MachineSpec:
-    """Read a machine as it stands in a configuration.
+    """Parse the `machine` of a configuration.
 
     Args:
-        value: A short name, or a mapping: `name` or Vertex's own fields, and any other field of `MachineSpec`. Its
-            `fallbacks` are a list of either; they take from it what they do not set, but for the reservation, which
-            holds one type of machine.
-        backend: Backend that will train on it: `tensorflow`, `jax` or `auto`, which chooses one that the machine runs.
-        where: Name of the field in an error.
+        value: A short name, or a mapping with `name` or Vertex's own fields, and any other field of `MachineSpec`.
+            `fallbacks` is a list of names or mappings, which inherit missing fields, except the reservation: it is for
+            one machine type.
+        backend: Backend of the training: `tensorflow`, `jax` or `auto`, which chooses one that the machine supports.
+        where: Name of the field in error messages.
 
     Raises:
-        InputError: If Vertex would refuse it, or it does not run the backend; names what is nearest.
+        InputError: If Vertex would refuse the machine, or it does not support the backend; the message lists the
+            nearest.
 
     Example:
         >>> parse_machine({"name": "v5e-8", "spot": True, "fallbacks": ["v6e-8"]}).fallbacks[0].machine_type
@@ -536,7 +539,7 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
 
 
 def _as_mapping(value: Any, where: str) -> dict[str, Any]:
-    """Return a machine's fields, of known names and right types."""
+    """Return a machine's fields after checking their names and types."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):
@@ -554,11 +557,11 @@ def _as_mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def _resolve_name(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same fields with Vertex's own in place of the short name."""
+    """Replace the short name by Vertex's own fields."""
     if "name" not in fields:
         if "machine_type" not in fields:
             raise InputError(
-                f"Expected a name or a machine_type. Received: {dict(fields)!r}. Add name: v5e-8, or such."
+                f"Expected a name or a machine_type. Received: {dict(fields)!r}. Add a name, for example name: v5e-8."
             )
         return dict(fields)
     named = load_catalogue().find(fields["name"])
@@ -593,7 +596,7 @@ def _distance(entry: Slice, chips: float) -> float:
 
 
 def _nearest(slices: Iterable[Slice], chips: float) -> list[Slice]:
-    """Return the largest slice that has no more chips, and the smallest that has no fewer."""
+    """Return the largest slice with at most this number of chips, and the smallest with at least this number."""
     by_size = sorted({entry.chips: entry for entry in reversed(list(slices))}.values(), key=lambda entry: entry.chips)
     below = [entry for entry in by_size if entry.chips <= chips][-1:]
     return below + [entry for entry in by_size if entry.chips >= chips and entry not in below][:1]
@@ -608,12 +611,12 @@ def _nearest_of_each_generation(slices: Iterable[Slice], chips: float) -> list[S
 
 
 def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
-    """Say why no slice has this name, and which ones are nearest."""
+    """Explain why no slice has this name, and name the nearest slices."""
     head, _, size = plain.partition("-")
     family, count = head.partition(":")[0], int(size) if size.isdecimal() else 0
     siblings = [entry for entry in catalogue.slices if entry.generation.name == family.removeprefix("tpu")]
     if family == "tpu7x" and count:
-        # Google's own tools disagree: for some it is chips, for others the two cores of each.
+        # Google's tools disagree: the number is of chips for some, and of cores (two per chip) for others.
         nearest = _names(entry for entry in siblings if entry.chips in (count, count / 2)) or _names(siblings)
         return f"{name!r} may count chips or cores. Expected 7x- and the number of chips: {nearest}."
     if siblings and count:
@@ -635,7 +638,7 @@ def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
 
 
 def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
-    """Say why no slice has these of Vertex's fields, and which ones are nearest."""
+    """Explain why no slice has these fields of Vertex's machine spec, and name the nearest slices."""
     catalogue = load_catalogue()
     machine_type = wanted["machine_type"]
     candidates = [entry for entry in catalogue.slices if entry.machine_type == machine_type]
@@ -675,7 +678,7 @@ def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
 
 
 def _explain_region(machine: Slice, region: str) -> str:
-    """Say why a slice cannot train in a region, where it can, and what can train there."""
+    """Explain that a slice cannot train in a region; name its regions, and the slices of this region."""
     generation = machine.generation
     there = [entry for entry in load_catalogue().slices if region in entry.regions]
     if region in generation.serving_only_regions:

@@ -1,1 +1,1 @@
-"""Models by name: ready ones, building, loading, and the training step that is compiled."""
+"""Models: finding, building and loading them by name, ready-made models, and the compiled training step."""

@@ -1,8 +1,8 @@
-"""A model of the user's own as one file: its code and the files that it names travel with it, known by their digest.
+"""Bundle: a user's model as one file with its code and data files, so that it can run on another machine.
 
-A bundle is a zip archive of the modules that the model's file imports and of the data files that they name, without
-Python's own, installed libraries and this project. It is called by its place: `ROOT/SHA256/NAME.zip`, or NAME.keras for
-a model saved by Keras. Whoever opens it checks the digest first, and imports its modules from nowhere else.
+A bundle is a zip archive of the modules that the model's file imports and of the data files that they name, without the
+standard library, installed libraries and this project. Its reference is its path, `ROOT/SHA256/NAME.zip`, or NAME.keras
+for a model saved by Keras. The digest is verified before a bundle is opened, and its modules are imported only from it.
 """
 
 import atexit
@@ -27,23 +27,23 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 
-_ENTRY_FILE = "bundle.json"  # Says which model it is, as `my_model.py` or `nets.cnn:build_model`.
+_ENTRY_FILE = "bundle.json"  # Names the model, for example `my_model.py` or `nets.cnn:build_model`.
 _REFERENCE = re.compile(r".*/([0-9a-f]{64})/[^/]+\.(zip|keras)")
-_TIME = (1980, 1, 1, 0, 0, 0)  # Of every file in the archive, so that equal content is an equal archive.
-_MOST_BYTES = 256 << 20  # What is read here and sent again with every change of it.
-# Of Google's credentials: https://google.aip.dev/auth/4110
+_TIME = (1980, 1, 1, 0, 0, 0)  # Time of every file, so that equal content gives an equal archive.
+_MOST_BYTES = 256 << 20  # Limit, because every change is uploaded again.
+# Types of Google's credentials: https://google.aip.dev/auth/4110
 _CREDENTIALS = ("service_account", "authorized_user", "external_account", "impersonated_service_account")
 _MOST_CREDENTIAL_BYTES = 1 << 20
-USER_MODULE = "user_model"  # What a model's own file is called as a module.
+USER_MODULE = "user_model"  # Module name of the model's own file.
 
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """One file that holds a model's code.
+    """One file with a model's code.
 
     Attributes:
-        name: The file's name.
-        content: Its bytes.
+        name: Name of the file.
+        content: Bytes of the file.
     """
 
     name: str
@@ -55,25 +55,24 @@ class Bundle:
         return hashlib.sha256(self.content).hexdigest()
 
     def reference(self, root: str) -> str:
-        """Return its place below a folder, which is what it is called."""
+        """Return the bundle's path below the folder `root`."""
         return f"{root.rstrip('/')}/{self.digest}/{self.name}"
 
 
 def is_reference(name: str) -> bool:
-    """Return whether a model's name is that of a bundle."""
+    """Return whether a model's name is the reference of a bundle."""
     return _REFERENCE.fullmatch(name) is not None
 
 
 def pack(model: str, files: Mapping[str, Path]) -> Bundle:
-    """Return a model's code as a bundle.
+    """Pack a model's code into a bundle.
 
     Args:
         model: A `.py` or `.keras` file, or `module:function`.
-        files: Path of every file of its own, by its name below the folder of its modules.
+        files: Paths of the model's files, by their names relative to the folder of its modules.
 
     Raises:
-        InputError: If it names a file outside that folder, which would lie elsewhere where the bundle is opened, or
-            credentials, or the files are too large.
+        InputError: If a file lies outside that folder, contains credentials, or the files are too large.
     """
     if model.endswith(".keras"):
         _check_may_travel(model, {Path(model).name: Path(model)})
@@ -96,7 +95,7 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
 
 
 def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
-    """Refuse what nobody means to send: more than a model's code and weights, and what opens an account."""
+    """Raise InputError for files that are too large or contain credentials."""
     sizes = {name: path.stat().st_size for name, path in files.items()}
     largest = max(sizes, key=sizes.__getitem__)
     if (total := sum(sizes.values())) > _MOST_BYTES:
@@ -113,7 +112,7 @@ def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
 
 
 def _opens_an_account(content: bytes) -> bool:
-    """Return whether a file is a key or the credentials of an account with Google."""
+    """Return whether a file is a private key or contains Google credentials."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -122,7 +121,7 @@ def _opens_an_account(content: bytes) -> bool:
 
 
 def data_files(bundle: Bundle) -> dict[str, int]:
-    """Return the sizes of the files in a bundle that are no code, by their names."""
+    """Return the sizes in bytes of the data files in a bundle, by name."""
     if bundle.name.endswith(".keras"):
         return {}
     with zipfile.ZipFile(io.BytesIO(bundle.content)) as zipped:
@@ -134,11 +133,11 @@ def data_files(bundle: Bundle) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A bundle's files on this machine.
+    """A bundle that is extracted on this machine.
 
     Attributes:
-        folder: The folder of its modules.
-        model: The model, as `build_model` takes it once its modules can be imported.
+        folder: Folder of its modules.
+        model: Name of the model for `build_model`, inside `importing_from`.
     """
 
     folder: Path
@@ -146,23 +145,23 @@ class Opened:
 
     @property
     def files(self) -> dict[str, Path]:
-        """Path of every file, by its name below the folder."""
+        """Path of every file, by its name relative to the folder."""
         paths = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
         return {path.relative_to(self.folder).as_posix(): path for path in paths}
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Dotted names of its modules, without the model's own file."""
+        """Dotted names of the bundle's modules, without the model's own file."""
         names = [name.removesuffix(".py").removesuffix("/__init__") for name in self.files if name.endswith(".py")]
         own = Path(self.model).stem if self.model.endswith(".py") else ""
         return tuple(name.replace("/", ".") for name in names if name != own)
 
 
 def fetch(reference: str) -> Opened:
-    """Open a bundle by its place, from a bucket or here.
+    """Open a bundle by its reference, in a bucket or on this machine.
 
     Raises:
-        InputError: If there is none, or it is not what its digest says.
+        InputError: If the bundle is missing, or its digest is wrong.
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None:
@@ -176,21 +175,21 @@ def _fetch(reference: str, digest: str) -> Opened:
 
 
 def open_bundle(content: bytes, digest: str, where: str) -> Opened:
-    """Check a bundle, and lay out its files in a folder of this process.
+    """Verify a bundle and extract it to a temporary folder of this process.
 
     Args:
-        content: Its bytes.
-        digest: SHA-256 that they must have.
-        where: Name of the model in errors.
+        content: Bytes of the bundle.
+        digest: Their expected SHA-256.
+        where: Name of the model in error messages.
 
     Raises:
-        InputError: If it is another, or damaged.
+        InputError: If the digest is wrong, or the bundle is damaged.
     """
     received = hashlib.sha256(content).hexdigest()
     if received != digest:
         raise InputError(
             f"Refused the code in {where}: expected SHA-256 {digest[:16]}…, received {received[:16]}…. It has been "
-            "changed since; train again, or bring the file back."
+            "changed since; train again, or restore the file."
         )
     try:
         return _unpack(content, digest, Path(where).name if where.endswith(".keras") else "")
@@ -208,7 +207,7 @@ def _unpack(content: bytes, digest: str, keras_file: str) -> Opened:
     try:
         return _lay_out(content, folder, keras_file)
     except BaseException:
-        shutil.rmtree(folder)  # It can be tried again.
+        shutil.rmtree(folder)  # Allows another attempt.
         raise
 
 
@@ -224,7 +223,7 @@ def _lay_out(content: bytes, folder: Path, keras_file: str) -> Opened:
 
 @functools.cache
 def _scratch() -> Path:
-    """Return a folder that ends with this process."""
+    """Return a temporary folder that is deleted at the exit of this process."""
     folder = Path(tempfile.mkdtemp(prefix="tpu-pipelines-code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -232,10 +231,10 @@ def _scratch() -> Path:
 
 @contextlib.contextmanager
 def importing_from(opened: Opened) -> Iterator[None]:
-    """Let Python import the bundle's modules from its folder, whatever of their names was imported before.
+    """Import the bundle's modules from its folder while the block runs, instead of modules with the same names.
 
-    What was imported before is there again afterwards; where nothing was, the bundle's own modules stay, for a layer
-    that imports one when it is called.
+    Afterwards the modules that were imported before are restored. Other modules of the bundle stay imported, for layers
+    that import a module when they are called.
     """
     names = (*opened.modules, "" if opened.model.endswith(".py") else opened.model.partition(":")[0])
     tops = {name.partition(".")[0] for name in names if name}
@@ -249,7 +248,7 @@ def importing_from(opened: Opened) -> Iterator[None]:
     sys.path.insert(0, str(opened.folder))
     importlib.invalidate_caches()
     try:
-        with contextlib.chdir(opened.folder):  # It may open what lies beside it.
+        with contextlib.chdir(opened.folder):  # A module may open files beside it.
             yield
     finally:
         sys.path.remove(str(opened.folder))
@@ -260,7 +259,7 @@ def importing_from(opened: Opened) -> Iterator[None]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Run a model's own file as a module."""
+    """Import a model's own file as a module."""
     spec = importlib.util.spec_from_file_location(USER_MODULE, path)
     assert spec is not None
     assert spec.loader is not None
@@ -271,10 +270,10 @@ def import_file(path: Path) -> ModuleType:
 
 @functools.cache
 def custom_objects(opened: Opened) -> dict[str, Any]:
-    """Import a bundle's modules, and return what they register with Keras, by the name under which they do.
+    """Import a bundle's modules; return the objects that they register with Keras, by registered name.
 
     Raises:
-        InputError: If one of them cannot be imported.
+        InputError: If a module cannot be imported.
     """
     import keras
 
@@ -288,7 +287,7 @@ def custom_objects(opened: Opened) -> dict[str, Any]:
             for module in opened.modules:
                 importlib.import_module(module)
         return dict(registered)
-    except Exception as error:  # The code is the user's: it may raise anything.
+    except Exception as error:  # User code may raise anything.
         line, *_ = str(error).splitlines() or [""]
         raise InputError(
             f"Cannot import the code that comes with the model: {type(error).__name__}: {line}. Install what it "

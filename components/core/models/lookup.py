@@ -1,4 +1,4 @@
-"""A model from its name: a registered one, the user's own file or function, or a bundle of carried code."""
+"""Builds a model from its name: a registered name, a user's file or function, or a bundle."""
 
 import ast
 import contextlib
@@ -25,10 +25,10 @@ from tpu_components.core.models.ready import REGISTRY
 _BUILDER = "build_model"
 
 
-UNITS_LAYER = "target_units"  # The last layer of a regression model: standardised numbers to the targets' own units.
+UNITS_LAYER = "target_units"  # Last layer of a regression model: converts standardised outputs to the targets' units.
 
 
-# What a last layer may be found to end in: any of these but the task's own is a mistake. Others may be a user's own.
+# Known activations of a last layer. Any of them but the task's own is an error; a user's own activation is accepted.
 _ACTIVATIONS = ("linear", "softmax", "sigmoid", "hard_sigmoid", "log_softmax", "tanh", "relu", "softplus")
 
 
@@ -43,10 +43,10 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
     """Check, without importing Keras, that a model's name can be resolved.
 
     Raises:
-        InputError: If it is no registered name, no `.py` or `.keras` file that exists, no `module:function`, and no
-            bundle's place.
+        InputError: If it is not a registered name, an existing `.py` or `.keras` file, `module:function`, or the
+            reference of a bundle.
     """
-    if is_reference(name):  # It is checked when it is opened, which may be elsewhere.
+    if is_reference(name):  # Checked when it is opened, possibly on another machine.
         return
     if name.endswith((".py", ".keras")):
         if not Path(name).is_file():
@@ -74,7 +74,7 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
 
 
 def _signature_in_file(path: Path) -> set[str] | None:
-    """Return the parameters of the file's `build_model`, read without running it; None where it takes any."""
+    """Return the parameters of the file's `build_model`, without running the file; None if it accepts any."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
@@ -84,7 +84,7 @@ def _signature_in_file(path: Path) -> set[str] | None:
             arguments = node.args
             names = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
             return None if arguments.kwarg else names
-    return None  # Imported from elsewhere, perhaps; known once the file runs.
+    return None  # The function may be imported, which only running the file shows.
 
 
 def _check_parameters(name: str, known: set[str] | None, parameters: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ def _check_parameters(name: str, known: set[str] | None, parameters: Mapping[str
 
 
 def _find_module(module_name: str) -> str:
-    """Return the file of an importable module, found without running it."""
+    """Return the file of an importable module, without importing it."""
     try:
         with with_folders(Path.cwd()):
             spec = importlib.util.find_spec(module_name)
@@ -111,17 +111,17 @@ def _find_module(module_name: str) -> str:
 
 
 def bundle_of(name: str) -> Bundle | None:
-    """Return a model of the user's own as a file that can travel; None of a model that every machine has installed.
+    """Return a user's model as a bundle; None for a model that is part of this project.
 
     Raises:
-        InputError: If it cannot be packed.
+        InputError: If the model cannot be packed.
     """
     if is_reference(name):
-        fetch(name)  # Refuses what its digest does not fit.
+        fetch(name)  # Verifies the digest.
         return Bundle(Path(name).name, storage.read_bytes(name))
     if name in REGISTRY:
         return None
-    ours = [ROOT / folder for folder in ("components", "pipelines")]  # An installed wheel is passed over as a library.
+    ours = [ROOT / folder for folder in ("components", "pipelines")]  # An installed wheel is skipped as a library.
     files = {
         file: path
         for file, path in model_code(name).files.items()
@@ -131,18 +131,18 @@ def bundle_of(name: str) -> Bundle | None:
 
 
 def source_files(name: str) -> list[Path]:
-    """Return the Python files of a user's own model: its file, and those of the user's that it imports."""
+    """Return the Python files of a user's model: its file and the user's files that it imports."""
     if name in REGISTRY or name.endswith(".keras"):
         return []
     return sorted(path for path in model_code(name).files.values() if path.suffix == ".py")
 
 
 def model_code(name: str, parameters: Mapping[str, Any] | None = None) -> Code:
-    """Return what decides what a model is: its code, and the files that the code or a parameter names.
+    """Return the code of a model and the files that the code or a parameter names; they identify the model.
 
     Args:
         name: A registered name, a `.py` or `.keras` file, or `module:function`.
-        parameters: Its hyper-parameters.
+        parameters: Hyper-parameters of the model.
 
     Raises:
         InputError: If the name is unknown, or a file of the code cannot be read.
@@ -169,24 +169,24 @@ def _module_code(module: str) -> Code:
     root = file.parents[module.count(".") + (file.name == "__init__.py")]
     if not is_installed(root):
         return code_of([module], (root, *_own_folders()), (Path(),))
-    # Beside it lies every library there is: all of its own package, and no other.
+    # The module may lie beside installed libraries: read only its own package.
     files = (root / module.partition(".")[0]).rglob("*.py") if "." in module else [file]
     return Code({path.relative_to(root).as_posix(): path for path in files}, frozenset())
 
 
 def _own_folders() -> tuple[Path, ...]:
-    """Return the folders from which Python imports that hold code of the user's own, and this project's."""
+    """Return the folders on Python's import path with code of the user or of this project, without libraries."""
     folders = [Path(folder).resolve() for folder in (*sys.path, os.getcwd())]
     return (*(folder for folder in folders if folder.is_dir() and not is_installed(folder)), ROOT)
 
 
 def named_files(parameters: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the files on this machine that a model's parameters name, by that name."""
+    """Return the local files that a model's parameters name, by name."""
     return {text: Path(text) for text in _texts(parameters) if is_file(text)}
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in nested parameters."""
+    """Yield every string in nested parameters."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list):
@@ -204,7 +204,7 @@ def _builder(name: str) -> Callable[..., Any]:
             module = importlib.import_module(module_name)
         else:
             module = importlib.import_module(REGISTRY[name])
-    except Exception as error:  # The file is the user's: it may raise anything.
+    except Exception as error:  # User code may raise anything.
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         raise InputError(
             f"Cannot import the model {name!r}: {_said(error)}. Correct the path or the file."
@@ -220,7 +220,7 @@ def _builder(name: str) -> Callable[..., Any]:
 
 
 def _is_torch(value: Any) -> bool:
-    """Return whether a value is PyTorch, a module or class of PyTorch, or of a class that is derived from one."""
+    """Return whether a value is a module, class or instance of PyTorch, or of a subclass."""
     if inspect.ismodule(value):
         return value.__name__.partition(".")[0] in _TORCH_PACKAGES
     kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
@@ -228,7 +228,7 @@ def _is_torch(value: Any) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """Return an error's kind and first line, or what a layer said whose error Keras has wrapped."""
+    """Return an error's class and first line; of an error that Keras has wrapped, the layer's own message."""
     wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     text = wrapped[1] if wrapped else str(error)
     line, *_ = (text.partition("Error encountered:")[2] or text).strip().splitlines() or [""]
@@ -245,8 +245,8 @@ def build_model(
 
     Args:
         name: A registered name, a `.py` file with a function `build_model`, a `.keras` file, `module:function`, or the
-            place of any of these as a bundle.
-        interface: Input and output that it must have.
+            reference of a bundle.
+        interface: Required input and output.
         parameters: Hyper-parameters, passed on by name.
         warn: Called with a sentence if the model is compiled with an optimizer, loss or metrics: training ignores them.
 
@@ -255,9 +255,9 @@ def build_model(
         `Rescaling` layer converts standardised outputs to the targets' units.
 
     Raises:
-        InputError: If the model cannot be imported, holds code that is not Keras's own (a `.keras` file), does not take
-            the parameters, trains by a `train_step` or `compute_loss` of its own that would be lost, or does not fit
-            the data set: in shape, or by an activation that cannot give the answers.
+        InputError: If the model cannot be imported, contains code that is not Keras's own (a `.keras` file), does not
+            accept the parameters, has its own `train_step` or `compute_loss`, which would not be used, or does not fit
+            the data set in shape or activation.
     """
     if is_reference(name):
         opened = fetch(name)
@@ -269,7 +269,7 @@ def build_model(
 
 
 def _neighbours(name: str) -> contextlib.AbstractContextManager[None]:
-    """Let a user's model import what lies beside its file or in the current folder, while it is imported and built."""
+    """Add the folder of the model's file, or the current folder, to the import path while the block runs."""
     if name in REGISTRY or name.endswith(".keras"):
         return contextlib.nullcontext()
     beside = [Path(name).resolve().parent] if name.endswith(".py") else []
@@ -295,7 +295,7 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         model = _called_on_input(name, model, interface)
     if isinstance(getattr(model, "output", None), dict):
         raise InputError(
-            f"The model {name!r} gives its answer a name: expected a tensor, received a mapping of one. Return "
+            f"The model {name!r} returns a mapping: expected a tensor. Return "
             "keras.Model(inputs, outputs) with the tensor itself."
         )
     expected = (None, *interface.input.shape), (None, *interface.output_shape)
@@ -309,7 +309,7 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
 
 
 def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
-    """Call a model whose shapes are not known yet on its input, for a functional one that can be saved and rebuilt."""
+    """Call a subclassed or unbuilt model on a symbolic input; returns a functional model, which can be saved."""
     import keras
 
     methods = ("train_step", "compute_loss")
@@ -335,7 +335,7 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
 
 
 def _compiled_with(name: str, model: Any) -> str:
-    """Name the optimizer, loss and metrics that a model was compiled with; empty where it was not."""
+    """Name the optimizer, loss and metrics that a model was compiled with; empty if it is not compiled."""
     if name.endswith(".keras"):
         with zipfile.ZipFile(name) as file:
             parts = json.loads(file.read("config.json")).get("compile_config")
@@ -346,7 +346,7 @@ def _compiled_with(name: str, model: Any) -> str:
 
 
 def _names_in(part: Any) -> str:
-    """Name what Keras has serialized, as `Adam` or `Focal, mse`."""
+    """Return the class names in a serialized Keras object, for example `Adam` or `Focal, mse`."""
     if isinstance(part, Mapping) and "class_name" in part:
         return str(part["config"] if part["class_name"] == "function" else part["class_name"])
     if isinstance(part, Mapping | list):
@@ -371,7 +371,7 @@ def _check_ending(name: str, model: Any, task: Task) -> None:
 
 
 def _ending(model: Any) -> str:
-    """Return Keras's name of the activation that gives a model's output; empty where it cannot be told."""
+    """Return Keras's name of the activation of a model's output; empty if unknown."""
     import keras
 
     layer = model.outputs[0]._keras_history.operation
@@ -385,9 +385,9 @@ def _ending(model: Any) -> str:
 def _in_target_units(model: Any, interface: Interface) -> Any:
     import keras
 
-    # In float32 also where the rest is bfloat16, whose 8 bits lose a small spread around a large mean.
+    # Always float32: the 8 bits of bfloat16 would lose a small deviation from a large mean.
     units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
-    # A Sequential model has no `input` before it is called.
+    # Not `model.input`, which a Sequential model lacks before it is called.
     return keras.Model(model.inputs[0], units(model.outputs[0]), name=model.name)
 
 

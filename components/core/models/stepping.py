@@ -1,4 +1,4 @@
-"""A language model taken one character at a time: what it read so far is a state, not a longer input."""
+"""A language model as a step function: one character and a state in, probabilities and the next state out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 
 _RECURRENT = ("LSTM", "GRU", "SimpleRNN")
-# What answers each position by itself, so that one position alone gets the same answer.
+# Layers that treat each position separately, so that a single position gives the same output.
 _POSITION_WISE = ("Embedding", "Dense", "Dropout", "SpatialDropout1D", "LayerNormalization", "Activation", "ReLU")
 
 
@@ -20,14 +20,14 @@ class StepModel:
     """
 
     def __init__(self, model: Any) -> None:
-        """Take a model apart.
+        """Split a model into its layers.
 
         Args:
-            model: A keras.Sequential of recurrent layers that read forward and return every position, and layers that
-                treat each position alike.
+            model: A keras.Sequential of forward recurrent layers with `return_sequences`, and layers that treat each
+                position separately.
 
         Raises:
-            InputError: If it holds another layer, or is no Sequential.
+            InputError: If the model has another layer, or is not a Sequential.
         """
         import keras
 
@@ -51,18 +51,18 @@ class StepModel:
         self.state_size = sum(self._sizes)
 
     def step(self, tokens: Any, state: Any) -> tuple[Any, Any]:
-        """Return the answer to one more character of each text.
+        """Process one more character of each text.
 
         Args:
             tokens: int32[batch] ids.
             state: float32[batch, state_size].
 
         Returns:
-            float32[batch, classes] probabilities of the next character, and the state after this one.
+            float32[batch, classes] probabilities of the next character, and the new state.
         """
         from keras import ops
 
-        # TensorFlow does not split into one.
+        # TensorFlow cannot split into a single part.
         states = ops.split(state, np.cumsum(self._sizes)[:-1].tolist(), axis=-1) if self._sizes[1:] else [state]
         values, after = tokens, list[Any]()
         for layer in self._layers:
@@ -76,7 +76,7 @@ class StepModel:
         return values, ops.concatenate(after, axis=-1)
 
     def compiled(self) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Compile `step` for arrays, once for each size of the batch."""
+        """Return `step` compiled for NumPy arrays; each batch size is compiled once."""
         import keras
 
         if keras.backend.backend() == "jax":

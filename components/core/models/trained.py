@@ -1,6 +1,6 @@
-"""A trained model on disk: its architecture and weights, rebuilt without the code that made them.
+"""A trained model on disk: architecture and weights, from which Keras rebuilds it without the original code.
 
-A model that holds layers of the user's own has their code beside it, and its digest in the architecture.
+If a model has custom layers, their code is saved with it, and the digest of the code is in the architecture.
 """
 
 import gc
@@ -17,7 +17,7 @@ from tpu_components.core.models.bundle import Bundle, custom_objects, open_bundl
 from tpu_components.core.models.lookup import bundle_of
 from tpu_components.core.models.stepping import StepModel
 
-_CODE = "code_sha256"  # In architecture.json: the digest of the code without which it cannot be rebuilt.
+_CODE = "code_sha256"  # In architecture.json: the digest of `code.zip`.
 
 
 _ADVICE = (
@@ -28,7 +28,7 @@ _ADVICE = (
 
 
 def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -> None:
-    """Write the model's Keras configuration as `architecture.json`, and the code that it needs as `code.zip`."""
+    """Write the model's Keras configuration to `architecture.json`, and its custom code to `code.zip`."""
     architecture = _with_precision(json.loads(model.to_json()), None)
     if code is not None:
         architecture[_CODE] = code.digest
@@ -37,7 +37,7 @@ def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -
 
 
 def _with_precision(config: Any, precision: str | None) -> Any:
-    """Replace every mixed-precision policy in a configuration; with None, take out what compilation added."""
+    """Replace every mixed-precision policy in a configuration; None removes what compilation has added."""
     if isinstance(config, dict):
         if precision and config.get("class_name") == "DTypePolicy" and config["config"]["name"].startswith("mixed_"):
             return {**config, "config": {"name": precision}}
@@ -53,20 +53,20 @@ def load_trained_model(
     precision: str = "float32",
     input_dtype: str | None = None,
 ) -> Any:
-    """Rebuild a model from `architecture.json` and weights, on whatever device Keras runs on.
+    """Rebuild a model from `architecture.json` and weights, on Keras's current device.
 
     Args:
         directory: Folder that train_model wrote.
         weights_file: File of the weights to load.
-        precision: The dtype policy to compute in, whatever the model was trained in: float32 is what CPUs serve.
-        input_dtype: Dtype of the input, if not that of the training; its values stay in [0, 255].
+        precision: Dtype policy of the rebuilt model; it may differ from that of the training.
+        input_dtype: Dtype of the input; None is that of the training. Values are in [0, 255] in both cases.
 
     Returns:
         The keras.Model, not compiled.
 
     Raises:
-        InputError: If a file is missing or damaged, or the architecture holds code that is neither Keras's own nor in
-            the `code.zip` beside it.
+        InputError: If a file is missing or damaged, or the architecture refers to code that is neither Keras's own nor
+            in `code.zip`.
     """
     path = directory / ARCHITECTURE_FILE
     try:
@@ -82,7 +82,7 @@ def load_trained_model(
         model.load_weights(directory / weights_file)
         for layer in model._flatten_layers(include_self=False):
             if hasattr(layer, "recurrent_dropout") and not hasattr(layer, "cell"):
-                # It draws masks also where none is used, and the state that this changes cannot be exported.
+                # Keras draws dropout masks even in inference, and the changed random state cannot be exported.
                 layer.dropout = layer.recurrent_dropout = 0.0
     except FileNotFoundError as error:
         raise InputError(
@@ -100,24 +100,24 @@ def load_trained_model(
 
 
 def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
-    """Check, before anyone pays for its training, that a model can be rebuilt as evaluation and export will do it.
+    """Check before training that evaluation and export will be able to rebuild a model.
 
     Args:
         model: A keras.Model.
-        name: Name that the user gave it.
+        name: Name of the model from the user.
         task: Task of the model.
 
     Returns:
-        The code without which it cannot, to be kept with the model; None for one of Keras's own layers.
+        The custom code to save with the model; None if it has only Keras's own layers.
 
     Raises:
-        InputError: If it holds code that is neither Keras's own nor registered by its own modules, or is a language
-            model that cannot answer one character at a time.
+        InputError: If the model uses code that is neither Keras's own nor registered by the model's modules, or is a
+            language model without a step function (see `StepModel`).
     """
     config, code = _configuration(model, name), None
     try:
         _rebuild(config, {})
-    except Exception as error:  # Keras raises what it happens upon.
+    except Exception as error:  # Keras may raise anything here.
         if name.endswith(".keras") or (code := bundle_of(name)) is None:
             raise InputError(
                 f"The model {name!r} cannot be rebuilt without its code ({_reason(error)}), as evaluation and export "
@@ -125,7 +125,7 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
             ) from error
         _check_rebuilds_with(code, config, name)
     finally:
-        gc.collect()  # The second model refers to itself, and its weights would stay on the device.
+        gc.collect()  # Frees the second model's device memory; it has reference cycles.
     if task == LANGUAGE_MODEL:
         StepModel(model)
     return code
@@ -134,7 +134,7 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
 def _configuration(model: Any, name: str) -> str:
     try:
         return json.dumps(_with_precision(json.loads(model.to_json()), None))
-    except Exception as error:  # Keras and the user's own `get_config` raise what they happen upon.
+    except Exception as error:  # Keras and the user's `get_config` may raise anything.
         first = next(iter(" ".join(str(error).split()).split(". ")), "")
         raise InputError(f"The model {name!r} cannot be saved: {first or type(error).__name__}. {_ADVICE}") from error
 
@@ -152,7 +152,7 @@ def _check_rebuilds_with(code: Bundle, config: str, name: str) -> None:
 
 
 def _rebuild(config: str, objects: dict[str, Any]) -> Any:
-    """Build a model from its configuration with these objects, whatever else is registered here, and comes first."""
+    """Build a model from its configuration; `objects` take precedence over objects registered in this process."""
     import keras
 
     registered = keras.saving.get_custom_objects()
@@ -171,19 +171,19 @@ def _reason(error: Exception) -> str:
 
 
 def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:
-    """Return the answer to every example, exactly once, whatever the batch size and number of replicas.
+    """Return the model's outputs for all examples, for any batch size and number of replicas.
 
-    The last batch is padded to full size and its padding cut off again, so every replica always runs the same program
-    on the same shape: the result does not depend on how examples were shared out.
+    The last batch is padded to full size and the padding is cut off again. So every replica runs one program on one
+    shape, and the result does not depend on the division into batches.
 
     Args:
-        model: A keras.Model of the backend that runs.
-        inputs: Inputs as the model takes them, of images uint8[num_examples, height, width, channels].
+        model: A keras.Model of the current backend.
+        inputs: Inputs of the model, of images uint8[num_examples, height, width, channels].
         batch_size: Examples per replica and step.
-        num_replicas: Replicas that share a step.
+        num_replicas: Number of replicas that share a step.
 
     Returns:
-        float32[num_examples, …], for classes their probabilities.
+        float32[num_examples, …]: for a classifier the probabilities of classes.
     """
     from tpu_components.core.examples.records import static_options, tensorflow
 

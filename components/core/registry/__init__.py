@@ -1,1 +1,1 @@
-"""Versions of models and the aliases that point to them: in a folder, in a bucket, on Vertex AI."""
+"""Model registry: versions of models, and aliases that point to versions, in a folder or on Vertex AI."""

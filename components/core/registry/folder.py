@@ -1,4 +1,4 @@
-"""A registry in a folder: versions that never change, and aliases that move."""
+"""Model registry in a folder: immutable versions and movable aliases."""
 
 import contextlib
 import dataclasses
@@ -39,14 +39,14 @@ from tpu_components.core.registry.versions import (
 
 
 class ModelRegistry:
-    """The versions and aliases of one model, in a folder.
+    """Versions and aliases of one model, in a folder.
 
     Args:
-        root: Folder of the registry, on this machine. Nothing is written before the first version.
-        model_name: Letters, digits, `-`, `_` and `.`.
+        root: Local folder of the registry. It is created with the first version.
+        model_name: Name of the model: letters, digits, `-`, `_` and `.`.
 
     Raises:
-        InputError: If the registry is not on this machine, or the name cannot be one.
+        InputError: If the folder is not local, or the name is invalid.
     """
 
     def __init__(self, root: Path | str, model_name: str) -> None:
@@ -56,10 +56,10 @@ class ModelRegistry:
         self.directory = self.root / model_name
 
     def require(self) -> None:
-        """Check that the model has been registered.
+        """Check that the model is registered.
 
         Raises:
-            InputError: If it has not.
+            InputError: If the registry has no such model.
         """
         if not self.directory.is_dir():
             known = [model.model_name for model in list_models(self.root)]
@@ -73,14 +73,14 @@ class ModelRegistry:
         return tuple(Version.load(path) for path in self._version_dirs())
 
     def numbers(self) -> tuple[str, ...]:
-        """Return the numbers of all versions, also of those that cannot be read; the first one first."""
+        """Return the numbers of all versions, including unreadable ones, in ascending order."""
         return tuple(path.name for path in self._version_dirs())
 
     def version(self, number: str) -> Version:
         """Return a version.
 
         Raises:
-            InputError: If there is none of that number, or it cannot be read.
+            InputError: If the version does not exist, or cannot be read.
         """
         known = self.numbers()
         if number not in known:
@@ -91,42 +91,42 @@ class ModelRegistry:
         return Version.load(self._versions_dir / number)
 
     def moves(self, alias: str = CHAMPION) -> tuple[Move, ...]:
-        """Return the history of an alias, the first move first.
+        """Return the moves of an alias, the oldest first.
 
         Raises:
-            InputError: If it cannot be read.
+            InputError: If `aliases.json` cannot be read.
         """
         return self._read_aliases().get(check_alias(alias), ())
 
     def aliases(self) -> dict[str, str]:
-        """Return the number of the version where each alias stands."""
+        """Return the current version number of each alias."""
         return {alias: moves[-1].version for alias, moves in self._read_aliases().items()}
 
     def find(self, version: str) -> Version | None:
-        """Return the version of a number, which must be there, or where an alias stands, if anywhere."""
+        """Return a version by number or alias; None for an alias that was never set. A number must exist."""
         if re.fullmatch(VERSION_NUMBER, version):
             return self.version(version)
         moves = self.moves(version)
         return self.version(moves[-1].version) if moves else None
 
     def number_of(self, model_digest: str) -> str:
-        """Return the latest version of a trained model; empty if there is none."""
+        """Return the number of the latest version with this trained model; empty if there is none."""
         numbers = [version.number for version in self.versions() if version.model_digest == model_digest]
         return numbers[-1] if numbers else ""
 
     def champion(self, alias: str, digest: str) -> Version | None:
-        """Return the version that a model has to beat for an alias.
+        """Return the version that a model must beat to get an alias.
 
-        The one where the alias stands; or, if that is this very model, the one which it beat: a model is never its own
-        champion, so that judging it again gives the same answer.
+        This is the alias's version, or, if that has the same model, the version that it has replaced. So a model is
+        never compared with itself, and repeating an evaluation gives the same result.
 
         Args:
-            alias: Alias, as `champion`; or the number of a version. A run names the number where the alias stood when
-                it began.
-            digest: The model's; see `model_digest`.
+            alias: Alias, for example `champion`, or the number of a version. A run passes the number that the alias had
+                when the run started.
+            digest: Digest of the model; see `model_digest`.
 
         Returns:
-            None if there is nothing to beat.
+            The version; None if there is none to beat.
         """
         current = self.find(alias)
         if current is None or current.model_digest != digest:
@@ -153,19 +153,19 @@ class ModelRegistry:
         card: str = "",
         signing_key: str = "",
     ) -> Version:
-        """Add a version, or find the one that has this content already; no alias moves.
+        """Add a version, or return the existing version with this content. No alias moves.
 
-        One that is found stays as it is, signed or not: nothing is signed but what this call has itself written.
+        An existing version is not changed, even if it is unsigned: only files that this call has written are signed.
 
         Args:
             model_dir: Folder that train_model wrote.
             export_dir: Folder that export_model wrote.
             metrics: Scalar metrics by name.
-            reasons: The gate's.
+            reasons: Reasons of the gate.
             lineage: Origin of the model.
-            parent: The version that it was compared with.
-            card: Text of its model card; empty for none.
-            signing_key: File of the private key to sign it with; empty leaves it unsigned.
+            parent: Version that the model was compared with.
+            card: Text of the model card; empty for none.
+            signing_key: File of the private key to sign the version with; empty leaves it unsigned.
         """
         digest = version_digest(model_dir, export_dir)
         storage.require_writable(self.directory)
@@ -191,16 +191,17 @@ class ModelRegistry:
             return self.version(number)
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
-        """Move an alias to a version that the gate has let through; nothing happens where it stands there already.
+        """Move an alias to a version that has passed the gate, unless it is there already.
 
         Args:
-            number: The version.
-            alias: Alias to move, as `champion`.
-            reason: Why, in words.
-            champion: Digest of the champion that it was compared with, empty for none; None if it was not the alias's.
+            number: Number of the version.
+            alias: Alias to move, for example `champion`.
+            reason: Reason of the move.
+            champion: Digest of the champion that the model was compared with, empty if there was none; None if it was
+                compared with a version that did not have the alias.
 
         Returns:
-            The move that put the alias there.
+            The move that gave the version this alias.
 
         Raises:
             InputError: If the alias has moved since the comparison, the version was rolled back, or it is damaged.
@@ -226,10 +227,10 @@ class ModelRegistry:
             return self._move(alias, version, GATE, reason)
 
     def override(self, number: str, alias: str, reason: str) -> Move:
-        """Move an alias to any version, whatever the gate says.
+        """Move an alias to any version, without a gate.
 
         Raises:
-            InputError: If it stands there already, or the version is damaged.
+            InputError: If the version has the alias already, or is damaged.
         """
         with self._lock():
             if (moves := self.moves(alias)) and moves[-1].version == number:
@@ -237,15 +238,15 @@ class ModelRegistry:
             return self._move(alias, self.version(number), HAND, reason)
 
     def roll_back(self, alias: str, reason: str, verify_key: str = "") -> Move:
-        """Take the last promotion back: the alias returns to where it stood before. Again: one further back.
+        """Move an alias back to its previous version. A repeated call moves it one version further back.
 
         Args:
             alias: Alias to move.
-            reason: Why, in words.
-            verify_key: Public key by which that version must be signed; empty asks for no signature.
+            reason: Reason of the move.
+            verify_key: Public key that must verify the previous version; empty skips the check.
 
         Raises:
-            InputError: If there is nothing to return to, or that version is damaged, or not signed so.
+            InputError: If there is no previous version, or it is damaged or lacks a valid signature.
         """
         with self._lock():
             stack: list[str] = []
@@ -285,7 +286,7 @@ class ModelRegistry:
         return sorted(folders, key=lambda path: int(path.name))
 
     def _used_numbers(self) -> set[str]:
-        """Return the numbers of all versions, also of deleted ones that the history still names."""
+        """Return the numbers of all versions, including deleted ones in the alias history."""
         moved = {move.version for moves in self._read_aliases().values() for move in moves}
         return moved | {*self.numbers()}
 
@@ -309,7 +310,7 @@ class ModelRegistry:
     def _lock(self) -> Iterator[None]:
         self.require()
         with storage.locked(self.directory / ".lock"):
-            # What processes that were killed left: whoever is alive and writes holds the lock.
+            # Delete files of killed processes; a live writer would hold the lock.
             for folder in (self._versions_dir, self.directory):
                 storage.drop_half_written(folder)
             yield
@@ -328,10 +329,7 @@ def fill_version(
     card: str = "",
     signing_key: str = "",
 ) -> None:
-    """Write what a version is: its files, and version.json beside them.
-
-    The arguments are those of `register`; `name` is `Version.name`.
-    """
+    """Write the files of a version and its version.json. Arguments as in `register`; `name` is `Version.name`."""
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)
     if card:
@@ -354,7 +352,7 @@ def fill_version(
     )
     storage.write_json(directory / VERSION_FILE, version.as_dict())
     for path in filter(Path.is_file, directory.iterdir()):
-        path.chmod(0o444)  # As those that are copied.
+        path.chmod(0o444)  # Read-only, like the copied files.
     if signing_key:
         sign_version(directory, signing_key)
 

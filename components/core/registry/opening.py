@@ -1,4 +1,4 @@
-"""A registry by its place: a folder, or Vertex AI's."""
+"""Opens a registry by its path: a local folder, or Vertex AI's Model Registry."""
 
 import dataclasses
 import re
@@ -23,7 +23,9 @@ from tpu_components.core.registry.versions import VERSION_FILE, RegisteredVersio
 
 
 def parse_reference(text: str) -> tuple[Registry, str] | None:
-    """Return the registry of a model, and a version's number or an alias; None if the text is not such a reference.
+    """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`; returns the model's registry, and the number or alias.
+
+    Returns None if the text is no such reference.
 
     Example:
         >>> registry, version = parse_reference("runs/registry/digits@champion")
@@ -43,7 +45,7 @@ def parse_reference(text: str) -> tuple[Registry, str] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The origin of a registered version: the model's name, the version's number, its lineage, and its folder."""
+    """Origin of a registered version: name of the model, number, lineage and folder of the version."""
 
     model_name: str
     number: str
@@ -52,7 +54,7 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """The name of both in words."""
+        """Model and version, formatted for messages."""
         return f"{self.model_name} {self.number}"
 
 
@@ -60,7 +62,7 @@ def origin_of(text: str) -> Origin | None:
     """Return the origin of `REGISTRY/MODEL@VERSION_OR_ALIAS`; None if the text is not such a reference.
 
     Raises:
-        InputError: If there is no such version.
+        InputError: If the version does not exist.
     """
     if not (referred := parse_reference(text)):
         return None
@@ -75,7 +77,7 @@ def origin_of(text: str) -> Origin | None:
 
 
 def origin_of_version(model_name: str, version: RegisteredVersion) -> Origin:
-    """Return the origin of a version; the lineage is empty where somebody else has registered it."""
+    """Return the origin of a version; the lineage is empty if another tool registered the version."""
     place = f"{version.uri}/{VERSION_FILE}"
     if isinstance(version, Version):
         return Origin(model_name, version.number, version.lineage, version.uri)
@@ -87,14 +89,18 @@ def origin_of_version(model_name: str, version: RegisteredVersion) -> Origin:
 
 
 def open_registry(root: Path | str, model_name: str) -> Registry:
-    """Return the registry of a model: a folder on this machine, or `projects/PROJECT/locations/REGION/models`.
+    """Open the registry of a model.
+
+    Args:
+        root: Local folder, or `projects/PROJECT/locations/REGION/models` for Vertex AI.
+        model_name: Name of the model.
 
     Raises:
-        InputError: If it can be neither, or not with this name.
+        InputError: If `root` or `model_name` is invalid.
     """
     check_registry(str(root), model_name)
     if not is_on_vertex(str(root)):
         return ModelRegistry(root, model_name)
-    from tpu_components.core.registry.vertex import VertexRegistry  # It builds on this module.
+    from tpu_components.core.registry.vertex import VertexRegistry  # Here, because that module imports this one.
 
     return VertexRegistry(str(root), model_name)

@@ -1,4 +1,4 @@
-"""How a model, its versions and its aliases are named, in a folder and on Vertex AI."""
+"""Names of models, versions and aliases, in a folder and on Vertex AI."""
 
 import re
 from pathlib import Path
@@ -9,17 +9,17 @@ CHAMPION = "champion"
 
 
 MODEL_DIR, EXPORT_DIR, VERSIONS_DIR = "model", "export", "versions"
-SIGNATURE_FILE = "model.sig"  # Of the folder that it lies in: a version, and its export.
+SIGNATURE_FILE = "model.sig"  # Signs the folder that contains it: a version or its export.
 
 
-# How an alias came to move: a run's gate said so, somebody said so, or somebody took the last promotion back.
+# Causes of a move: the gate of a run, a manual promotion, a rollback.
 GATE, HAND, ROLLBACK = "gate", "hand", "rollback"
 
 
 MODEL_NAME = r"[\w-][\w.-]{0,63}"
 
 
-ALIAS = r"[a-z]([a-zA-Z0-9-]{0,126}[a-z0-9])?"  # What Vertex AI takes.
+ALIAS = r"[a-z]([a-zA-Z0-9-]{0,126}[a-z0-9])?"  # Vertex AI's form.
 
 
 VERSION_NUMBER = r"\d{4,}"
@@ -32,12 +32,12 @@ VERTEX_MODEL_NAME = r"[a-z_][a-z0-9_-]{0,62}"
 
 
 def reference(root: Path | str, model_name: str, version: str) -> str:
-    """Return `REGISTRY/MODEL@VERSION_OR_ALIAS`, which goes where a folder may be named too; see `parse_reference`."""
+    """Return `REGISTRY/MODEL@VERSION_OR_ALIAS`, which `parse_reference` reads."""
     return f"{root}/{model_name}@{version}"
 
 
 def version_name(model_name: str, number: str) -> str:
-    """Return the name that a version registers itself under, `MODEL@NUMBER`; see `Version.name`."""
+    """Return the value of `Version.name`, `MODEL@NUMBER`."""
     return f"{model_name}@{number}"
 
 
@@ -52,10 +52,10 @@ def is_on_vertex(root: str) -> bool:
 
 
 def check_registry(root: str, model_name: str) -> None:
-    """Check that a registry can be one, and have a model of this name.
+    """Check the root of a registry and the name of a model.
 
     Raises:
-        InputError: If it cannot.
+        InputError: If one of them is invalid.
     """
     if root.startswith("projects/") and "/locations/" in root and not is_on_vertex(root):
         raise InputError(
@@ -70,10 +70,10 @@ def check_registry(root: str, model_name: str) -> None:
 
 
 def check_model_name(name: str) -> str:
-    """Return a model's name, if it can be one.
+    """Return the name of a model if it is valid.
 
     Raises:
-        InputError: If it cannot.
+        InputError: If it is not valid.
     """
     if not re.fullmatch(MODEL_NAME, name):
         raise InputError(f"Cannot use the model name {name!r}: expected letters, digits, '-', '_' and '.', at most 64.")
@@ -81,10 +81,10 @@ def check_model_name(name: str) -> str:
 
 
 def check_alias(alias: str) -> str:
-    """Return an alias, if it can be one.
+    """Return an alias if it is valid.
 
     Raises:
-        InputError: If it cannot.
+        InputError: If it is not valid.
     """
     if not re.fullmatch(ALIAS, alias):
         raise InputError(f"Cannot use the alias {alias!r}: expected lower-case letters, digits and '-', as 'champion'.")

@@ -1,4 +1,4 @@
-"""Signatures of versions, in the form of OpenSSF Model Signing, whose own command makes and verifies them too.
+"""Signatures of versions, in the format of OpenSSF Model Signing, whose command can verify them too.
 
     model_signing verify key VERSION --signature VERSION/model.sig --public_key FILE
 
@@ -32,44 +32,44 @@ from tpu_components.core.registry.versions import VERSION_FILE, Version
 
 PASSWORD_VARIABLE = "TPU_PIPELINES_SIGNING_PASSWORD"
 _PEM_START = "-----BEGIN"
-_MOST_KEY_BYTES = 16_384  # Of PEM: a key of P-521 has 400, and a pipe holds this much without a reader.
-_MOST_CHARACTERS = 400  # Of the library's words, which may list every file.
-_DIFFERENCES = {  # Between folder and signature: the library's words, with digests and the copy's name, and ours.
+_MOST_KEY_BYTES = 16_384  # Of PEM. A P-521 key has 400 bytes; a pipe buffers this size without a reader.
+_MOST_CHARACTERS = 400  # Limit for the library's messages, which may list every file.
+_DIFFERENCES = {  # The library's messages about differences, and our replacements.
     "^Extra files found in model '.*?': ": "added: ",
     "^Missing files in model '.*?': ": "missing: ",
     "^Hash mismatch for '(.*)': Expected .*$": r"changed: \1",
 }
 _WANTED = "key in PEM of the curve P-256, P-384 or P-521"
-# What stands beside an export in a version: any of them is left where somebody has taken another one away.
+# Files beside an export in a version. One is enough to recognise a version from which others were removed.
 _BESIDE = (VERSION_FILE, SIGNATURE_FILE, f"{MODEL_DIR}/{MODEL_FILE}")
 
 
 def sign_version(directory: Path, signing_key: str) -> None:
-    """Sign a version's export, which is all that a server gets, and then the version with that signature in it.
+    """Sign a version's export, which servers get alone, and then the version including that signature.
 
     Args:
-        directory: The version's folder, which nobody else sees yet.
-        signing_key: File of the private key, here or in a bucket. Its password is in TPU_PIPELINES_SIGNING_PASSWORD.
+        directory: Folder of the version, before it is published.
+        signing_key: File of the private key, local or in a bucket. Its password is TPU_PIPELINES_SIGNING_PASSWORD.
 
     Raises:
-        InputError: If it cannot be read, or is no such key.
+        InputError: If the key cannot be read or is of another kind.
     """
     for folder in (directory / EXPORT_DIR, directory):
         _sign(folder, signing_key)
 
 
 def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = "") -> None:
-    """Check both signatures of a version, and that it is signed as the one which it is taken for.
+    """Verify both signatures of a version, and that its signed name is the expected one.
 
     Args:
-        directory: Its folder.
-        verify_key: See `verify_folder`.
-        uri: See `verify_folder`.
-        name: Name that it must have registered itself under, as `Version.name`; that of its place in a registry's
-            folder, if not given. Versions from before there were names have none, and are not asked.
+        directory: Folder of the version.
+        verify_key: Public key; see `verify_folder`.
+        uri: Source of the folder, for messages; see `verify_folder`.
+        name: Expected `Version.name`; empty takes it from the path in a registry. Old versions have no signed name
+            and skip this check.
 
     Raises:
-        InputError: If a signature does not hold, or it is another version.
+        InputError: If a signature is invalid, or the name differs.
     """
     verify_folder(directory, verify_key, uri)
     verify_folder(directory / EXPORT_DIR, verify_key, uri and f"{uri}/{EXPORT_DIR}")
@@ -84,15 +84,15 @@ def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = 
 
 
 def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
-    """Check that a folder holds what was signed: every file, unchanged and under its name, and nothing else.
+    """Verify that a folder contains exactly the signed files, unchanged.
 
     Args:
-        folder: A version's folder, or its export.
-        verify_key: File of the public key, here or in a bucket; or the key itself, in PEM.
-        uri: Place that it was fetched from, for messages; itself if not given.
+        folder: Folder of a version or an export.
+        verify_key: Public key in PEM, or its file, local or in a bucket.
+        uri: Source of the folder, for messages; empty is the folder itself.
 
     Raises:
-        InputError: If it does not, is not signed, or was signed with another key; or the key cannot be read.
+        InputError: If files differ, the signature is missing or of another key, or the key cannot be read.
     """
     folder = folder.resolve()
     signature = folder / SIGNATURE_FILE
@@ -105,23 +105,23 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
         config.verify(folder, signature)
         if unsigned := _files(folder) - _signed_files(signature):
             raise InputError(f"files that its signature leaves out: {', '.join(sorted(unsigned))}")
-    except Exception as error:  # Whatever a forged signature makes the library stumble over, it is a refusal.
+    except Exception as error:  # A forged signature may raise anything in the library.
         raise InputError(f"{refused} {_fault(error)}. Restore it from a backup, or take another version.") from error
 
 
 def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> Path:
-    """Return a copy of an export, here or on gs://, whose signature holds: nobody changes it behind the check.
+    """Copy an export and verify the copy, so that the files cannot be changed after the check.
 
-    Where a version holds it, all of that is copied, and its signature must hold too.
+    If the export belongs to a version, the whole version is copied and verified.
 
     Args:
-        uri: The export.
-        verify_key: See `verify_folder`.
-        scratch: A private folder, which gets the copy.
-        name: The version's, where it is one of a registry; see `verify_version`.
+        uri: The export, local or on gs://.
+        verify_key: Public key; see `verify_folder`.
+        scratch: Private folder for the copy.
+        name: Expected name of the version; see `verify_version`.
 
     Raises:
-        InputError: If there is no such folder, or a signature does not hold.
+        InputError: If the folder is missing, or a signature is invalid.
     """
     version, name = _find_version(uri, name)
     copied = version or uri
@@ -141,18 +141,18 @@ def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> 
 
 
 def verify_export(uri: str, verify_key: str, name: str = "") -> str:
-    """Check the signature of an export, here or on gs://, and that of the version that holds it, if one does.
+    """Verify the signature of an export, and that of its version if it belongs to one.
 
     Args:
-        uri: The export, or the version.
-        verify_key: See `verify_folder`.
-        name: The version's, where it is one of a registry; see `verify_version`.
+        uri: The export or the version, local or on gs://.
+        verify_key: Public key; see `verify_folder`.
+        name: Expected name of the version; see `verify_version`.
 
     Returns:
-        The folder that was checked: the version's, or the export's.
+        The verified folder: of the version, or else of the export.
 
     Raises:
-        InputError: If there is no such folder, or a signature does not hold.
+        InputError: If the folder is missing, or a signature is invalid.
     """
     version, name = _find_version(uri, name)
     with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
@@ -164,9 +164,9 @@ def verify_export(uri: str, verify_key: str, name: str = "") -> str:
 
 
 def _find_version(uri: str, name: str) -> tuple[str, str]:
-    """Return the folder of the version that holds an export, and its name; empty where none does, or it has none.
+    """Return folder and name of the version that an export belongs to; empty if there is none.
 
-    Its place or name says so, or what stands beside the export: not one file alone, which could be taken away.
+    A version is recognised by its path, its name, or any file beside the export, since single files could be removed.
     """
     places = [uri.rstrip("/")] if storage.is_remote(uri) else [os.path.abspath(uri), os.path.realpath(uri)]
     for place in places:
@@ -180,16 +180,16 @@ def _find_version(uri: str, name: str) -> tuple[str, str]:
 
 
 def _name_of_place(version: str) -> str:
-    """Return the name that a version has by its place in a registry's folder; empty for another place."""
+    """Return the name of a version from its path in a registry; empty for other paths."""
     match = re.search(f"(?:^|/)({MODEL_NAME})/{VERSIONS_DIR}/({VERSION_NUMBER})$", version)
     return version_name(match[1], match[2]) if match else ""
 
 
 def try_keys(signing_key: str, verify_key: str) -> None:
-    """Check, before any long work, that a key signs, and that the other one, where there is one, verifies that.
+    """Test before long work that the signing key works, and that the verify key, if any, belongs to it.
 
     Raises:
-        InputError: If one of them cannot be read, or they are no pair.
+        InputError: If a key cannot be read, or the keys are no pair.
     """
     with tempfile.TemporaryDirectory(prefix="keys-") as folder:
         if signing_key:
@@ -206,16 +206,16 @@ def try_keys(signing_key: str, verify_key: str) -> None:
 
 
 def public_key_text(verify_key: str) -> str:
-    """Return a public key as PEM, to be handed to a server; empty for none.
+    """Return a public key as PEM, for a server; empty if `verify_key` is empty.
 
     Raises:
-        InputError: If it cannot be read, or is none.
+        InputError: If the key cannot be read, or is no public key.
     """
     return _read_public(verify_key).decode() if verify_key else ""
 
 
 def is_key_itself(key: str) -> bool:
-    """Return whether a text is a key, and not the place of one."""
+    """Return whether a text is a key in PEM rather than a path."""
     return key.lstrip().startswith(_PEM_START)
 
 
@@ -223,7 +223,7 @@ def _sign(folder: Path, signing_key: str) -> None:
     from model_signing import signing
 
     config = signing.Config().set_hashing_config(_hashing())
-    password: Any = os.environ.get(PASSWORD_VARIABLE, "").encode() or None  # The library hands it on, and says str.
+    password: Any = os.environ.get(PASSWORD_VARIABLE, "").encode() or None  # The library accepts bytes.
     what = f"sign with {_name(signing_key)}, its password being that of {PASSWORD_VARIABLE}, if any"
     with _as_file(storage.read_bytes(signing_key)) as path, _naming_mistakes(what, "private"):
         config.use_elliptic_key_signer(private_key=path, password=password)
@@ -243,14 +243,14 @@ def _verifier(verify_key: str) -> Any:
 
 
 def _hashing() -> Any:
-    """Return what is signed: the SHA-256 of every file but the signature; a link is an error."""
+    """Return the library's hashing configuration: SHA-256 of every file but the signature; links are errors."""
     from model_signing import hashing
 
     return hashing.Config().set_ignored_paths(paths=[SIGNATURE_FILE], ignore_git_paths=False)
 
 
 def _require_ordinary(folder: Path, uri: str) -> None:
-    """Refuse what no signature is over: links, pipes, sockets and devices."""
+    """Raise InputError for links, pipes, sockets and devices, which a signature does not cover."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             what = "a link" if path.is_symlink() else "a pipe, a socket or a device"
@@ -266,7 +266,7 @@ def _files(folder: Path) -> set[str]:
 
 
 def _signed_files(signature: Path) -> set[str]:
-    """Return the files that a signature names. It may also name some to be passed over, which the library does."""
+    """Return the files that a signature names. The library skips files that the signature lists as ignored."""
     statement = typed_json.decode(
         base64.b64decode(typed_json.decode(signature.read_bytes())["dsseEnvelope"]["payload"])
     )
@@ -274,7 +274,7 @@ def _signed_files(signature: Path) -> set[str]:
 
 
 def _read_public(verify_key: str) -> bytes:
-    """Return the public key of a file, and nothing else of it: beside it may stand the private one."""
+    """Return only the public key of a PEM text, which may contain the private key too."""
     content = verify_key.encode() if is_key_itself(verify_key) else storage.read_bytes(verify_key)
     key = re.search(rb"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", content, re.DOTALL)
     if key is None:
@@ -288,7 +288,7 @@ def _name(key: str) -> str:
 
 @contextlib.contextmanager
 def _as_file(key: bytes) -> Iterator[Path]:
-    """Give a key as the file that the library wants, without one: it is written to no disk."""
+    """Yield a path (a pipe) from which the library reads the key, so that the key is not written to disk."""
     if len(key) > _MOST_KEY_BYTES:
         raise InputError(f"Cannot use a key of {len(key):,} bytes: expected a {_WANTED}. Check the path.")
     reading, writing = os.pipe()
@@ -304,14 +304,14 @@ def _as_file(key: bytes) -> Iterator[Path]:
 def _naming_mistakes(what: str, kind: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # Another kind of key has no curve, an encrypted one no password, text is no key.
+    except Exception as error:  # Other kinds of keys, encrypted keys and plain text raise different errors.
         raise InputError(
             f"Cannot {what}: expected a {kind} {_WANTED}, received something else ({_words(error)}). Check the path."
         ) from error
 
 
 def _fault(error: Exception) -> str:
-    """Return why a signature does not hold, in plain words."""
+    """Return the reason why a signature is invalid, for messages."""
     from cryptography.exceptions import InvalidSignature
 
     kind, _, words = str(error).partition(": ")

@@ -1,4 +1,4 @@
-"""What a version is, anywhere: its files, their checks and digests, and what can be done with it."""
+"""Registered versions: files, checksums and digests, and the interface of all registries."""
 
 import dataclasses
 import hashlib
@@ -28,7 +28,7 @@ from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_DIR, SIGNAT
 from tpu_components.core.results.export_info import ExportInfo
 
 VERSION_FILE, ALIASES_FILE, CARD_FILE = "version.json", "aliases.json", "README.md"
-# What a version holds beside the files that it lists: a signature is over these, and version.json.
+# Files of a version that version.json does not list: itself, and the signatures, which are made after it.
 UNLISTED = {VERSION_FILE, SIGNATURE_FILE, f"{EXPORT_DIR}/{SIGNATURE_FILE}"}
 
 
@@ -37,22 +37,22 @@ _CHECKSUM, _OLD_CHECKSUM = "sha256", "crc32c"
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """One version of a model, as `version.json` beside it says.
+    """One version of a model; content of its `version.json`.
 
     Attributes:
-        directory: Its folder.
-        digest: SHA-256 of all its files, by their names and contents.
-        content_digest: SHA-256 by which the same model is known again, however long it took to make; see
-            `version_digest`. Of versions from before there were two, `digest` is this one.
-        model_digest: SHA-256 of the trained model alone; see `model_digest`.
-        created: When it was registered, UTC, ISO 8601.
-        parent: The version that it was compared with before; empty if there was none.
+        directory: Folder of the version.
+        digest: SHA-256 of names and contents of all files.
+        content_digest: SHA-256 that identifies equal models, without times of training; see `version_digest`. Old
+            versions have only `digest`, with this meaning.
+        model_digest: SHA-256 of the trained model; see `model_digest`.
+        created: Time of registration, UTC, ISO 8601.
+        parent: Version that the model was compared with; empty if there was none.
         metrics: Scalar metrics by name.
-        reasons: The gate's.
+        reasons: Reasons of the gate.
         lineage: Origin of the version: data fingerprint, run, configuration, code.
-        files: Size in bytes and SHA-256 of every file but the signatures, by its path; CRC32C in older versions.
-        name: Name that it registered itself under, and is signed with: `digits@0001`, or on Vertex AI, which numbers
-            versions itself, the model's alone. Empty in older versions.
+        files: Size in bytes and SHA-256 (CRC32C in old versions) of every file but the signatures, by path.
+        name: Signed name: `digits@0001`, or on Vertex AI, which assigns the numbers itself, only the model's name.
+            Empty in old versions.
     """
 
     directory: Path
@@ -69,17 +69,17 @@ class Version:
 
     @property
     def number(self) -> str:
-        """The name of its folder: `0001` is the first."""
+        """Number of the version: the name of its folder, `0001` for the first."""
         return self.directory.name
 
     @property
     def uri(self) -> str:
-        """Its folder, as text."""
+        """Folder of the version, as text."""
         return str(self.directory)
 
     @property
     def model_dir(self) -> Path:
-        """The trained model, as train_model wrote it."""
+        """Folder that train_model wrote."""
         return self.directory / MODEL_DIR
 
     @property
@@ -89,11 +89,11 @@ class Version:
 
     @property
     def num_bytes(self) -> int:
-        """The size of its files."""
+        """Total size of the files in bytes."""
         return sum(file["num_bytes"] for file in self.files.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `version.json` holds."""
+        """Return the content of `version.json`."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "directory"}
 
     @classmethod
@@ -125,11 +125,11 @@ class Version:
         return version
 
     def damage(self, part: str = "", directory: Path | None = None) -> tuple[str, ...]:
-        """Say what is wrong with its files; empty where all are there, whole and unchanged, and no others.
+        """Return messages about missing, changed and additional files; empty if the version is intact.
 
         Args:
-            part: `model` or `export`, to look at this folder alone.
-            directory: Place of that folder, if not in the version's own.
+            part: `model` or `export` to check only this folder; empty checks all.
+            directory: Copy of that folder to check instead.
         """
         start = f"{part}/" if part else ""
         expected = {name: file for name, file in self.files.items() if name.startswith(start)}
@@ -158,10 +158,10 @@ class Version:
         return version_digest(self.model_dir, self.export_dir)
 
     def check_files(self) -> None:
-        """Check that every file is there, whole and unchanged, and no other.
+        """Check that the version has exactly its registered files, unchanged.
 
         Raises:
-            InputError: If one is not.
+            InputError: If a file is missing, changed or additional.
         """
         _refuse_damaged(self.number, self.directory.parent.parent, self.damage())
 
@@ -179,11 +179,11 @@ class Move:
     """One move of an alias.
 
     Attributes:
-        version: Number of the version that it went to.
-        previous: Number of the version that it left; empty the first time.
-        by: `gate`, `hand` or `rollback`.
-        reason: Why, in words.
-        time: When, UTC, ISO 8601.
+        version: Number of the new version.
+        previous: Number of the previous version; empty for the first move.
+        by: Cause: `gate`, `hand` or `rollback`.
+        reason: Reason, as text.
+        time: Time of the move, UTC, ISO 8601.
     """
 
     version: str
@@ -194,55 +194,55 @@ class Move:
 
 
 class RegisteredVersion(Protocol):
-    """A version of a model, wherever its registry is."""
+    """A version of a model in any registry."""
 
     @property
     def number(self) -> str:
-        """Its name in the registry."""
+        """Number of the version in the registry."""
 
     @property
     def model_digest(self) -> str:
-        """Digest by which the registry knows the trained model."""
+        """Digest of the trained model in the registry."""
 
     @property
     def uri(self) -> str:
-        """The folder, here or on gs://, that holds its `model/` and `export/`."""
+        """Folder with `model/` and `export/`, local or on gs://."""
 
 
 class Registry(Protocol):
-    """The versions and aliases of one model: in a folder, `ModelRegistry`, or on Vertex AI, `VertexRegistry`."""
+    """Versions and aliases of one model: in a folder (`ModelRegistry`) or on Vertex AI (`VertexRegistry`)."""
 
     @property
     def root(self) -> Path | str:
-        """Folder of the version."""
+        """Folder of the registry, or its resource name on Vertex AI."""
 
     @property
     def model_name(self) -> str:
-        """Whose versions these are."""
+        """Name of the model."""
 
     def find(self, version: str) -> RegisteredVersion | None:
-        """Return the version of a number, which must be there, or where an alias stands, if anywhere."""
+        """Return a version by number or alias; None for an alias that was never set. A number must exist."""
 
     def number_of(self, model_digest: str) -> str:
-        """Return the latest version of a trained model; empty if there is none."""
+        """Return the number of the latest version with this trained model; empty if there is none."""
 
     def champion(self, alias: str, digest: str) -> RegisteredVersion | None:
-        """Return the version that a model has to beat for an alias, if there is one."""
+        """Return the version that a model must beat to get an alias; None if there is none."""
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
-        """Move an alias to a version that the gate has let through; nothing happens where it stands there already."""
+        """Move an alias to a version that has passed the gate, unless it is there already."""
 
 
 def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:
-    """Return a version's folder `model` or `export` on this machine, every file checked.
+    """Return a version's folder `model` or `export` as a local folder, after checking every file.
 
     Args:
         version: The version.
         part: `MODEL_DIR` or `EXPORT_DIR`.
-        scratch: Gets the files of a version on gs://.
+        scratch: Folder for downloads from gs://.
 
     Raises:
-        InputError: If a file is missing or not as it was registered.
+        InputError: If a file is missing or changed.
     """
     if isinstance(version, Version):
         version.check_files()
@@ -256,14 +256,14 @@ def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:
 
 
 def fetch_folder(uri: str, scratch: Path) -> Path:
-    """Return a folder, here or on gs://, on this machine; where a version holds it, every file is checked.
+    """Return a folder as a local folder. If it is part of a version, every file is checked.
 
     Args:
-        uri: The folder.
-        scratch: Gets the files of one on gs://.
+        uri: The folder, local or on gs://.
+        scratch: Folder for downloads from gs://.
 
     Raises:
-        InputError: If there is no such folder, or a file of the version is missing or not as it was registered.
+        InputError: If the folder does not exist, or a file of the version is missing or changed.
     """
     folder = storage.localize(uri, scratch)
     if not storage.is_remote(uri):
@@ -278,10 +278,10 @@ def fetch_folder(uri: str, scratch: Path) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Check every file of the version that holds a folder, if one does.
+    """Check every file of the version that a folder is part of, if there is one.
 
     Raises:
-        InputError: If a file is missing or not as it was registered.
+        InputError: If a file is missing or changed.
     """
     folder = folder.resolve()
     version_dir = folder.parent
@@ -291,7 +291,7 @@ def check_folder(folder: Path) -> None:
 
 
 def model_digest(model_dir: Path) -> str:
-    """Return the SHA-256 of what a trained model is: architecture, best weights, classes, words; not how long it took.
+    """Return the SHA-256 of a trained model: architecture, best weights, classes, vocabulary; not training times.
 
     Raises:
         InputError: If a file is missing.
@@ -302,12 +302,12 @@ def model_digest(model_dir: Path) -> str:
 
 
 def left_out_formats(export_dir: Path) -> Mapping[str, str]:
-    """Return the formats that an export does not hold, with the reason; empty where it does not say."""
+    """Return the formats that an export lacks, with the reasons; empty if unknown."""
     return ExportInfo.load(export_dir).left_out if (export_dir / EXPORT_FILE).is_file() else {}
 
 
 def version_digest(model_dir: Path, export_dir: Path) -> str:
-    """Return the SHA-256 of what a version is: the trained model and the files that serve it.
+    """Return the SHA-256 that identifies a version: of the trained model and the exported files.
 
     Raises:
         InputError: If a file is missing.
@@ -335,14 +335,14 @@ def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:
 
 
 def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
-    """Return a file's entry in a version: its size and checksum."""
+    """Return the size and checksum of a file, for version.json."""
     if checksum == _OLD_CHECKSUM:
         return {"num_bytes": path.stat().st_size, checksum: file_crc32c(path)}
     return {"num_bytes": path.stat().st_size, checksum: file_sha256(path)}
 
 
 def short_digest(value: Any) -> str:
-    """Return sixteen letters that are equal for equal values that JSON can hold; empty for nothing."""
+    """Return a digest of 16 characters of a JSON value; empty for an empty value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] if value else ""
 
 
@@ -351,6 +351,6 @@ def _is_seen(name: str) -> bool:
 
 
 def digest_listing(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the digest of a version's files."""
+    """Return the digest of a version's listed files."""
     listing = [[name, files[name]["num_bytes"], files[name][_CHECKSUM]] for name in sorted(files)]
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()

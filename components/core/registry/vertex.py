@@ -1,12 +1,12 @@
-"""A model in Vertex AI's Model Registry: its versions, and the alias that says which of them is the champion.
+"""A model in Vertex AI's Model Registry: versions, and the alias of the champion.
 
-A version is known by its labels, which the service can search:
+Versions have labels, which the service can search:
 
-    tpu_pipelines_digest   what it is: the trained model and the files that serve it
-    tpu_pipelines_model    the trained model alone
-    tpu_pipelines_parent   the version that it was compared with
+    tpu_pipelines_digest   digest of the trained model and the exported files
+    tpu_pipelines_model    digest of the trained model
+    tpu_pipelines_parent   version that the model was compared with
 
-Its `artifact_uri` is the folder `export/` of a folder on gs:// that is laid out as a version of a registry in a folder.
+The `artifact_uri` is the folder `export/` of a version on gs://, which has the same layout as in a registry folder.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ from tpu_components.core.registry.reference import CHAMPION, EXPORT_DIR, GATE, c
 from tpu_components.core.registry.versions import Move
 
 DIGEST_LABEL, MODEL_LABEL, PARENT_LABEL = "tpu_pipelines_digest", "tpu_pipelines_model", "tpu_pipelines_parent"
-# Of the version that is read where none is named. The service gives it to the first one, and moves it for nobody:
+# Alias of the version that clients get by default. The service sets it on the first version and does not move it:
 # model.proto, version_aliases, "there must be exactly one default version alias for a model".
 _DEFAULT = "default"
 _POLL_SECONDS = 10
-_OPERATION_SECONDS = 3600  # The slowest, a deployment, takes a quarter of that.
+_OPERATION_SECONDS = 3600  # Four times the duration of the slowest operation, a deployment.
 
 
 def as_label(digest: str) -> str:
-    """Return as much of a digest as a label holds: 63 of its 64 letters."""
+    """Return the first 63 characters of a digest, the longest possible label."""
     return digest[:63]
 
 
@@ -37,12 +37,12 @@ class VertexVersion:
     """A version of a model in Vertex AI's registry.
 
     Attributes:
-        number: Its id there: `1` is the first.
-        digest: Digest of its files, as far as its label holds it.
-        model_digest: Digest of its trained model, as far as its label holds it; empty if somebody else has uploaded it.
-        parent: The version that it was compared with before; empty if there was none.
-        uri: The folder on gs:// that holds its `model/` and `export/`.
-        aliases: Those that stand there.
+        number: Version id, `1` for the first.
+        digest: Digest of the files, as in `as_label`.
+        model_digest: Digest of the trained model, as in `as_label`; empty for a version of another tool.
+        parent: Version that the model was compared with; empty if there was none.
+        uri: Folder on gs:// with `model/` and `export/`.
+        aliases: Aliases of the version.
     """
 
     number: str
@@ -54,18 +54,16 @@ class VertexVersion:
 
 
 class VertexRegistry:
-    """The versions and aliases of one model, on Vertex AI.
-
-    Whatever the service cannot answer now is asked again until it can.
+    """Versions and aliases of one model on Vertex AI. Transient errors are retried.
 
     Args:
         root: `projects/PROJECT/locations/REGION/models`.
-        model_name: The model's id there: lower-case letters, digits, `-` and `_`.
-        service: That of the project and region, signed in as the environment says, if not given.
-        backoff: Way to wait outages out, and to wait for what takes its time.
+        model_name: Id of the model: lower-case letters, digits, `-` and `_`.
+        service: Client of the service; None creates one with the environment's credentials.
+        backoff: Retry policy, for transient errors and long operations.
 
     Raises:
-        InputError: If root or name cannot be one.
+        InputError: If root or name is invalid.
     """
 
     def __init__(
@@ -79,19 +77,19 @@ class VertexRegistry:
 
     @property
     def name(self) -> str:
-        """The model's resource name."""
+        """Resource name of the model."""
         return f"{self.root}/{self.model_name}"
 
     def call(self, kind: str, method: str, request: Any) -> Any:
-        """Call a method of one of the services, as `ModelService`; outages are waited out."""
+        """Call a method of a service, for example `ModelService`; transient errors are retried."""
         return self.backoff(lambda: self.service.call(kind, method, request))
 
     def operate(self, kind: str, method: str, request: Any) -> None:
-        """Call a method that takes its time, and wait until all is done. It is sent once: no outage is waited out here.
+        """Call a method that starts a long operation, and wait for the operation. The call is not retried.
 
         Raises:
-            OutageError: If nothing is known of what became of it: to be asked of the service before it is sent again.
-            PlatformError: If the service fails at it; repeats its message.
+            OutageError: If the outcome is unknown; the caller must check the state before it calls again.
+            PlatformError: If the operation fails, with the service's message.
             InputError: If the service refuses.
         """
         operation = self.service.call(kind, method, request)
@@ -99,10 +97,10 @@ class VertexRegistry:
             raise OutageError(f"Vertex AI has not ended to {method.replace('_', ' ')} in {_OPERATION_SECONDS} s.")
 
     def find(self, version: str) -> VertexVersion | None:
-        """Return the version of a number, which must be there, or where an alias stands, if anywhere.
+        """Return a version by number or alias; None for an alias that was never set.
 
         Raises:
-            InputError: If there is no version of that number, or the service refuses.
+            InputError: If there is no version with this number, or the service refuses.
         """
         try:
             return self.version(version)
@@ -112,15 +110,15 @@ class VertexRegistry:
             return None
 
     def version(self, version: str) -> VertexVersion:
-        """Return the version of a number, or where an alias stands.
+        """Return a version by number or alias.
 
         Raises:
-            InputError: If there is none, or the service refuses.
+            InputError: If there is no such version, or the service refuses.
         """
         return _read(self.call("ModelService", "get_model", {"name": f"{self.name}@{version}"}))
 
     def versions(self, label: str = "", value: str = "") -> tuple[VertexVersion, ...]:
-        """Return all versions, or those with this label, the first one first; none where there is no such model."""
+        """Return all versions, or those with this label, the oldest first; empty if the model does not exist."""
         request = {"name": self.name, "filter": f'labels.{label}="{value}"' if label else ""}
         try:
             models = self.backoff(lambda: self.service.list("ModelService", "list_model_versions", request))
@@ -129,21 +127,21 @@ class VertexRegistry:
         return tuple(sorted(map(_read, models), key=lambda version: int(version.number)))
 
     def number_of(self, model_digest: str) -> str:
-        """Return the latest version of a trained model; empty if there is none."""
+        """Return the number of the latest version with this trained model; empty if there is none."""
         versions = self.versions(MODEL_LABEL, as_label(model_digest)) if model_digest else ()
         return versions[-1].number if versions else ""
 
     def champion(self, alias: str, digest: str) -> VertexVersion | None:
-        """Return the version that a model has to beat for an alias.
+        """Return the version that a model must beat to get an alias.
 
-        The one where the alias stands; or, if that is this very model, the one with which it was compared then.
+        This is the alias's version, or, if that has the same model, the version that it was compared with.
 
         Args:
-            alias: Alias, as `champion`; or the number of a version.
-            digest: The model's; see `tpu_components.core.registry.model_digest`.
+            alias: Alias, for example `champion`, or the number of a version.
+            digest: Digest of the model; see `tpu_components.core.registry.model_digest`.
 
         Returns:
-            None if there is nothing to beat.
+            The version; None if there is none to beat.
         """
         current = self.find(alias)
         if current is None or current.model_digest != as_label(digest):
@@ -151,7 +149,7 @@ class VertexRegistry:
         return self.find(current.parent) if current.parent else None
 
     def check_promotable(self, number: str, alias: str, champion: str | None) -> VertexVersion | None:
-        """Check that an alias may move to a version, the arguments as in `promote`; returns where it stands now.
+        """Check that an alias may move to a version; returns its current version. Arguments as in `promote`.
 
         Raises:
             InputError: If the alias has moved since the comparison.
@@ -167,17 +165,17 @@ class VertexRegistry:
         return current
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
-        """Move an alias to a version that the gate has let through; nothing happens where it stands there already.
+        """Move an alias to a version that has passed the gate, unless it is there already.
 
-        With `champion` goes the service's own alias `default`, so that whoever names no version reads the champion too.
-
-        The service moves an alias without a condition: between the look at where it stands and the move lies one call.
+        The alias `champion` moves the service's own alias `default` too, so that clients get the champion by default.
+        The service has no conditional move, so another process may move the alias between our check and our move.
 
         Args:
-            number: The version.
-            alias: Alias to move, as `champion`.
-            reason: Why, in words.
-            champion: Digest of the champion that it was compared with, empty for none; None if it was not the alias's.
+            number: Number of the version.
+            alias: Alias to move, for example `champion`.
+            reason: Reason of the move.
+            champion: Digest of the champion that the model was compared with, empty if there was none; None if it was
+                compared with a version that did not have the alias.
 
         Raises:
             InputError: If the alias has moved since the comparison.

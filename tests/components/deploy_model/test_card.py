@@ -283,12 +283,12 @@ def test_the_limits_follow_from_the_facts():
     limits = text[text.index("### Out-of-Scope") : text.index("## How to Get Started")]
     for sentence in (
         "- Given anything else, it still answers one of its 2 classes.\n",
-        "- The images that it was trained on have a mean brightness from 80 to 120 of 255; of others nothing",
-        "- Accuracy, measured on 30 images, is known no closer than 0.2000 to 0.3000 (95 % confidence).\n",
+        "- The images that it was trained on have a mean brightness from 80 to 120 of 255; for others nothing",
+        "- Accuracy was measured on 30 images; its 95 % confidence interval is 0.2000 to 0.3000.\n",
         "- The class that it was shown least is 'dog', in 49 of 90 images.\n",
         "- It is worst where class is 'cat': accuracy 0.5000 (0.1000 to 0.9000) on 10 images.\n",
         "- Its probabilities are off by 0.2500 on average (expected calibration error).\n",
-        "- 3 of the test images stand in the training data too, which flatters the figures.\n",
+        "- 3 of the test images are in the training data too, so the figures are too good.\n",
         "- Sets of copies that have several labels, of which at least one is wrong: 1.\n",
         "- Its data have drifted from those of version 0007: 'brightness'.\n",
     ):

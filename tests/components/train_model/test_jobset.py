@@ -164,7 +164,7 @@ def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(c
     assert _running(cluster) == []
     assert training.state().restarts <= 2
     logs = [path.read_text() for path in tmp_path.glob("*.log")]
-    assert "begun\n[train_model] the step that follows this training is gone: it ends\nsaved\n" in logs
+    assert "begun\n[train_model] the step that follows this training has died: the training ends\nsaved\n" in logs
 
 
 def test_a_host_that_finds_nobody_who_follows_does_not_begin(digits_records, tmp_path):

@@ -34,9 +34,7 @@ def test_a_block_that_fails_is_counted_too():
 def test_the_line_about_time_says_what_held_the_device_back():
     with_input = _time_line({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
     assert with_input == (
-        "of 10.0 s in epochs the device had 90% to compute; it waited 5% for input, 0% for checkpoints, 5% for the host"
+        "time of epochs 10.0 s: 90% computing; waiting: 5% for input, 0% for checkpoints, 5% for the host"
     )
     without = _time_line({"compute": 3.0, "checkpoint": 0.0, "host": 1.0})
-    assert without == (
-        "of 4.0 s in epochs the device had 75% to compute and be fed; it waited 0% for checkpoints, 25% for the host"
-    )
+    assert without == ("time of epochs 4.0 s: 75% computing and input; waiting: 0% for checkpoints, 25% for the host")

@@ -97,4 +97,4 @@ def test_shorter_ways_to_write_are_not_marked(change):
 def test_the_command_prints_both_forms():
     assert json.loads(tpu_pipelines_here("schema").stdout) == VALIDATOR.schema
     table = tpu_pipelines_here("schema", "--markdown").stdout
-    assert "| `training.epochs` | `10` | Passes over the training split, at most. |" in table
+    assert "| `training.epochs` | `10` | Largest number of passes over the training split. |" in table

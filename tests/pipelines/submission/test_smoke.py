@@ -143,7 +143,7 @@ def test_a_report_that_cannot_be_left_spoils_no_training(tmp_path, monkeypatch, 
     monkeypatch.setattr(storage, "upload", _refuse)
     monkeypatch.setattr(environment_report, "describe_surroundings", lambda device, folder: {})
     environment_report.leave_report(None, tmp_path, surroundings_result(), time.time())
-    assert "could not tell of its surroundings: no such bucket" in capfd.readouterr().err
+    assert "could not write the environment report: no such bucket" in capfd.readouterr().err
 
 
 def _refuse(path, uri):

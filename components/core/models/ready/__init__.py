@@ -1,4 +1,4 @@
-"""Ready models: one file each, found by its name."""
+"""Ready-made models, one file each; the file's name is the model's name."""
 
 import pkgutil
 

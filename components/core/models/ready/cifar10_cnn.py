@@ -9,9 +9,9 @@ def build_model(image_shape: tuple[int, int, int], num_classes: int, dropout: fl
     `tpu-pipelines run cifar10_cnn`: 0.82 of the test images in 13 minutes on 2 cores of an AMD EPYC with bf16 units.
 
     Args:
-        image_shape: (height, width, channels); uint8[batch, *image_shape] goes in.
-        num_classes: float32[batch, num_classes] probabilities come out.
-        dropout: Share dropped after each block; twice that after the dense layer.
+        image_shape: (height, width, channels); the input is uint8[batch, *image_shape].
+        num_classes: Number of classes; the output is float32[batch, num_classes] probabilities.
+        dropout: Dropout rate after each block; twice this rate after the dense layer.
         units: Width of the dense layer.
     """
     import keras

@@ -17,8 +17,8 @@ def build_model(
     (1,087,722 parameters): 0.87 of the test images in 24 minutes on 2 cores of an AMD EPYC with bf16 units.
 
     Args:
-        image_shape: (height, width, channels); uint8[batch, *image_shape] goes in.
-        num_classes: float32[batch, num_classes] probabilities come out.
+        image_shape: (height, width, channels); the input is uint8[batch, *image_shape].
+        num_classes: Number of classes; the output is float32[batch, num_classes] probabilities.
         depth: Layers: 6n + 2, from 20 to 56.
         width: Channels of the first stage; each of the others has twice as many as the one before.
         stem_pooling: Halve the image before the first stage, which takes a quarter of the time then.

@@ -1,4 +1,4 @@
-"""A convolutional network for grey pictures of clothes."""
+"""A convolutional network for grey images of clothes."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from typing import Any
 def build_model(image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.25, units: int = 256) -> Any:
     """Build five convolutions in three blocks, one dense layer: 437,482 parameters for 28×28×1 images and 10 classes.
 
-    The scheme of https://arxiv.org/abs/1409.1556 with a batch normalisation after every pooling.
+    The architecture follows https://arxiv.org/abs/1409.1556 with a batch normalisation after every pooling.
     `tpu-pipelines run fashion_mnist_cnn`: 10 minutes on 2 cores of an AMD EPYC with bf16 units.
 
     Args:
-        image_shape: (height, width, channels); uint8[batch, *image_shape] goes in.
-        num_classes: float32[batch, num_classes] probabilities come out.
-        dropout: Share dropped after each block; twice that after the dense layer.
+        image_shape: (height, width, channels); the input is uint8[batch, *image_shape].
+        num_classes: Number of classes; the output is float32[batch, num_classes] probabilities.
+        dropout: Dropout rate after each block; twice this rate after the dense layer.
         units: Width of the dense layer.
     """
     import keras

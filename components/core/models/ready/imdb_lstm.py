@@ -15,21 +15,22 @@ def build_model(
 ) -> Any:
     """Build embedding, bidirectional LSTM, maximum over time, sigmoid: 496,705 parameters for 15,000 words, 2 classes.
 
-    The maximum lets a strong word count wherever it stands, so the answer does not have to survive 320 steps; padding
-    can be left unmasked, and a loop without masks is what every backend, LiteRT and the TPU run best.
+    The maximum over time (https://arxiv.org/abs/1705.02364) keeps the signal of a strong word at any position, where
+    the last state would have to keep it for 320 steps. Padding needs no mask, and loops without masks are fastest on
+    every backend, LiteRT and the TPU.
 
-    The maximum over time is that of https://arxiv.org/abs/1705.02364.
-    `tpu-pipelines run imdb_lstm`; pipelines/configs/imdb_lstm.yaml says the time and the accuracy.
+    `tpu-pipelines run imdb_lstm`; pipelines/configs/imdb_lstm.yaml has time and accuracy.
 
     Args:
-        vocabulary_size: Ids are below it; int32[batch, num_tokens] goes in.
+        vocabulary_size: Number of token ids; the input is int32[batch, num_tokens].
         num_tokens: Tokens of a text.
-        num_classes: float32[batch, num_classes] probabilities come out: two from a sigmoid, more from a softmax.
+        num_classes: Number of classes; the output is float32[batch, num_classes] probabilities, of a sigmoid for two
+            classes, else of a softmax.
         embedding: Width of a token's vector.
         units: Width of the LSTM in each direction.
-        embedding_dropout: Share of the embedding's features that are dropped in training, in all tokens alike.
-        dropout: Share of the maximum's.
-        unroll: Write the loop out: twice as fast on a CPU, but half a minute of compilation, and a large program.
+        embedding_dropout: Dropout rate of the embedding's features, equal for all tokens of a text.
+        dropout: Dropout rate after the maximum.
+        unroll: Unroll the loop: twice as fast on a CPU, but half a minute of compilation, and a large program.
     """
     import keras
     from keras import layers

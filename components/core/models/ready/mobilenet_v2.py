@@ -14,18 +14,18 @@ def build_model(
 ) -> Any:
     """Return MobileNetV2 (https://arxiv.org/abs/1801.04381) below one dense layer: 2,270,794 parameters for 10 classes.
 
-    The two are the layers `backbone` and `head`, by which `training.stages` freezes them; see the configuration
-    `photos_mobilenet`. A backbone with weights keeps the running statistics of its batch normalisation in every stage:
-    those of a small data set would spoil what it knows (https://keras.io/guides/transfer_learning/).
+    The layers are named `backbone` and `head`, for `training.stages`; see the configuration `photos_mobilenet`. A
+    pretrained backbone keeps its batch-normalisation statistics in every stage, because those of a small data set would
+    degrade it (https://keras.io/guides/transfer_learning/).
 
     Args:
-        image_shape: (height, width, 3), of 32 pixels at least; uint8[batch, *image_shape] goes in.
-        num_classes: float32[batch, num_classes] probabilities come out.
-        alpha: Width of the backbone.
-        weights: File of the backbone's weights, here or on gs:// or s3://, of the same `alpha` and without a top, as
+        image_shape: (height, width, 3), of 32 pixels at least; the input is uint8[batch, *image_shape].
+        num_classes: Number of classes; the output is float32[batch, num_classes] probabilities.
+        alpha: Width multiplier of the backbone.
+        weights: File of the backbone's weights, local or on gs:// or s3://, for this `alpha` and without a top, as
             `keras.applications.MobileNetV2(include_top=False, alpha=alpha).save_weights(...)` writes it; empty starts
-            from random ones.
-        dropout: Share of the backbone's answer that each training step leaves out.
+            with random weights.
+        dropout: Dropout rate of the backbone's output.
 
     Raises:
         InputError: If the images are not in colour or too small, or the weights cannot be read or are of another model.

@@ -18,13 +18,14 @@ def build_model(
     on 2 cores of an AMD EPYC with bf16 units.
 
     Args:
-        vocabulary_size: Ids are below it; int32[batch, num_tokens] ids of characters go in.
+        vocabulary_size: Number of character ids; the input is int32[batch, num_tokens].
         num_tokens: Characters of a passage.
-        num_classes: float32[batch, num_tokens, num_classes] come out: the probabilities of each next character.
+        num_classes: Number of characters; the output is float32[batch, num_tokens, num_classes], the probabilities of
+            each next character.
         embedding: Width of a character's vector.
         units: Width of each LSTM layer.
         num_layers: LSTM layers.
-        dropout: Share of a layer's outputs dropped in training.
+        dropout: Dropout rate of each LSTM layer's outputs.
     """
     import keras
     from keras import layers

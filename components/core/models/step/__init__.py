@@ -1,1 +1,1 @@
-"""The training step that is compiled: hyper-parameters, loss, optimizer, augmentation, sharding."""
+"""The compiled training step: hyper-parameters, loss, optimizer, augmentation, sharding."""

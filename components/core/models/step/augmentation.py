@@ -1,8 +1,7 @@
-"""Random changes of a batch of images and their labels, on the device, within the training step.
+"""Augmentation of a batch of images and labels, on the device, as part of the training step.
 
-Every function takes uint8 images and gives uint8 images as the model expects them, so that a model is the same with and
-without augmentation; images that have a margin lose it here. What is drawn depends on the seed, the step and the
-replica alone.
+All functions take and return uint8 images, so the model does not depend on augmentation. A margin around the images is
+cut off here. Random numbers depend only on the seed, the step and the replica.
 """
 
 from typing import Any
@@ -14,14 +13,14 @@ from tpu_components.core.examples.interface import CLASSIFICATION
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
 _NUM_SHARES = 1024
-_LARGEST_ASPECT = 4 / 3  # Width of a random part of an image by its height, and the other way round.
+_LARGEST_ASPECT = 4 / 3  # Largest ratio of width to height of a random crop, and of height to width.
 
 
 def check_images(settings: TrainParams, input_shape: tuple[int | None, ...]) -> None:
     """Check that a model's input can be augmented.
 
     Raises:
-        InputError: If it is no image, or smaller than `random_crop_pixels` asks for.
+        InputError: If the input is no image, or too small for `random_crop_pixels`.
     """
     wanted = settings.moves_pixels or settings.mixup_alpha
     if wanted and len(input_shape) != 4:
@@ -37,10 +36,10 @@ def check_images(settings: TrainParams, input_shape: tuple[int | None, ...]) -> 
 
 
 def check_labels(settings: TrainParams, task: str) -> None:
-    """Check that the labels of a task can be softened, where that is asked for.
+    """Check that mixup and label smoothing are used only for a task that supports them.
 
     Raises:
-        InputError: If they cannot.
+        InputError: If the task does not support them.
     """
     if settings.softens_labels and task != CLASSIFICATION:
         raise InputError(
@@ -50,11 +49,11 @@ def check_labels(settings: TrainParams, task: str) -> None:
 
 
 class Draws:
-    """Whole random numbers for one step of one replica.
+    """Random numbers for one step of one replica.
 
     Args:
-        seed: int32[], of the training.
-        step: int[], steps done before.
+        seed: int32[], seed of the training.
+        step: int[], number of previous steps.
     """
 
     def __init__(self, seed: Any, step: Any) -> None:
@@ -74,7 +73,7 @@ class Draws:
             self._key = tf.random.fold_in(tf.random.fold_in(start, tf.cast(step, tf.int32)), replica)
 
     def integers(self, size: Any, limit: int) -> Any:
-        """Draw int32[size] in [0, limit), others in every call."""
+        """Draw int32[size] in [0, limit); every call gives new numbers."""
         self._num_calls += 1
         if self._uses_jax:
             import jax
@@ -86,7 +85,7 @@ class Draws:
         return tf.random.stateless_uniform((size,), key, 0, limit, tf.int32)
 
     def shares(self, size: Any) -> Any:
-        """Draw float32[size] in [0, 1), others in every call."""
+        """Draw float32[size] in [0, 1); every call gives new numbers."""
         from keras import ops
 
         return ops.cast(self.integers(size, 1 << 24), "float32") / (1 << 24)
@@ -101,26 +100,26 @@ def augment(
     groups: int,
     size: tuple[int, ...] = (),
 ) -> Any:
-    """Return a batch as the training step is to see it.
+    """Augment a batch.
 
     Args:
-        images: uint8[batch, height, width, channels], of pictures that may have a margin.
+        images: uint8[batch, height, width, channels]; may have a margin.
         labels: int32[batch].
         settings: Augmentations to apply.
-        draws: Source of random numbers.
+        draws: Random numbers.
         num_classes: Number of classes of the model.
-        groups: Equal parts of the batch within which images are mixed: replicas that share this array.
-        size: (height, width) that the model takes; empty for that of the images.
+        groups: Number of equal parts of the batch for mixup, one per replica; images are mixed within their part.
+        size: (height, width) of the model's input; empty for the size of the images.
 
     Returns:
-        (images, labels); the latter float32[batch, num_classes] where `settings.softens_labels`.
+        (images, labels); the labels are float32[batch, num_classes] if `settings.softens_labels`.
     """
     from keras import ops
 
     size = tuple(size) or tuple(images.shape[1:3])
     if settings.random_resized_crop:
         images = _cut_and_resize(images, settings.random_resized_crop, draws, size)
-    if len(images.shape) == 4:  # Labels of texts may be softened too.
+    if len(images.shape) == 4:  # Texts use label smoothing only.
         images = _flip_and_crop(images, settings, draws, size)
     if not settings.softens_labels:
         return images, labels
@@ -136,10 +135,10 @@ def augment(
 
 
 def _cut_and_resize(images: Any, least_area: float, draws: Draws, size: tuple[int, ...]) -> Any:
-    """Cut a part out of every image, its margin included, and resize it (bilinear), by two products of matrices.
+    """Crop a random part of every image, margin included, and resize it bilinearly, by two matrix products.
 
-    The part's share of the area is drawn evenly, its aspect evenly on a logarithmic scale; what would be longer than
-    the image is as long (https://arxiv.org/abs/1409.4842, section 6).
+    The area is drawn uniformly and the aspect ratio log-uniformly; each side is clipped to the image
+    (https://arxiv.org/abs/1409.4842, section 6).
     """
     from keras import ops
 
@@ -155,13 +154,13 @@ def _cut_and_resize(images: Any, least_area: float, draws: Draws, size: tuple[in
 
 
 def _magnifying(length: int, start: Any, side: Any, size: int) -> Any:
-    """Return float32[batch, size, length]: what each of `size` places takes of the places of a line's part.
+    """Return the matrices of bilinear interpolation along one axis: float32[batch, size, length].
 
     Args:
-        length: Places of the line.
-        start: float32[batch, 1, 1], where the part begins, as a share of the line.
-        side: float32[batch, 1, 1], how long it is, at most 1.
-        size: Places that it is resized to, no more than `length`.
+        length: Number of pixels of the axis.
+        start: float32[batch, 1, 1], start of the crop as a share of the axis.
+        side: float32[batch, 1, 1], length of the crop as a share of the axis, at most 1.
+        size: Number of pixels after resizing, at most `length`.
     """
     from keras import ops
 
@@ -169,11 +168,11 @@ def _magnifying(length: int, start: Any, side: Any, size: int) -> Any:
     wanted = (ops.arange(size, dtype="float32") + 0.5) * (length / size)
     centres = start * length + side * wanted[None, :, None]
     near = ops.maximum(1 - ops.abs(places[None, None, :] - centres), 0.0)
-    return near / ops.sum(near, axis=-1, keepdims=True)  # At the edge there is one neighbour alone.
+    return near / ops.sum(near, axis=-1, keepdims=True)  # At the edge there is only one neighbour.
 
 
 def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws, wanted: tuple[int, ...]) -> Any:
-    """Take the middle of images, moved by up to `random_crop_pixels` either way and mirrored at the edge; flip it."""
+    """Crop the centre of images, shifted randomly by up to `random_crop_pixels` with mirrored edges; flip it."""
     from keras import ops
 
     batch = ops.shape(images)[0]
@@ -199,7 +198,7 @@ def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws, wanted: tup
 
 
 def _take(images: Any, places: Any, axis: int) -> Any:
-    """Take `images[b, places[b, i], …]`, or the same along the second axis of an image."""
+    """Return `images[b, places[b, i], …]` (axis 1), or `images[b, :, places[b, i], …]` (axis 2)."""
     import keras
 
     if keras.backend.backend() == "tensorflow":
@@ -209,18 +208,18 @@ def _take(images: Any, places: Any, axis: int) -> Any:
     import jax
     import jax.numpy as jnp
 
-    # A product with ones and zeros, exact for 8 bits: by the TPU compiler's estimate twice as fast as a gather on v3,
-    # and as fast on v5e and v6e.
+    # A one-hot matrix product, exact for 8 bits. By the TPU compiler's estimate it is twice as fast as a gather on v3
+    # and equally fast on v5e and v6e.
     chosen = jax.nn.one_hot(places, images.shape[axis], dtype=jnp.bfloat16)
     equation = "bih,bhwc->biwc" if axis == 1 else "biw,bhwc->bhic"
     return jnp.einsum(equation, chosen, images.astype(jnp.bfloat16)).astype(jnp.uint8)
 
 
 def mixup_shares(alpha: float) -> np.ndarray:
-    """Return evenly spaced quantiles of how much of its partner an image takes: float32[1024] in [0, 0.5].
+    """Return float32[1024] in [0, 0.5]: evenly spaced quantiles of the partner's share in mixup.
 
-    The smaller of the two shares that Beta(alpha, alpha) gives (https://arxiv.org/abs/1710.09412), so an image keeps
-    most of itself. A table, because drawing from that distribution takes a loop of unknown length.
+    The share is min(s, 1 - s) of s from Beta(alpha, alpha) (https://arxiv.org/abs/1710.09412), so an image keeps at
+    least half of itself. A table is used because sampling a beta distribution needs a loop of unknown length.
     """
     # With t = x**alpha, the density x**(alpha - 1) · (1 - x)**(alpha - 1) dx is smooth: (1 - x)**(alpha - 1) dt.
     t = np.linspace(0, 0.5**alpha, 1 << 16)
@@ -231,7 +230,7 @@ def mixup_shares(alpha: float) -> np.ndarray:
 
 
 def _mix(values: Any, share: Any, groups: int) -> Any:
-    """Return each value with a share of the one in the mirrored place of its group; no value leaves its replica."""
+    """Mix each value with the value at the mirrored position of its group, so that replicas exchange nothing."""
     from keras import ops
 
     grouped = ops.reshape(values, (groups, -1, *values.shape[1:]))

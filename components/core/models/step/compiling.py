@@ -1,6 +1,6 @@
-"""What turns a model into a training step: optimizer, learning rate at every step, loss and metrics.
+"""Compiles a model for training: optimizer, learning-rate schedule, loss and metrics.
 
-Training runs that step; preflight compiles the very same one for a TPU.
+Training runs the compiled step; preflight compiles the same step for a TPU.
 """
 
 import functools
@@ -25,15 +25,15 @@ from tpu_components.core.models.step.wrapping import (
 )
 
 _LABELS = np.array([0, 1, 0])  # Classes of three examples, to try a loss on.
-# The name of the metric that is the loss without penalties; only a model with regularisers has it.
+# Metric of the loss without penalties; only models with regularisers have it.
 UNPENALIZED_LOSS = "unpenalized_loss"
 _DECAYED_ROLES = ("kernel", "embedding")
 
 
 def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, optimizer: str) -> float:
-    """Return the peak learning rate for a global batch of `num_replicas` times the size.
+    """Return the peak learning rate for `num_replicas` replicas, given the rate for one.
 
-    Linear for SGD (https://arxiv.org/abs/1706.02677), the square root for adaptive methods
+    `auto` scales linearly for SGD (https://arxiv.org/abs/1706.02677) and by the square root for adaptive methods
     (https://arxiv.org/abs/2205.10287).
 
     Example:
@@ -46,7 +46,7 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, o
 
 
 def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -> int:
-    """Return the steps of warm-up; always fewer than all.
+    """Return the number of warm-up steps; always less than `total_steps`.
 
     Example:
         >>> warmup_steps(0.5, steps_per_epoch=10, total_steps=100)
@@ -56,7 +56,7 @@ def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -
 
 
 def learning_rate_at(optimizer: Any, step: int) -> float:
-    """Return the rate by which a step, counted from 0 over the whole training, changes the weights."""
+    """Return the learning rate of a step, counted from 0 over the whole training."""
     import keras
 
     rate = optimizer._learning_rate
@@ -65,11 +65,11 @@ def learning_rate_at(optimizer: Any, step: int) -> float:
 
 
 def exempt_from_decay(model: Any) -> list[Any]:
-    """Return the trained variables that weight decay leaves alone, by the role that they play and not by their shape.
+    """Return the trainable variables without weight decay, chosen by their role rather than their shape.
 
-    These are biases, of whatever shape (a GRU's has two axes, as has that of an attention's heads), everything that a
-    layer of normalisation learns, and the slopes of activations: shrinking them regularises nothing. Of variables whose
-    names do not tell their roles, these are scalars and vectors.
+    These are biases of any shape (a GRU's and an attention head's have two axes), parameters of normalisation layers,
+    and slopes of activations: their decay does not regularise. Variables of unknown role are exempt if they have at
+    most one axis.
     """
     import keras
 
@@ -97,7 +97,7 @@ def exempt_from_decay(model: Any) -> list[Any]:
 
 
 def _is_penalized(model: Any) -> bool:
-    """Return whether Keras adds penalties to the model's loss: of weights, or of what a layer gives."""
+    """Return whether Keras adds penalties to the model's loss, of weights or of activations."""
     layers = model._flatten_layers()
     return any(getattr(variable, "regularizer", None) for variable in model.trainable_variables) or any(
         getattr(layer, "activity_regularizer", None) for layer in layers
@@ -105,7 +105,7 @@ def _is_penalized(model: Any) -> bool:
 
 
 def _add_float32_loss(layer: Any, loss: Any) -> None:
-    """Add a layer's loss in float32: on TensorFlow, Keras cannot sum it with the model's own in another dtype."""
+    """Convert a layer's losses to float32: on TensorFlow, Keras cannot add losses of different dtypes."""
     import keras
 
     type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
@@ -129,7 +129,7 @@ def _learning_rate(settings: TrainParams, num_replicas: int, steps_per_epoch: in
         return keras.optimizers.schedules.CosineDecay(
             0.0 if warmup else peak,
             decay_steps=total - warmup,
-            alpha=0.0 if settings.learning_rate_schedule == "cosine" else 1.0,  # 1.0: a decay to where it started.
+            alpha=0.0 if settings.learning_rate_schedule == "cosine" else 1.0,  # 1.0: constant.
             warmup_target=peak if warmup else None,
             warmup_steps=warmup,
         )
@@ -197,9 +197,9 @@ def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, m
 
 
 def next_character_loss(targets: Any, outputs: Any) -> Any:
-    """Return the cross-entropy summed over the targets that count, by the length of a passage, float32[batch].
+    """Return float32[batch]: the sum of cross-entropies of targets that are not padding, divided by the passage length.
 
-    By that and not by their number, so that every character weighs the same, however a batch is shared out.
+    The division by the length, not by the number of targets, gives every character the same weight in all batches.
     """
     from keras import ops
 
@@ -213,7 +213,7 @@ def _bits_per_character() -> Any:
     from keras import ops
 
     class BitsPerCharacter(keras.metrics.Mean):
-        """The mean over the targets that count."""
+        """Mean of bits per character over the targets that are not padding."""
 
         def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
             weights = ops.cast(ops.not_equal(y_true, PADDING), "float32")
@@ -346,28 +346,27 @@ def compile_model(
     jit_compile: bool,
     class_weights: Sequence[float] = (),
 ) -> Sequence[Any]:
-    """Compile a model for training, with every variable made that a step changes.
+    """Compile a model for training and create all variables that a step changes.
 
     Args:
-        model: A keras.Model as `build_model` gives it.
-        interface: Input and output of the model: decides loss and metric.
+        model: A keras.Model from `build_model`.
+        interface: Input and output of the model; they decide loss and metric.
         settings: Optimizer, learning rate, augmentation and averaging.
-        num_replicas: Replicas that share a batch.
+        num_replicas: Number of replicas that share a batch.
         steps_per_epoch: Number of training steps in an epoch.
         jit_compile: Whether XLA compiles the step.
         class_weights: See `weigh_classes`; where `settings` ask for weights and none are given, they are 1.
 
     Returns:
-        In the order of `model.variables`, the variables that hold what is to be judged and saved: those themselves, or
-        their averages where `settings` ask for them.
+        The variables to validate and save, in the order of `model.variables`: the weights, or their running averages
+        with `settings.ema_decay`.
 
     Raises:
-        InputError: If the model's input or task cannot be augmented as `settings` say, or the model cannot compute what
-            such examples ask of it.
+        InputError: If the model's input or task does not support the augmentation, or the model fails on an input.
     """
     import keras
 
-    vars(model).pop("train_step", None)  # As an earlier stage's compilation has wrapped it.
+    vars(model).pop("train_step", None)  # Removes the wrapper of an earlier stage.
     softened = settings.softens_labels
     check_labels(settings, interface.task_name)
     task = interface.task
@@ -386,7 +385,7 @@ def compile_model(
     model.optimizer.build(model.trainable_variables)
     for layer in model._flatten_layers():
         layer.add_loss = functools.partial(_add_float32_loss, layer)
-    # Makes the metrics' variables, as `fit` does at its first step: a checkpoint is restored before that.
+    # Creates the metrics' variables, which `fit` would create in its first step: a checkpoint is restored earlier.
     inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1, with_margin=False))
     if softened:
         targets = np.ones((1, *interface.output_shape), np.float32)

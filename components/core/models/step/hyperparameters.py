@@ -1,4 +1,4 @@
-"""Hyper-parameters of a training: what train_model takes, and what preflight_training compiles."""
+"""Hyper-parameters of a training, for train_model and preflight_training."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ CHOICES = {
     "residency": RESIDENCIES,
     "sharding": SHARDINGS,
 }
-# A batch has its size from the compilation, and the seed is a variable; the rest is the host's business.
+# Parameters that do not change the compiled program: the host uses them, or the program takes them as arguments.
 _OUTSIDE_THE_PROGRAM = (
     "batch_size_per_replica",
     "early_stopping_epochs",
@@ -38,12 +38,12 @@ _OUTSIDE_THE_PROGRAM = (
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A part of a training.
+    """A stage of a training.
 
     Attributes:
         epochs: Passes over the training split.
-        frozen: Layers that do not learn in it, by name or pattern as `block_*`, with all that they hold.
-        learning_rate: Peak learning rate for one replica; 0 takes the training's.
+        frozen: Layers that are not trained in this stage, with their sublayers: names, or patterns such as `block_*`.
+        learning_rate: Peak learning rate for one replica; 0 is the training's.
     """
 
     epochs: int
@@ -66,8 +66,8 @@ class TrainParams:
 
     Attributes:
         model: A registered name, a .py or .keras file, or module:function.
-        model_parameters: Its hyper-parameters.
-        epochs: Passes over the training split, at most.
+        model_parameters: Hyper-parameters of the model.
+        epochs: Largest number of passes over the training split.
         batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
         optimizer: An optimizer of Keras: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, ….
         optimizer_parameters: Its parameters by Keras's names, such as `beta_1`, `global_clipnorm` or
@@ -80,10 +80,10 @@ class TrainParams:
         schedule_parameters: Its parameters by Keras's names; a number of steps may be given in epochs, as
             `decay_epochs` for `decay_steps`.
         warmup_epochs: Epochs over which the learning rate rises from zero.
-        stages: Parts of the training, one after the other, each with `epochs`, `frozen` (layers that rest, by name or
-            pattern) and `learning_rate`; schedule, warm-up and optimizer start anew in each. Empty is one of all.
-        weight_decay: Share of a weight, times the learning rate, that each step takes off (decoupled, as in AdamW);
-            biases of any shape, normalisation's parameters and activations' slopes keep theirs.
+        stages: Stages of the training, in order, each with `epochs`, `frozen` (layers that are not trained, by name or
+            pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty is a single stage.
+        weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
+            of normalisation layers and slopes of activations have none.
         loss: A loss of Keras, such as `categorical_focal_crossentropy`; `auto` is that of the data's task. A
             regression's is computed in the targets' own units.
         loss_parameters: Its parameters by Keras's names, such as `gamma`.
@@ -92,30 +92,30 @@ class TrainParams:
         class_weights: Weights of classes in the loss, by name; 1 where a class has none. They multiply those of
             `balance_classes`.
         random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
-        random_crop_pixels: Move training images by up to so many pixels each way; their edge is mirrored.
-        random_resized_crop: Cut a part out of training images and resize it to the whole: the least share of the area
-            that it has, at aspects of 3/4 to 4/3; 0.08 is usual for photos, 0 is none.
+        random_crop_pixels: Shift training images randomly by up to this number of pixels, with mirrored edges.
+        random_resized_crop: Crop a random part of training images, with an aspect ratio of 3/4 to 4/3, and resize it to
+            the full size. The value is the smallest share of the area; 0.08 is usual for photos, 0 disables it.
         mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
         label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
-        ema_decay: Judge and save a running average of the weights, of which every step keeps this share; 0 is none.
-        early_stopping_epochs: Stop after so many epochs of the last stage without a lower validation loss, or training
-            loss where there is no validation split; 0 is never.
+        ema_decay: Decay of the running average of the weights, which is validated and saved instead; 0 disables it.
+        early_stopping_epochs: Stop after this number of epochs of the last stage without a lower validation loss
+            (training loss if there is no validation split); 0 disables it.
         seed: Seed of initial weights, order, dropout and augmentation.
         backend: `tensorflow`, `jax` or `auto`.
-        accelerator: `cpu`, `gpu`, `tpu` or `auto`; a TPU must be asked for.
-        num_replicas: Devices to use; 0 is all, and one on a CPU. On a CPU any number is simulated.
+        accelerator: `cpu`, `gpu`, `tpu` or `auto`, which chooses a TPU only if the configuration has a `machine`.
+        num_replicas: Number of devices; 0 is all, but one on a CPU. On a CPU any number can be simulated.
         precision: `float32`, `mixed_bfloat16` or `auto`, which chooses for the device.
-        in_memory_mib: A split up to this size, decoded, is held in RAM; a larger one is streamed.
-        shuffle_buffer: Examples among which a streamed split is shuffled.
-        residency: Place of the training split: `device` is its memory, once and for all epochs, with the jax backend;
-            `host` hands batches over; `auto` is the device where the split is held in RAM and fits beside the model.
-        steps_per_execution: Steps that the device takes without the host, with the jax backend; 0 is as many as last a
+        in_memory_mib: Largest decoded size of a split to hold in RAM; a larger split is streamed.
+        shuffle_buffer: Size of the shuffle buffer of a streamed split, in examples.
+        residency: Place of the training split: `device` keeps it in device memory, with the jax backend; `host` streams
+            batches from the host; `auto` is `device` if the split is held in RAM and fits beside the model.
+        steps_per_execution: Steps per call of the compiled program, with the jax backend; 0 is as many as take a
             quarter of a second, but 1 on a CPU.
-        sharding: Place of the weights on several devices, with the jax backend: `replicated` is whole on each,
-            `fully_sharded` a part on each, of large ones, with all that the optimizer remembers of it; for models that
-            do not fit otherwise.
-        checkpoint_seconds: Time between checkpoints within an epoch; there is one after every epoch too.
-        profile_steps: Steps to profile for TensorBoard once the first is compiled; 0 is none.
+        sharding: Weights on several devices, with the jax backend: `replicated` keeps them whole on each device;
+            `fully_sharded` keeps a part of each large weight and of its optimizer state, for models that are too large
+            otherwise.
+        checkpoint_seconds: Time between checkpoints within an epoch; each epoch ends with a checkpoint too.
+        profile_steps: Number of steps to profile for TensorBoard, after the first; 0 disables it.
     """
 
     model: str
@@ -206,7 +206,7 @@ class TrainParams:
 
     @property
     def moves_pixels(self) -> bool:
-        """Whether training images are flipped, moved or cut."""
+        """Whether training images are flipped, shifted or cropped."""
         return self.random_flip != "none" or bool(self.random_crop_pixels or self.random_resized_crop)
 
     @property
@@ -221,22 +221,22 @@ class TrainParams:
 
     @property
     def names_more_of_keras(self) -> bool:
-        """Whether something is asked for by one of Keras's names, which only Keras itself can check."""
+        """Whether the training uses names or parameters that only Keras can check."""
         own = (self.optimizer_parameters, self.schedule_parameters, self.loss_parameters)
         names = (self.optimizer, self.learning_rate_schedule, self.loss)
         return any(own) or not {*names} <= {"adam", "adamw", "sgd", "constant", "cosine", OF_THE_TASK}
 
     @property
     def program(self) -> Self:
-        """This training with the default of all that is no part of the compiled step: equal for equal programs."""
+        """Copy with defaults for all parameters outside the compiled program, so that equal programs compare equal."""
         defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: defaults[name] for name in _OUTSIDE_THE_PROGRAM})
 
     def check_batch_fits(self, num_train_examples: int) -> None:
-        """Check the batch against the training split.
+        """Check that a global batch is not larger than the training split.
 
         Raises:
-            InputError: If one global batch is larger than the split.
+            InputError: If it is larger.
         """
         batch_size = self.batch_size_per_replica * max(self.num_replicas, 1)
         if batch_size > num_train_examples:

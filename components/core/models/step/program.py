@@ -1,8 +1,8 @@
-"""The program that trains on the JAX backend: a step, or many of them in one loop on the device.
+"""Training program of the JAX backend: one step, or a loop of steps on the device.
 
-Training runs it and preflight compiles it. It is Keras's own `train_step` with three things around it: where a batch
-comes from, the loop, and the loss to look at. Keras has a scan of its own in sight for `steps_per_execution`
-(https://github.com/keras-team/keras/pull/23527), which can take the loop's place.
+Training runs the program and preflight compiles it. It is Keras's own `train_step` with three additions: the source of
+a batch, the loop, and the values to monitor. Keras plans its own scan for `steps_per_execution`
+(https://github.com/keras-team/keras/pull/23527), which can replace the loop.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from tpu_components.core.models.step.sharding import (
     shared,
 )
 
-LOOP_NAME = "jit(train_block)/while"  # The loop over the steps, as compiled programs call it.
-_BLOCK_BYTES = 64 << 20  # Batches handed over at once; another so many are read while the device computes.
+LOOP_NAME = "jit(train_block)/while"  # Name of the loop over steps in compiled programs.
+_BLOCK_BYTES = 64 << 20  # Size of a block of streamed batches; a second block is read while the device computes.
 _MAX_BLOCK_STEPS = 100
 
 
@@ -33,10 +33,10 @@ Batch: TypeAlias = Sequence[tuple[tuple[int, ...], str]]
 
 
 class Watch(NamedTuple):
-    """Values that the host may look at without stopping the device.
+    """Values that the host can read without stopping the device.
 
     Attributes:
-        finite_steps: int32[], steps of an epoch until the first whose loss is not finite; it does not grow again.
+        finite_steps: int32[], number of steps of the epoch before the first with a loss that is not finite.
         loss: float32[], mean loss of the epoch so far.
     """
 
@@ -45,7 +45,7 @@ class Watch(NamedTuple):
 
 
 class Array(NamedTuple):
-    """Shape and type of an array that the host hands over, and the axis along which devices share it, if any."""
+    """Shape and type of an input array, and the axis along which it is sharded; None if it is replicated."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -53,15 +53,15 @@ class Array(NamedTuple):
 
 
 def runs_blocks(steps_per_execution: int, accelerator: str) -> bool:
-    """Return whether steps run in a loop on the device: on a CPU only where that is asked for.
+    """Return whether steps run in a loop on the device: not on a CPU, unless `steps_per_execution` is set.
 
-    There XLA runs a convolution within a loop on one thread, 15 times slower than outside.
+    On a CPU, XLA runs a convolution in a loop on one thread, 15 times slower than outside.
     """
     return steps_per_execution > 1 or (steps_per_execution == 0 and accelerator != "cpu")
 
 
 def steps_handed_over(steps_per_execution: int, batch_bytes: int) -> int:
-    """Return how many batches a host hands over at once to a program of blocks that holds no data.
+    """Return the number of batches that the host streams at once to a program with a loop.
 
     Example:
         >>> steps_handed_over(0, 128 * 3072), steps_handed_over(7, 1), steps_handed_over(0, 2**30)
@@ -73,7 +73,7 @@ def steps_handed_over(steps_per_execution: int, batch_bytes: int) -> int:
 def plan_program(
     model: Any, batch: Batch, num_examples: int, settings: TrainParams, is_resident: bool, accelerator: str
 ) -> "Program":
-    """Return the program that trains a model on a kind of device; see `Program`."""
+    """Return the training program of a model for a kind of device."""
     block_steps = 0
     if runs_blocks(settings.steps_per_execution, accelerator):
         batch_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in batch)
@@ -89,11 +89,11 @@ class Program:
         model: Model after `compile_model`; its variables may be abstract.
         batch: Shape and type of a global batch's inputs, targets and weights.
         num_examples: Number of examples in the training split.
-        is_resident: Whether the split lies in the device's memory, and the program is given the order of an epoch;
-            else it is given batches.
-        block_steps: Batches handed over at once to a loop over them, 1 where none need be; 0 is no loop: a call is one
-            step.
-        sharding: Place of the weights on several devices.
+        is_resident: Whether the split stays in device memory and the program gets the order of an epoch; else the
+            program gets batches.
+        block_steps: Number of batches per block for the loop, 1 if the split is resident; 0 means no loop: each call is
+            one step.
+        sharding: `TrainParams.sharding`.
     """
 
     model: Any
@@ -105,17 +105,17 @@ class Program:
 
     @property
     def batch_size(self) -> int:
-        """Examples of a step."""
+        """Examples per step."""
         return self.batch[0][0][0]
 
     @property
     def source(self) -> tuple[Array, ...]:
-        """Arrays that it is given: inputs, targets and the order of an epoch, or inputs, targets and weights."""
+        """Input arrays of the program: inputs, targets and the order of an epoch, or inputs, targets and weights."""
         if self.is_resident:
             (inputs, kind), (targets, target_kind), _ = ((shape[1:], kind) for shape, kind in self.batch)
             steps = steps_per_epoch(self.num_examples, self.batch_size)
             return (
-                # Flat: a last axis of three channels would be filled up to 128 on a TPU.
+                # Flat, because a TPU pads a last axis of three channels to 128.
                 Array((self.num_examples, math.prod(inputs)), kind),
                 Array((self.num_examples, *targets), target_kind),
                 Array((steps, self.batch_size), "int32", 1),
@@ -125,7 +125,7 @@ class Program:
         return tuple(Array((self.block_steps, *shape), kind, 1) for shape, kind in self.batch)
 
     def _batch_at(self, source: Any, place: Any, index: Any) -> Any:
-        """Return the batch of a step: its place in the epoch decides, or its index among those handed over."""
+        """Return the batch of a step, by its position in the epoch (resident) or its index in the block (streamed)."""
         from jax import lax
         from jax import numpy as jnp
 
@@ -133,7 +133,7 @@ class Program:
             inputs, targets, order = source
             chosen = lax.dynamic_index_in_dim(order, place, keepdims=False)
             images = jnp.take(inputs, chosen, axis=0, mode="clip").reshape(self.batch[0][0])
-            # The same numbers as `InMemoryReader` gives: what fills the last batch up counts nothing.
+            # The same weights as in `InMemoryReader`: the padding of the last batch has weight zero.
             position = place * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
             weights = (position < self.num_examples).astype(jnp.float32)
             return images, jnp.take(targets, chosen, axis=0, mode="clip"), weights
@@ -147,14 +147,14 @@ class Program:
         state, place = carry
         logs, state = self.model.train_step(state, self._batch_at(source, place, index))
         loss = logs["loss"].astype(jnp.float32)
-        # The mean loss of an epoch stays infinite or NaN once it is.
+        # The mean loss of the epoch stays infinite or NaN from then on.
         finite = watch.finite_steps + jnp.isfinite(loss).astype(jnp.int32)
         return (state, place + 1), Watch(finite, loss)
 
     def function(self) -> Callable[..., tuple[Any, Watch]]:
-        """Return the Python function: (carry, watch, source[, number of steps]) to carry and watch.
+        """Return the Python function: (carry, watch, source[, number of steps]) → (carry, watch).
 
-        The carry is the state of Keras's `train_step` and the place in the epoch, an int32[].
+        The carry is the state of Keras's `train_step` and the position in the epoch, int32[].
         """
         from jax import lax
 
@@ -162,13 +162,13 @@ class Program:
             return self._step(carry, watch, source, 0)
 
         def train_block(carry: Any, watch: Watch, source: Any, count: Any) -> tuple[Any, Watch]:
-            # The number of steps is an argument: one program for blocks of any length, the last of an epoch too.
+            # The number of steps is an argument, so that one program handles blocks of any length.
             return lax.fori_loop(0, count, lambda i, kept: self._step(kept[0], kept[1], source, i), (carry, watch))
 
         return train_block if self.block_steps else train_step
 
     def jit(self, mesh: Any = None) -> Any:
-        """Return the function for JAX to compile; with a mesh of several devices it says where the new state is."""
+        """Return the jitted function; a mesh of several devices sets the sharding of the new state."""
         import jax
 
         if mesh is None or mesh.size == 1:
@@ -183,9 +183,9 @@ class Program:
         return jax.jit(function, donate_argnums=0, out_shardings=((state, whole), whole))
 
     def _putting_together(self, function: Callable[..., Any], mesh: Any) -> Callable[..., Any]:
-        """Return the function, traced with the model's loss computed from weights that lie in parts."""
+        """Wrap the function: while it is traced, the model's loss gathers the sharded weights."""
 
-        @functools.wraps(function)  # The program keeps its name.
+        @functools.wraps(function)  # Keeps the program's name.
         def run(*arguments: Any) -> Any:
             plain = self.model.compute_loss_and_updates
             self.model.compute_loss_and_updates = put_together(plain, mesh, computed_in(self.model))
@@ -197,7 +197,7 @@ class Program:
         return run
 
     def trace(self, mesh: Any = None) -> Any:
-        """Trace it for the devices of a mesh, which need not be there, or for one device: a `jax.stages.Traced`."""
+        """Return a `jax.stages.Traced` for one device, or for a mesh, whose devices need not exist."""
         import jax
 
         def abstract(shape: Sequence[int], kind: Any, axis: int | None = None) -> Any:
@@ -216,9 +216,9 @@ class Program:
 
 
 def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:
-    """Return whether a program, all that it is given and some bytes more fit in its devices, as far as these tell.
+    """Return whether the devices have memory for a program, its inputs and `beside_bytes`; True if they do not say.
 
-    It is compiled for that; training finds it again among the programs that JAX keeps.
+    The program is compiled for this check; training reads it from JAX's compile cache.
     """
     import jax
 
@@ -233,13 +233,13 @@ def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:
 
 
 def held_bytes(memory: Any) -> int:
-    """Return the bytes of a device that a program and all that it is given take, by the compiler's statistics."""
+    """Return the device memory of a program with its inputs, in bytes, from the compiler's statistics."""
     needed: int = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return needed + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 def state_of(model: Any) -> tuple[Sequence[Any], ...]:
-    """Return the variables that Keras's `train_step` takes and gives, in its order."""
+    """Return the variables of the state of Keras's `train_step`, in its order."""
     return (
         model.trainable_variables,
         model.non_trainable_variables,

@@ -1,7 +1,7 @@
-"""Where the weights of a model lie on the devices that train it: whole on each, or a part on each.
+"""Sharding of a model's weights over devices: replicated, or fully sharded.
 
-Fully sharded, every device keeps its part of each large weight and of all that an optimizer remembers of it. A step
-puts a weight together where it is used, and gives each device its part of the gradient's sum.
+If weights are fully sharded, each device keeps a part of every large weight and of its optimizer state. A step gathers
+a weight where it is used, and reduces its gradient to each device's part.
 """
 
 import math
@@ -11,11 +11,11 @@ from typing import Any
 REPLICATED, FULLY_SHARDED = "replicated", "fully_sharded"
 SHARDINGS = (REPLICATED, FULLY_SHARDED)
 BATCH_AXIS = "batch"  # Keras's name for the axis along which data-parallel devices share a batch.
-_LEAST_VALUES = 1 << 12  # Less is not worth putting together.
+_LEAST_VALUES = 1 << 12  # Smaller variables are replicated.
 
 
 def cut_axis(shape: Sequence[int], num_devices: int) -> int | None:
-    """Return the axis along which devices share a variable: the longest that they can share evenly, if it is large.
+    """Return the axis along which a variable is sharded: the longest that divides evenly; None for small variables.
 
     Example:
         >>> cut_axis((512, 1024), 8), cut_axis((511, 1023), 8), cut_axis((64,), 8)
@@ -28,26 +28,26 @@ def cut_axis(shape: Sequence[int], num_devices: int) -> int | None:
 
 
 def shared(mesh: Any, axis: int | None) -> Any:
-    """Return the sharding of an array over a mesh along one of its axes; without an axis every device has it whole."""
+    """Return the sharding of an array over a mesh along an axis; replicated if `axis` is None."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH_AXIS))
 
 
 def placed(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
-    """Return the sharding of a variable of a shape."""
+    """Return the sharding of a variable with this shape; `sharding` is `TrainParams.sharding`."""
     return shared(mesh, cut_axis(shape, mesh.size) if sharding == FULLY_SHARDED else None)
 
 
 def fully_shard(distribution: Any) -> Any:
-    """Return a Keras DataParallel over the same devices that makes variables in parts."""
+    """Return a Keras DataParallel over the same devices that shards large variables."""
     import keras
 
     class FullySharded(keras.distribution.DataParallel):
-        """Data-parallel devices, each with its part of every large variable."""
+        """DataParallel distribution with sharded variables."""
 
         def get_variable_layout(self, variable: Any) -> Any:
-            """Return where a variable lies."""
+            """Return the sharding of a variable."""
             if getattr(variable, "_layout", None) is not None:
                 return variable._layout
             axis = cut_axis(variable.shape, self.device_mesh.devices.size)
@@ -58,10 +58,10 @@ def fully_shard(distribution: Any) -> Any:
 
 
 def computed_in(model: Any) -> list[str]:
-    """Return for each trainable variable of a model the type in which devices put it together.
+    """Return for each trainable variable of a model the dtype in which it is gathered.
 
-    That is the type in which its layer computes, if nothing else reads it: half the memory and half the traffic of
-    float32 where precision is mixed_bfloat16. The variable itself, its gradient and the optimizer stay as they are.
+    This is the compute dtype of its layer, if no other layer uses the variable. With mixed_bfloat16 it halves memory
+    and traffic. Variable, gradient and optimizer keep their own dtype.
     """
     readers: dict[int, set[str]] = {}
     for layer in model._flatten_layers():
@@ -76,7 +76,7 @@ def computed_in(model: Any) -> list[str]:
 
 
 def put_together(compute_loss: Callable[..., Any], mesh: Any, types: Sequence[str]) -> Callable[..., Any]:
-    """Return Keras's `compute_loss_and_updates` for weights that lie in parts, put together in these types."""
+    """Wrap Keras's `compute_loss_and_updates` to gather sharded weights, in these dtypes."""
     import jax
 
     def whole_of(value: Any, kind: str) -> Any:
@@ -92,7 +92,7 @@ def put_together(compute_loss: Callable[..., Any], mesh: Any, types: Sequence[st
         whole.defvjp(lambda value: (whole(value), None), backward)
         if part.is_fully_replicated:
             return whole(value)
-        # First the type and then the whole, or it would travel as float32.
+        # Cast before gathering, to transfer fewer bytes than in float32.
         return whole(jax.lax.with_sharding_constraint(value.astype(kind), part))
 
     def compute(trainable_variables: Sequence[Any], *others: Any, **options: Any) -> Any:

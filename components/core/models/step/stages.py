@@ -1,7 +1,6 @@
-"""Stages of a training: which layers rest in which epochs, and how fast the others learn.
+"""Stages of a training: each has its epochs, frozen layers and learning rate.
 
-Every stage is compiled for itself, with an optimizer and a learning-rate schedule of its own that start anew; the
-weights go on from one to the next.
+The model is compiled anew for every stage, with a new optimizer and learning-rate schedule. The weights are kept.
 """
 
 import dataclasses
@@ -16,13 +15,13 @@ from tpu_components.core.models.step.hyperparameters import TrainParams
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStage:
-    """A stage as a training of its own.
+    """A stage with its complete hyper-parameters.
 
     Attributes:
-        settings: Hyper-parameters with the epochs and the learning rate of the stage, and without stages.
-        frozen: Names and patterns of the layers that do not learn in it.
-        first_epoch: Number of epochs before it.
-        number: Its number, from 1; 0 for a training without stages.
+        settings: Hyper-parameters with the epochs and learning rate of the stage, and without `stages`.
+        frozen: Names and patterns of the layers that are not trained.
+        first_epoch: Number of epochs before the stage.
+        number: Number of the stage, from 1; 0 for a training without stages.
     """
 
     settings: TrainParams
@@ -52,28 +51,28 @@ def plan_stages(params: TrainParams) -> tuple[PlannedStage, ...]:
 
 
 def stage_of(planned: Sequence[PlannedStage], epoch: int) -> PlannedStage:
-    """Return the stage to which an epoch, counted from 0, belongs; the last one for those after the end."""
+    """Return the stage of an epoch, counted from 0; the last stage for epochs after the end."""
     return next(stage for stage in reversed(planned) if stage.first_epoch <= epoch)
 
 
 class Freezer:
-    """Lets layers of a model rest, and learn again; a layer that the model itself does not train never learns."""
+    """Freezes and unfreezes layers of a model. Layers that the model itself declares as not trainable stay frozen."""
 
     def __init__(self, model: Any) -> None:
-        """Remember which layers of a keras.Model learn by themselves."""
+        """Record which layers of a keras.Model are trainable."""
         self._model = model
         self._own = [(layer, layer.trainable) for layer in model._flatten_layers(include_self=False)]
 
     def freeze(self, frozen: Sequence[str]) -> int:
-        """Let exactly these layers rest, with all that they hold; returns how many values of the model learn then.
+        """Freeze exactly these layers, with their sublayers; returns the number of trainable parameters.
 
         Args:
-            frozen: Names of layers, or patterns as `block_*`; a layer within another counts too.
+            frozen: Names of layers or sublayers, or patterns such as `block_*`.
 
         Raises:
-            InputError: If a name fits no layer, or nothing is left that learns.
+            InputError: If a name matches no layer, or no trainable parameter is left.
         """
-        for layer, learns in self._own:  # A layer comes before those that it holds.
+        for layer, learns in self._own:  # Layers come before their sublayers.
             layer.trainable = learns
         for pattern in frozen:
             fitting = [layer for layer, _ in self._own if fnmatch.fnmatchcase(layer.name, pattern)]
@@ -96,12 +95,12 @@ class Freezer:
 
 
 def freeze_least(model: Any, params: TrainParams) -> PlannedStage:
-    """Freeze a model as in that stage in which the most of it learns, and return that stage.
+    """Freeze the layers of the stage with the most trainable parameters, and return this stage.
 
-    Of several alike it is the last. All names of layers are looked up.
+    Of several such stages the last one is used. The names of frozen layers are checked for all stages.
 
     Raises:
-        InputError: See `Freezer.freeze`.
+        InputError: If a name matches no layer, or no trainable parameter is left in a stage.
     """
     freezer, planned = Freezer(model), plan_stages(params)
     largest = max(reversed(planned), key=lambda stage: freezer.freeze(stage.frozen))

@@ -1,7 +1,7 @@
-"""What a training step does beside Keras's own: changes the batch before it, and averages the weights after it.
+"""Wraps Keras's training step: augments the batch before it and averages the weights after it.
 
-Both are put around the model's `train_step`, the function that `fit` compiles, and no part of the model itself. Within
-it, batch normalisation is made to see the batch of all replicas, and an embedding's row all that happened to it.
+The wrappers are around the model's `train_step`, which `fit` compiles; they are not saved with the model. Two further
+changes make several replicas equal to one: synchronised batch normalisation and summed gradients of embedding rows.
 """
 
 import functools
@@ -20,7 +20,7 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int, are_la
         model: Compiled model.
         settings: Augmentations to apply.
         num_replicas: Number of replicas that share a batch.
-        are_larger: Whether images have a margin around what the model takes.
+        are_larger: Whether images have a margin around the model's input.
 
     Raises:
         InputError: If the model's input cannot be augmented.
@@ -31,7 +31,7 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int, are_la
     if not settings.moves_pixels and not settings.softens_labels and not are_larger:
         return
     uses_jax = keras.backend.backend() == "jax"
-    # A variable, not a constant: the program is the same for every seed. Keras has seeded Python's generator.
+    # A variable, so that the program does not depend on the seed. Keras has seeded Python's generator.
     seed = model.optimizer.add_variable(
         (),
         keras.initializers.Constant(random.randrange(2**31)),
@@ -40,7 +40,7 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int, are_la
         name="augmentation_seed",
     )
     places = _places(model.optimizer.variables)
-    groups = num_replicas if uses_jax else 1  # TensorFlow's step sees the part of one replica.
+    groups = num_replicas if uses_jax else 1  # TensorFlow's step gets the batch of one replica.
     plain = model.train_step
 
     def prepare(data: Any, seed_value: Any, step: Any) -> Any:
@@ -49,7 +49,7 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int, are_la
         size = model.input_shape[1:3]
         return *augment(images, labels, settings, draws, model.output_shape[-1], groups, size), weights
 
-    @functools.wraps(plain)  # The program keeps its name.
+    @functools.wraps(plain)  # Keeps the program's name.
     def jax_step(state: Any, data: Any) -> Any:
         step = state[2][places[id(_steps_taken(model))]]
         return plain(state, prepare(data, state[2][places[id(seed)]], step))
@@ -61,10 +61,10 @@ def prepare_batches(model: Any, settings: TrainParams, num_replicas: int, are_la
 
 
 def sum_repeated_rows(optimizer: Any) -> None:
-    """Let a row of an embedding that occurs several times in a batch have one gradient, as it has on JAX.
+    """Sum the gradients of an embedding row that occurs several times in a batch, as on JAX.
 
-    TensorFlow gives such a gradient as rows with their places, and Keras 3.15 hands them on as they are: Adam would
-    square every occurrence by itself, and so follow the sum of squares where it is defined by the square of the sum.
+    TensorFlow returns them as separate rows with indices, and Keras 3.15 passes these to the optimizer. Adam would then
+    use the sum of squares instead of the square of the sum.
     """
     import keras
 
@@ -83,22 +83,22 @@ def sum_repeated_rows(optimizer: Any) -> None:
 
 
 def synchronize_normalization(model: Any, num_replicas: int) -> None:
-    """Let batch normalisation take mean and variance of all replicas' batch, so that their number changes nothing.
+    """Compute batch normalisation over the batch of all replicas, so that their number does not change the result.
 
-    On JAX it does by itself, for a batch is one array there. TensorFlow runs the step once on each replica: its layers
-    would normalise by a part of the batch, and keep the statistics of the first replica's. Keras's own option
-    `synchronized` is not used: it leaves masked batches out, subtracts large squares, and is saved with the model.
+    On JAX this is always so, since the batch is one array. On TensorFlow each replica would normalise by its part of
+    the batch, and the statistics of the first replica would be kept. Keras's option `synchronized` is not used: it
+    ignores masked batches, subtracts large squares, and is saved with the model.
     """
     import keras
 
     if num_replicas > 1 and keras.backend.backend() == "tensorflow":
         for layer in _batch_normalization(model):
-            vars(layer).pop("_moments", None)  # As an earlier stage has left it.
+            vars(layer).pop("_moments", None)  # Set by an earlier stage.
             layer._moments = functools.partial(_moments_of_all_replicas, layer, layer._moments)
 
 
 def count_synchronized_layers(model: Any, num_replicas: int) -> int:
-    """Count the layers of batch normalisation whose statistics are those of several replicas."""
+    """Count the batch-normalisation layers whose statistics span several replicas."""
     return len(_batch_normalization(model)) if num_replicas > 1 else 0
 
 
@@ -109,11 +109,11 @@ def _batch_normalization(model: Any) -> list[Any]:
 
 
 def _moments_of_all_replicas(layer: Any, plain: Callable[[Any, Any], Any], inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """Return mean and variance over all axes but the layer's own, of the examples and places that the mask has."""
+    """Return mean and variance over all replicas and all axes but the layer's own, of values that the mask keeps."""
     import tensorflow as tf
 
     replica = tf.distribute.get_replica_context()
-    if replica is None or replica.num_replicas_in_sync == 1:  # The model is called outside of a training step.
+    if replica is None or replica.num_replicas_in_sync == 1:  # Not in a training step of several replicas.
         return plain(inputs, mask)
 
     def add_up(*values: Any) -> Any:
@@ -125,21 +125,21 @@ def _moments_of_all_replicas(layer: Any, plain: Callable[[Any, Any], Any], input
         weights *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
     count, total = add_up(weights, weights * inputs)
     mean = tf.math.divide_no_nan(total, count)
-    # The squares of what is left, in a second sum: the difference of two large squares would lose its digits.
+    # A second sum of squared deviations, because the difference of two large squares would lose precision.
     (squares,) = add_up(weights * tf.square(inputs - mean))
     variance = tf.math.divide_no_nan(squares, count)
     return tf.squeeze(mean, layer._reduction_axes), tf.squeeze(variance, layer._reduction_axes)
 
 
 def average_weights(model: Any, decay: float) -> Sequence[Any]:
-    """Keep a running average of every weight of the compiled model, batch normalisation's statistics among them.
+    """Keep a running average of every weight of the compiled model, including batch-normalisation statistics.
 
-    With t steps done before, a step keeps `min(decay, t / (t + 9))` of the average: the first is the weight itself,
-    and the first hundred do not hold on to it.
+    After t steps, the next step keeps `min(decay, t / (t + 9))` of the average. So the average starts as the weight
+    itself, and forgets the initial weights within the first hundred steps.
 
     Returns:
-        In the order of `model.variables`, the optimizer's variables that hold the averages; where a variable is no
-        weight, as dropout's random state, that variable itself.
+        The optimizer's variables with the averages, in the order of `model.variables`. A variable that is no weight,
+        such as dropout's random state, takes the place of its average.
     """
     import keras
 
@@ -159,7 +159,7 @@ def average_weights(model: Any, decay: float) -> Sequence[Any]:
         kept = keras.ops.cast(keras.ops.minimum(decay, steps / (steps + 9)), average.dtype)
         return weight + kept * (average - weight)
 
-    @functools.wraps(plain)  # The program keeps its name.
+    @functools.wraps(plain)  # Keeps the program's name.
     def jax_step(state: Any, data: Any) -> Any:
         step = state[2][places[id(_steps_taken(model))]]
         logs, (trained_values, other_values, optimizer_values, metric_values) = plain(state, data)
