@@ -355,7 +355,7 @@ def _limits(facts: CardFacts, results: Sequence[_Result]) -> Iterator[str]:
     if sets and isinstance(sets, int):
         yield f"Sets of copies that have several labels, of which at least one is wrong: {sets:,}."
     if evaluation.unseen:
-        yield evaluation.unseen.reason.removeprefix("passed: ").capitalize() + "."
+        yield evaluation.unseen.rule.text.capitalize() + "."
     if drifted := [shift.figure for shift in facts.shifts or () if shift.drifted]:
         names = _listed([f"'{_name(name)}'" for name in drifted[:_DRIFTED]])
         yield f"Its data have drifted from those of version {facts.champion}: {names}."

@@ -109,7 +109,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         slices=judged.slices,
     )
     if judged.unseen:
-        decision = dataclasses.replace(decision, reasons=(judged.unseen.reason, *decision.reasons))
+        decision = dataclasses.replace(decision, reasons=(judged.unseen.rule, *decision.reasons))
     result = EvaluateResult(
         promote=decision.promote,
         reasons=decision.reasons,
@@ -135,7 +135,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         ).save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **judged.predictions)
         (staged / REPORT_FILE).write_text(judged.render(info, result), encoding="utf-8")
-    progress.say(_STEP, f"{'promoted' if result.promote else 'not promoted'}: " + "; ".join(result.reasons))
+    progress.say(_STEP, f"{'promoted' if result.promote else 'not promoted'}: " + "; ".join(map(str, result.reasons)))
     return result
 
 

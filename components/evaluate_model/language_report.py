@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from tpu_components.core.results.evaluation_info import Baseline, Difference
+from tpu_components.core.results.evaluation_info import Baseline, Difference, Rule
 from tpu_components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
 from tpu_components.evaluate_model.report import HeadlineFigure, find_template, headline_figures, training_curves
 
@@ -20,7 +20,7 @@ class LanguageReportContent:
         metrics: The model's figures.
         champion: The figures of the model in service, on the same characters, if there is one.
         promote: The gate's decision.
-        reasons: The reasons for it, in words.
+        reasons: The rules that it follows from.
         history: One mapping per epoch, with `bits_per_character` and, where measured,
             `validation_bits_per_character`.
         samples: Texts that the model wrote.
@@ -36,7 +36,7 @@ class LanguageReportContent:
     metrics: LanguageMetrics
     champion: LanguageMetrics | None
     promote: bool
-    reasons: Sequence[str]
+    reasons: Sequence[Rule]
     history: Sequence[Mapping[str, float | None]]
     samples: Sequence[Sample]
     passages: Sequence[Passage]

@@ -17,7 +17,7 @@ from PIL import Image
 
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.pages import page
-from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
+from tpu_components.core.results.evaluation_info import Baseline, Difference, Rule, Slice
 from tpu_components.core.results.metric_table import BY_NAME, Metric, show, task_metrics
 from tpu_components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
 from tpu_components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
@@ -108,7 +108,7 @@ class ReportContent:
         metrics: The model's figures.
         champion: The figures of the model in service, on the same examples, if there is one.
         promote: The gate's decision.
-        reasons: The reasons for it, in words.
+        reasons: The rules that it follows from.
         history: One mapping per epoch with `epoch`, `loss`, the task's metric and, where measured, `validation_loss`,
             the metric with the same prefix, `learning_rate` and `examples_per_second`; empty if unknown.
         wrong: Mistakes to show, the worst first; of a regression, predictions by their error.
@@ -129,7 +129,7 @@ class ReportContent:
     metrics: Any
     champion: Any
     promote: bool
-    reasons: Sequence[str]
+    reasons: Sequence[Rule]
     history: Sequence[Mapping[str, float | None]]
     wrong: Sequence[Prediction] | Sequence[LabelPrediction] | Sequence[NumberPrediction]
     num_wrong: int

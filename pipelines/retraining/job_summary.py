@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.results.evaluation_info import Difference, Evaluation, Slice
+from tpu_components.core.results.evaluation_info import Difference, Evaluation, Rule, Slice
 from tpu_components.core.results.metric_table import BY_NAME, show
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.preflight_training.footprint import footprint_of
@@ -22,7 +22,6 @@ from tpu_pipelines.runs.summary import FAILED, NOT_PROMOTED, PROMOTED
 
 _SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", FAILED: "❌"}
 _LISTED_SLICES = 10
-_RULE = re.compile(r"(passed|failed): (.+)", re.DOTALL)
 
 
 def render_markdown(
@@ -91,24 +90,23 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
+def render_junit(name: str, outcome: str, reasons: Sequence[Rule]) -> str:
     """Return the rules of the gate as test cases; where none is known, or it has failed, the run itself is one.
 
     Args:
         name: Name of the configuration.
         outcome: Result of the run, or its state.
-        reasons: Reasons of the gate, each with `passed` or `failed` before it.
+        reasons: Rules of the gate.
     """
-    rules = [match.groups() for reason in reasons if (match := _RULE.fullmatch(reason))]
-    has_failed = outcome in (FAILED, State.CANCELLED)
+    rules, has_failed = list(reasons), outcome in (FAILED, State.CANCELLED)
     if has_failed or not rules:
-        rules.append(("failed" if has_failed or outcome == NOT_PROMOTED else "passed", f"run: {outcome}"))
-    failures = sum(verdict == "failed" for verdict, _ in rules)
+        rules.append(Rule(not has_failed and outcome != NOT_PROMOTED, "", f"run: {outcome}"))
+    failures = sum(not rule.passed for rule in rules)
     suite = ET.Element("testsuite", name=f"gate of {_legal(name)}", tests=str(len(rules)), failures=str(failures))
-    for verdict, text in rules:
-        case = ET.SubElement(suite, "testcase", classname=_legal(name), name=_legal(text))
-        if verdict == "failed":
-            ET.SubElement(case, "failure", message=_legal(text))
+    for rule in rules:
+        case = ET.SubElement(suite, "testcase", classname=_legal(name), name=_legal(rule.text))
+        if not rule.passed:
+            ET.SubElement(case, "failure", message=_legal(rule.text))
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -120,7 +118,7 @@ def _told_by(findings: RunFindings) -> Iterator[str]:
         yield from (f"The figures are not shown: {_plain(findings.unread)}", "")
     if findings.same_as:
         yield from (f"The same model as version {_plain(findings.same_as)}, which is the champion already.", "")
-    yield from (f"- {_verdict(reason)}" for reason in findings.reasons)
+    yield from (f"- {'✅' if rule.passed else '❌'} {_plain(rule.text)}" for rule in findings.reasons)
     yield ""
     if findings.evaluation is None:
         return
@@ -217,11 +215,6 @@ def _difference(difference: Difference | None) -> str:
     if difference.bounds:
         text += f" ({' to '.join(f'{bound:+.4f}' for bound in difference.bounds)})"
     return f"**{text}**" if difference.is_clear else text
-
-
-def _verdict(reason: str) -> str:
-    match = _RULE.fullmatch(reason)
-    return f"{'✅' if match[1] == 'passed' else '❌'} {_plain(match[2])}" if match else _plain(reason)
 
 
 def _plain(text: str) -> str:

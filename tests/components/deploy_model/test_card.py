@@ -32,6 +32,7 @@ from tpu_components.core.results.evaluation_info import (
     EvaluatedModel,
     Evaluation,
     RegisteredChampion,
+    Rule,
     Slice,
     Unseen,
 )
@@ -109,7 +110,7 @@ def facts_of(kind="classes of images", names=("cat", "dog"), source="csv:animals
         dataset_fingerprint="f" * 64,
         model=EvaluatedModel("cnn", {}, "best", "d" * 64),
         class_names=names,
-        gate=Decision(True, ("passed: it is good",)),
+        gate=Decision(True, (Rule(True, "accuracy", "it is good"),)),
         challenger=figures,
         champion={**figures, judged: 0.2},
         registered_champion=RegisteredChampion("0007", "e" * 64),
@@ -263,7 +264,7 @@ def test_the_card_tells_the_champions_figures_the_gate_and_the_slices_beside_its
     text = write_card(facts_of())
     assert "| Accuracy | 0.2500 | 0.2000 to 0.3000 | 0.2000 | +0.0500 (+0.0100 to +0.0900) |" in text
     assert "| Metric | Value | 95 % interval | Champion 0007 | Difference |" in text
-    assert "- passed: it is good\n- accuracy 0.2500 beats the 0.1000 of always answering 'cat'\n" in text
+    assert "- it is good\n- accuracy 0.2500 beats the 0.1000 of always answering 'cat'\n" in text
     assert text.index("| class cat | 10 | Accuracy | 0.5000") < text.index("| class dog | 11 | Accuracy | 0.5100")
 
 

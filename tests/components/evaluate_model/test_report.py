@@ -8,7 +8,7 @@ import pytest
 from tests.browser import assert_opens, find, needs_browser, photograph
 from tests.html_page import Page
 from tpu_components.core.examples.interface import Regression
-from tpu_components.core.results.evaluation_info import Difference
+from tpu_components.core.results.evaluation_info import Difference, Rule
 from tpu_components.evaluate_model.baseline import find_baseline
 from tpu_components.evaluate_model.metrics import compute_metrics
 from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
@@ -45,7 +45,7 @@ def _content(**changes):
         metrics=_metrics(),
         champion=None,
         promote=True,
-        reasons=["passed: there is no other champion to beat"],
+        reasons=[Rule(True, "", "there is no other champion to beat")],
         history=epochs,
         wrong=[_prediction("wrong.png")],
         num_wrong=7,
@@ -68,7 +68,7 @@ def _hostile_content(num_classes):
         metrics=metrics,
         champion=metrics,
         promote=False,
-        reasons=[_HOSTILE],
+        reasons=[Rule(True, "", _HOSTILE)],
         history=_content().history,
         wrong=[prediction],
         num_wrong=1,
@@ -161,8 +161,9 @@ def test_wrong_predictions_show_answer_truth_confidence_and_how_many_there_are()
 
 @pytest.mark.parametrize(("promote", "words"), [(True, "✓ Passed the gate"), (False, "✗ Did not pass the gate")])
 def test_report_opens_with_the_decision_and_its_reasons(promote, words):
-    text = _text(_content(promote=promote, reasons=["accuracy 0.98 is enough"]))
-    assert f"{words} accuracy 0.98 is enough" in text
+    rules = [Rule(True, "accuracy", "accuracy 0.98 is enough"), Rule(promote, "loss", "loss 0.2 is too")]
+    text = _text(_content(promote=promote, reasons=rules))
+    assert f"{words} ✓ accuracy 0.98 is enough {words[0]} loss 0.2 is too" in text
     assert text.index(words) < text.index("Headline figures")
 
 

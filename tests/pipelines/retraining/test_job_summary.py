@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from tpu_components.core.results.evaluation_info import Decision as GateDecision
-from tpu_components.core.results.evaluation_info import Difference, EvaluatedModel, Evaluation, Slice
+from tpu_components.core.results.evaluation_info import Difference, EvaluatedModel, Evaluation, Rule, Slice
 from tpu_pipelines.retraining.job_summary import render_junit, render_markdown, render_runs
 from tpu_pipelines.retraining.retrain import Decision
 from tpu_pipelines.runs.run_findings import RunFindings
@@ -13,8 +13,8 @@ from tpu_pipelines.runs.summary import Summary, result_of
 
 _CHANGED = Decision(True, "runs/digits", ("data",), "changed since runs/digits: data")
 _REASONS = (
-    "passed: accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100",
-    "failed: accuracy 0.7000 of class 'cat|<dog>' (300 examples) is worse than the champion's 1.0000",
+    Rule(True, "accuracy", "accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100"),
+    Rule(False, "accuracy", "accuracy 0.7000 of class 'cat|<dog>' (300 examples) is worse than the champion's 1.0000"),
 )
 
 
@@ -101,7 +101,7 @@ def test_the_gates_rules_are_test_cases(run_dir):
     suite = ET.fromstring(render_junit("digits", "not promoted", _REASONS))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     failed = [case for case in suite if case.find("failure") is not None]
-    assert [case.get("name") for case in failed] == [_REASONS[1].removeprefix("failed: ")]
+    assert [case.get("name") for case in failed] == [_REASONS[1].text]
 
 
 @pytest.mark.parametrize(("outcome", "failures"), [("promoted", 0), ("running", 0), ("not promoted", 1), ("failed", 1)])

@@ -75,7 +75,7 @@ def test_a_run_on_vertex_ai_is_shown_with_the_figures_of_its_bucket(fake, retrai
     accuracy = here.evaluation.metrics["accuracy"]
     assert f"| accuracy | {accuracy:.4f} | " in shown
     assert f"Preflight: {here.preflight.machines[0].summary}" in shown.replace("\\", "")
-    assert [case.get("name") for case in suite] == [reason.removeprefix("passed: ") for reason in here.reasons]
+    assert [case.get("name") for case in suite] == [rule.text for rule in here.reasons]
     assert retrain()[1].count(f"| accuracy | {accuracy:.4f} | ") == 1, "also of a run that was there"
 
 
