@@ -41,13 +41,13 @@ from tpu_components.core.examples.text import START
 from tpu_components.core.files import typed_json
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.pages.markdown import environment, plain
 from tpu_components.core.registry.opening import origin_of_version
 from tpu_components.core.registry.versions import Registry, short_digest
 from tpu_components.core.results.evaluation_info import Evaluation, Slice
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.results.metric_table import BY_NAME, direction, show, task_metrics
 from tpu_components.deploy_model.front_matter import front_matter
-from tpu_components.deploy_model.markdown import environment, plain
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams
 from tpu_components.serving.params import ServeParams
 

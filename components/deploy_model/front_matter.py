@@ -18,7 +18,7 @@ from tpu_components.core.examples.interface import (
     REGRESSION,
     TEXT,
 )
-from tpu_components.deploy_model.markdown import plain
+from tpu_components.core.pages.markdown import plain
 
 # As in https://huggingface.co/docs/hub/repositories-licenses of August 2026; any other is `other` there, with a name.
 _HUB_LICENCES = """

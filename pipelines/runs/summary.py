@@ -15,6 +15,7 @@ SUMMARY_FILE = "summary.json"
 LOG_FILE = "run.log"  # What the steps of a run on this machine say.
 SUCCEEDED, REJECTED, FAILED = "succeeded", "rejected", "failed"
 PROMOTED, NOT_PROMOTED = "promoted", "not promoted"
+LOOKS = {PROMOTED: "good", FAILED: "bad"}  # How a page shows results.
 # What a run has only of steps that it has, and an empty mapping stands for in the file.
 _OF_STEPS = ("preflight", "export", "deployment")
 
