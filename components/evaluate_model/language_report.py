@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from tpu_components.core.pages.blocks import Figure
 from tpu_components.core.results.evaluation_info import Baseline, Difference, Rule
 from tpu_components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
-from tpu_components.evaluate_model.report import HeadlineFigure, find_template, headline_figures, training_curves
+from tpu_components.evaluate_model.report import find_template, heading, headline_figures, training_curves
 
 _BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
 
@@ -50,15 +51,16 @@ def render_language_report(content: LanguageReportContent) -> str:
     """Return the report as one HTML document; the same content gives the same text, whatever characters it holds."""
     return find_template("language_report.html.jinja").render(
         content=content,
+        **heading(content),
         figures=[
             *headline_figures(
                 content.metrics, content.champion, content.baseline, content.intervals, content.differences
             ),
-            HeadlineFigure("Characters", f"{content.metrics.num_characters:,}"),
-            HeadlineFigure("Of them unknown", f"{content.metrics.num_unknown:,}"),
+            Figure("Characters", f"{content.metrics.num_characters:,}"),
+            Figure("Of them unknown", f"{content.metrics.num_unknown:,}"),
         ],
         curves=training_curves(content.history),
-        slices=(),
+        slices=None,
         full_colour=_BITS_OF_FULL_COLOUR,
         picture_pixels=0,
     )

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import io
 import itertools
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,10 @@ from PIL import Image
 
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.pages import page
+from tpu_components.core.pages.blocks import Cell, Fields, Figure, Sentences, Table
+from tpu_components.core.pages.scores import Score, list_scores, percent, table_of
 from tpu_components.core.results.evaluation_info import Baseline, Difference, Rule, Slice
-from tpu_components.core.results.metric_table import BY_NAME, Metric, show, task_metrics
+from tpu_components.core.results.metric_table import BY_NAME, scalars, show
 from tpu_components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
 from tpu_components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
 from tpu_components.evaluate_model.regression import RegressionMetrics
@@ -145,29 +146,6 @@ class ReportContent:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadlineFigure:
-    """A headline figure, formatted.
-
-    Attributes:
-        name: Its name.
-        value: The figure.
-        champion: The champion's; empty without one.
-        difference: Difference from that, and what chance leaves of it.
-        verdict: `better`, `worse`, `same`, also where chance explains the difference, or empty without a champion.
-        note: Remark on it; empty if there is none.
-        interval: Bounds with 95 % confidence; empty where they are not known.
-    """
-
-    name: str
-    value: str
-    champion: str = ""
-    difference: str = ""
-    verdict: str = ""
-    note: str = ""
-    interval: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
 class _Confusion:
     """Examples of one class that were taken for another; `share` is of all examples of the true class."""
 
@@ -186,18 +164,27 @@ def render_report(content: ReportContent) -> str:
     template = find_template("report.html.jinja")
     return template.render(
         content=content,
+        **heading(content),
         metrics=content.metrics,
         figures=[
             *headline_figures(
                 content.metrics, content.champion, content.baseline, content.intervals, content.differences
             ),
-            HeadlineFigure("Examples", f"{content.metrics.num_examples:,}"),
+            Figure("Examples", f"{content.metrics.num_examples:,}"),
         ],
         curves=training_curves(content.history),
         slices=_slices(content.slices),
         picture_pixels=_PICTURE_PIXELS,
         **_sections(content.metrics, content),
     )
+
+
+def heading(content: Any) -> dict[str, Any]:
+    """Return what stands above the figures: the title, the gate's decision with its rules, and facts."""
+    title = "Passed the gate" if content.promote else "Did not pass the gate"
+    rules = [f"{'✓' if rule.passed else '✗'} {rule.text}" for rule in content.reasons]
+    head = [Sentences(rules, title, content.promote), Fields(list(content.facts.items()))]
+    return {"title": content.title, "subtitle": content.subtitle, "head": head}
 
 
 @functools.singledispatch
@@ -258,68 +245,9 @@ def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[
     )
 
 
-def _percent(value: float, digits: int = 1) -> str:
-    """Return a share in percent; only what is exactly all or nothing reads 100 % or 0 %."""
-    text = f"{value:.{digits}%}"
-    bound = 10.0 ** -(digits + 2)
-    if 0 < value < bound / 2:
-        text = f"<{bound:.{digits}%}"
-    if 1 - bound / 2 <= value < 1:
-        text = f">{1 - bound:.{digits}%}"
-    return text.replace("%", "\N{NO-BREAK SPACE}%")
-
-
 def _number(value: float) -> str:
     """Return a number of any size, to four digits."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
-
-
-def _figure(
-    metric: Metric,
-    label: str,
-    value: float,
-    interval: tuple[float, float] | None = None,
-    before: float | None = None,
-    known: Difference | None = None,
-) -> HeadlineFigure:
-    """Format a figure beside the champion's.
-
-    Args:
-        metric: The figure in the table of metrics.
-        label: Its name on the page.
-        value: Figure of the model.
-        interval: Bounds of that, if they are known.
-        before: Figure of the champion, if there is one.
-        known: The difference with its bounds, if they are known.
-    """
-    digits = 2 if metric.is_share else 4
-    if not metric.is_share and 0 < abs(value) < 1e-3:  # Errors have any unit.
-        digits = 3 - math.floor(math.log10(abs(value)))
-
-    def shown(number: float) -> str:
-        return _percent(number, digits) if metric.is_share else _signed(number, digits, "-")
-
-    low, high = interval or (value, value)
-    low, high = max(low, 0.0 if metric.is_share else -math.inf), min(high, metric.most)
-    figure = HeadlineFigure(label, shown(value), interval=f"{shown(low)} to {shown(high)}" if low < high else "")
-    if before is None:
-        return figure
-    scale, is_luck = 100 if metric.is_share else 1, known is not None and not known.is_clear
-    change = round((value - before) * scale, digits)
-    difference = _signed(change, digits, "+") + (" points" if metric.is_share else "") if change else "no difference"
-    if change and known and known.bounds:
-        shifts = sorted(round(bound * metric.direction * scale, digits) for bound in known.bounds)
-        difference += f" ({' to '.join(_signed(shift, digits, '+') for shift in shifts)})"
-    return dataclasses.replace(
-        figure,
-        champion=shown(before),
-        difference=difference,
-        verdict="same" if not change or is_luck else "better" if change * metric.direction > 0 else "worse",
-    )
-
-
-def _signed(number: float, digits: int, sign: str) -> str:
-    return f"{number:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def headline_figures(
@@ -328,45 +256,33 @@ def headline_figures(
     baseline: Baseline | None,
     intervals: Mapping[str, tuple[float, float]],
     differences: Mapping[str, Difference],
-) -> list[HeadlineFigure]:
+) -> list[Figure]:
     """Return the headline figures that are defined, each beside the champion's, with what to know of them.
 
     See `ReportContent` for the arguments.
     """
     notes = macro_notes(metrics)
     if baseline is not None and baseline.value is not None:
-        value = _percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
+        value = percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
         notes[baseline.metric] = f"baseline {value}: {baseline.answer}"
-    return [
-        dataclasses.replace(
-            _figure(
-                metric,
-                metric.label.format(metrics=metrics),
-                getattr(metrics, metric.name),
-                intervals.get(metric.name),
-                getattr(champion, metric.name) if champion else None,
-                differences.get(metric.name),
-            ),
-            note=notes.get(metric.name, ""),
-        )
-        for metric in task_metrics(metrics.task).values()
-        if metric.is_headline and getattr(metrics, metric.name) is not None and not _says_no_more(metric, metrics)
-    ]
+    theirs, top_k = scalars(champion) if champion else {}, getattr(metrics, "top_k", None)
+    figures = []
+    for score in list_scores(metrics.task, scalars(metrics), theirs, intervals, differences, top_k):
+        if score.metric.is_headline:
+            interval, note = Cell(score.interval, "note"), Cell(notes.get(score.metric.name, ""), "note")
+            beside: list[str | Cell] = (
+                [f"champion {score.champion}", Cell(score.difference, score.look)] if score.champion else []
+            )
+            details = [cell for cell in (interval, *beside, note) if str(cell)]
+            figures.append(Figure(score.label, score.value, details))
+    return figures
 
 
-def _slices(slices: Sequence[Slice]) -> list[tuple[Slice, HeadlineFigure]]:
+def _slices(slices: Sequence[Slice]) -> Table | None:
     """Return the slices that fell furthest behind the champion's, each with its figure."""
     compared = [(part.difference.advantage, i) for i, part in enumerate(slices) if part.difference]
-    worst = [slices[i] for _, i in sorted(compared)[:_MAX_SLICES]]
-    return [
-        (part, _figure(BY_NAME[part.metric], part.name, part.value, part.interval, part.champion, part.difference))
-        for part in worst
-    ]
-
-
-def _says_no_more(metric: Metric, metrics: Any) -> bool:
-    """Return whether a figure is another one once more: the top one class is what accuracy looks at."""
-    return metric.name == "top_k_accuracy" and metrics.top_k == 1
+    scores = [Score.of_slice(slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
+    return table_of("slice", scores) if scores else None
 
 
 def _weakest_first(item: ClassMetrics | LabelMetrics) -> tuple[bool, float]:
@@ -499,5 +415,5 @@ def _unit_square(axes: "Axes") -> None:
 
 def find_template(name: str) -> Any:
     """Return a template of this folder, with what reports of models are written with."""
-    templates = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, number=_number, cut=_cut)
+    templates = page.environment(Path(__file__).parent, percent=percent, data_uri=_data_uri, number=_number, cut=_cut)
     return templates.get_template(name)

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.results.evaluation_info import Difference, Evaluation, Rule, Slice
-from tpu_components.core.results.metric_table import BY_NAME, show
+from tpu_components.core.pages.blocks import Table
+from tpu_components.core.pages.markdown import in_markdown
+from tpu_components.core.pages.scores import Score, scores_of, table_of
+from tpu_components.core.results.evaluation_info import Evaluation, Rule
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.preflight_training.footprint import footprint_of
 from tpu_components.preflight_training.formatting import dollars, memory, time
@@ -37,9 +39,14 @@ def render_markdown(
         findings: Reasons of the gate, and figures.
     """
     told = outcome if decision.needed else f"not needed ({outcome})"
-    lines = [f"### {_SIGNS.get(outcome, '▶️')} {_plain(name)}: {_plain(told)}", "", _plain(decision.reason), ""]
+    lines = [
+        f"### {_SIGNS.get(outcome, '▶️')} {in_markdown(name)}: {in_markdown(told)}",
+        "",
+        in_markdown(decision.reason),
+        "",
+    ]
     lines += _told_by(findings)
-    lines += [f"[{_plain(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
+    lines += [f"[{in_markdown(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -54,13 +61,13 @@ def render_preflight(name: str, report: PreflightReport, comparison: Comparison 
     failed = [reason for machine in report.machines for reason in machine.reasons]
     failed += comparison.broken if comparison else ()
     told = comparison.summary if comparison else report.machines[0].summary
-    lines = [f"### {'❌' if failed else '✅'} preflight of {_plain(name)}: {_plain(told)}", ""]
-    lines += [f"- ❌ {_plain(reason)}" for reason in failed]
+    lines = [f"### {'❌' if failed else '✅'} preflight of {in_markdown(name)}: {in_markdown(told)}", ""]
+    lines += [f"- ❌ {in_markdown(reason)}" for reason in failed]
     lines += [""] if failed else []
     if comparison:
         lines += _beside(comparison)
     else:
-        lines += [f"- {_plain(machine.summary)}" for machine in report.machines if machine.passed]
+        lines += [f"- {in_markdown(machine.summary)}" for machine in report.machines if machine.passed]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -115,111 +122,69 @@ def _told_by(findings: RunFindings) -> Iterator[str]:
     if findings.error:
         yield from ("```", findings.error.replace("```", "'''"), "```", "")
     if findings.unread:
-        yield from (f"The figures are not shown: {_plain(findings.unread)}", "")
+        yield from (f"The figures are not shown: {in_markdown(findings.unread)}", "")
     if findings.same_as:
-        yield from (f"The same model as version {_plain(findings.same_as)}, which is the champion already.", "")
-    yield from (f"- {'✅' if rule.passed else '❌'} {_plain(rule.text)}" for rule in findings.reasons)
+        yield from (f"The same model as version {in_markdown(findings.same_as)}, which is the champion already.", "")
+    yield from (f"- {'✅' if rule.passed else '❌'} {in_markdown(rule.text)}" for rule in findings.reasons)
     yield ""
     if findings.evaluation is None:
         return
-    yield from _figures(findings.evaluation)
-    yield from _slices(findings.evaluation.slices)
+    yield from (table_of("metric", scores_of(findings.evaluation)).markdown(), "")
+    yield from _slices(findings.evaluation)
     if findings.preflight:
-        yield from (f"Preflight: {_plain(findings.preflight.machines[0].summary)}", "")
+        yield from (f"Preflight: {in_markdown(findings.preflight.machines[0].summary)}", "")
         if findings.champion and (comparison := Comparison.make(findings.preflight, findings.champion)):
-            yield from (f"Training beside the champion's: {_plain(comparison.summary)}", "", *_beside(comparison))
+            yield from (f"Training beside the champion's: {in_markdown(comparison.summary)}", "", *_beside(comparison))
 
 
 def _beside(comparison: Comparison) -> Iterator[str]:
-    yield from (f"| | now | {_plain(comparison.name)} | difference |", "|---|--:|--:|--:|")
-    yield from (f"| {' | '.join(map(_plain, row))} |" for row in comparison.rows)
-    yield ""
-    yield from (f"- {_plain(words)}" for words in comparison.caveats)
+    columns = {"": "<", "now": ">", comparison.name: ">", "difference": ">"}
+    yield from (Table(columns, comparison.rows).markdown(), "")
+    yield from (f"- {in_markdown(words)}" for words in comparison.caveats)
 
 
 def _side_by_side(runs: Mapping[str, RunFindings]) -> Iterator[str]:
-    scored = {name: findings.evaluation for name, findings in runs.items() if findings.evaluation}
-    figures = dict.fromkeys(figure for evaluation in scored.values() for figure in evaluation.metrics)
+    scored = {name: scores_of(findings.evaluation) for name, findings in runs.items() if findings.evaluation}
     if not scored:
         return
-    yield from (f"| with 95 % confidence | {' | '.join(map(_plain, scored))} |", "|---" + "|--:" * len(scored) + "|")
-    for figure in (figure for figure in figures if figure in BY_NAME):
-        cells = (_with_interval(evaluation, figure) for evaluation in scored.values())
-        yield f"| {figure} | {' | '.join(cells)} |"
-    yield ""
-
-
-def _with_interval(evaluation: Evaluation, figure: str) -> str:
-    value, interval = evaluation.metrics.get(figure), _interval(evaluation, figure)
-    return "" if value is None else f"{show(value)} ({interval})" if interval else show(value)
+    rows: dict[str, list[str]] = {}
+    for place, scores in enumerate(scored.values()):
+        for score in scores:
+            cells = rows.setdefault(score.label, [score.label, *("" for _ in scored)])
+            cells[place + 1] = f"{score.value} ({score.interval})" if score.interval else score.value
+    columns = {"with 95 % confidence": "<", **dict.fromkeys(scored, ">")}
+    yield from (Table(columns, list(rows.values())).markdown(), "")
 
 
 def _changed_slices(runs: Mapping[str, RunFindings]) -> Iterator[str]:
     for name, findings in runs.items():
-        if findings.evaluation and (table := list(_slices(findings.evaluation.slices))):
-            yield from (f"Slices of {_plain(name)} that differ from its champion's:", "", *table)
+        if findings.evaluation and (table := list(_slices(findings.evaluation))):
+            yield from (f"Slices of {in_markdown(name)} that differ from its champion's:", "", *table)
 
 
 def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
     reports = {name: findings.preflight for name, findings in runs.items() if findings.preflight}
     if not reports:
         return
-    yield from (
-        "| preflight | machine | step | memory of a device | expected price of a run |",
-        "|---|---|--:|--:|--:|",
-    )
+    columns = {"preflight": "<", "machine": "<", "step": ">", "memory of a device": ">", "expected price of a run": ">"}
+    rows = []
     for name, report in reports.items():
         machine = report.machines[0]
         cells = ["does not fit", "", ""]
         if footprint := footprint_of(report, machine):
             price = f"{dollars(footprint.usd_per_run)}, {billed_by(footprint.target)}" if footprint.usd_per_run else ""
             cells = [time(footprint.step_ms / 1e3), memory(footprint.peak_bytes), price]
-        yield f"| {' | '.join(map(_plain, [name, machine.machine, *cells]))} |"
-    yield ""
+        rows.append([name, machine.machine, *cells])
+    yield from (Table(columns, rows).markdown(), "")
 
 
-def _figures(evaluation: Evaluation) -> Iterator[str]:
-    figures = {name: value for name, value in evaluation.metrics.items() if name in BY_NAME}
-    yield from ("| | model | with 95 % confidence | champion | better by |", "|---|--:|--:|--:|--:|")
-    for name, value in figures.items():
-        champion = (evaluation.champion or {}).get(name)
-        beside = show(champion, value) if champion is not None else ""
-        difference = _difference(evaluation.differences.get(name))
-        yield f"| {name} | {show(value)} | {_interval(evaluation, name)} | {beside} | {difference} |"
-    yield ""
-
-
-def _interval(evaluation: Evaluation, figure: str) -> str:
-    low, high = evaluation.intervals.get(figure, (None, None))
-    return f"{show(low)} to {show(high)}" if low is not None and high is not None else ""
-
-
-def _slices(slices: Sequence[Slice]) -> Iterator[str]:
-    """Yield the slices that surely became better or worse, the worst first."""
-    compared = [(part.difference, i) for i, part in enumerate(slices) if part.difference]
-    changed = [(difference.advantage, i) for difference, i in compared if difference.is_clear]
-    if not changed:
-        return
-    yield from ("| slice | examples | model | champion | better by |", "|---|--:|--:|--:|--:|")
-    for _, i in sorted(changed)[:_LISTED_SLICES]:
-        part = slices[i]
-        figures = f"{show(part.value)} | {show(part.champion or 0.0)} | {_difference(part.difference)}"
-        yield f"| {_plain(part.by)} {_plain(part.name)} | {part.num_examples:,} | {figures} |"
-    yield ""
-
-
-def _difference(difference: Difference | None) -> str:
-    if difference is None:
-        return ""
-    text = f"{difference.advantage:+.4f}"
-    if difference.bounds:
-        text += f" ({' to '.join(f'{bound:+.4f}' for bound in difference.bounds)})"
-    return f"**{text}**" if difference.is_clear else text
-
-
-def _plain(text: str) -> str:
-    """Return a text that Markdown shows as it is, on one line: classes and files have any names."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~&])", r"\\\1", " ".join(text.split()))
+def _slices(evaluation: Evaluation) -> Iterator[str]:
+    """Yield a table of the slices that surely became better or worse, the worst first."""
+    compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
+    scores = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)]
+    changed = [score for score in scores if score.look in ("good", "bad")][:_LISTED_SLICES]
+    if changed:
+        yield from (table_of("slice", changed).markdown(), "")
 
 
 def _legal(text: str) -> str:

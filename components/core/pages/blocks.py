@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import markupsafe
 
 from tpu_components.core.base.terminal import lay_out
-from tpu_components.core.pages.markdown import escape, plain
+from tpu_components.core.pages.markdown import in_markdown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Table:
         """Return the table as Markdown, in which every text is shown as it is."""
         sides = "|".join("--:" if side == ">" else "---" for side in self.columns.values())
         rows = [
-            [f"**{escape(plain(cell.text))}**" if cell.strong else escape(plain(cell.text)) for cell in row]
+            [f"**{in_markdown(cell.text)}**" if cell.strong else in_markdown(cell.text) for cell in row]
             for row in self.cells
         ]
-        lines = [f"| {' | '.join(row)} |" for row in [[escape(str(name)) for name in self.columns], *rows]]
+        lines = [f"| {' | '.join(row)} |" for row in [[in_markdown(str(name)) for name in self.columns], *rows]]
         return markupsafe.Markup("\n".join([lines[0], f"|{sides}|", *lines[1:]]))
 
 

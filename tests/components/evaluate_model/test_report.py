@@ -172,8 +172,8 @@ def test_headline_figures_compare_with_the_champion():
     better = dataclasses.replace(metrics, accuracy=0.9512, loss=0.25, macro_f1=0.9, calibration_error=0.01)
     champion = dataclasses.replace(metrics, accuracy=0.94, loss=0.2, macro_f1=0.9, calibration_error=0.02)
     page = Page(render_report(_content(metrics=better, champion=champion)))
-    verdicts = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
-    assert [value for value in verdicts if value != "value"] == ["better", "same", "worse", "same", "better"]
+    looks = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
+    assert [look for look in looks if look != "value"] == ["good", "note", "bad", "note", "good"]
     words = " ".join(" ".join(page.words).split())
     assert "Accuracy 95.12 % champion 94.00 % +1.12 points" in words
     assert "Loss 0.2500 champion 0.2000 +0.0500" in words
@@ -192,10 +192,10 @@ def test_headline_figures_show_what_chance_leaves_of_them_and_judge_no_differenc
     )
     text = _text(content)
     assert "Accuracy 95.00 % 91.00 % to 100.00 % champion 90.00 % +5.00 points (+1.20 to +8.80)" in text
-    assert "Loss 0.0500 −0.1000 to 0.2000 champion 0.1000 −0.0500 (−0.1100 to +0.0100)" in text
+    assert "Loss 0.0500 0.0000 to 0.2000 champion 0.1000 −0.0500 (−0.1100 to +0.0100)" in text
     page = Page(render_report(content))
-    verdicts = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
-    assert [value for value in verdicts if value in ("better", "worse", "same")][:2] == ["better", "same"]
+    looks = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
+    assert [look for look in looks if look != "value"][:4] == ["note", "good", "note", "note"]
 
 
 def test_examples_that_the_champion_has_right_are_shown():
