@@ -45,7 +45,6 @@ from tpu_components.evaluate_model.champion import find_champion
 from tpu_components.evaluate_model.chance import ModelFigures, find_chance
 from tpu_components.evaluate_model.gate import decide
 from tpu_components.evaluate_model.influence import influences, language_influences
-from tpu_components.evaluate_model.language_report import LanguageReportContent, render_language_report
 from tpu_components.evaluate_model.leaks import find_seen_examples
 from tpu_components.evaluate_model.metrics import compute_metrics, macro_notes
 from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
@@ -275,8 +274,8 @@ def _judge_passages(
     intervals, differences = find_chance(judged, params.confidence, params.max_regression)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
-        return render_language_report(
-            LanguageReportContent(
+        return render_report(
+            ReportContent(
                 title=_title(manifest, info),
                 subtitle=_subtitle(info),
                 facts=_facts(params, manifest, info),

@@ -20,6 +20,7 @@ from tpu_components.core.pages.blocks import Cell, Fields, Figure, Sentences, Ta
 from tpu_components.core.pages.scores import Score, list_scores, percent, table_of
 from tpu_components.core.results.evaluation_info import Baseline, Difference, Rule, Slice
 from tpu_components.core.results.metric_table import BY_NAME, scalars, show
+from tpu_components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
 from tpu_components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
 from tpu_components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
 from tpu_components.evaluate_model.regression import RegressionMetrics
@@ -32,6 +33,7 @@ _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = _MAX_SLICES = 30
 _MAX_DOTS = 500
+_BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
 _MAX_CHARTED_TARGETS = 8
 # Of an epoch, by what the host waited for: see `Stopwatch` of train_model.
 _TIMES = (
@@ -122,6 +124,8 @@ class ReportContent:
         intervals: Bounds of figures with 95 % confidence, by name; empty where they are of other examples.
         differences: The model beside the champion, by figure; see `intervals`.
         slices: Parts of the examples; shown, the worst beside the champion's first, where there is one.
+        samples: Texts that a language model wrote.
+        passages: Passages that it found hardest.
         subtitle: Facts that tell this run from others of the name: when, at which rate, where.
     """
 
@@ -132,9 +136,9 @@ class ReportContent:
     promote: bool
     reasons: Sequence[Rule]
     history: Sequence[Mapping[str, float | None]]
-    wrong: Sequence[Prediction] | Sequence[LabelPrediction] | Sequence[NumberPrediction]
-    num_wrong: int
-    right: Sequence[Prediction] | Sequence[LabelPrediction]
+    wrong: Sequence[Prediction] | Sequence[LabelPrediction] | Sequence[NumberPrediction] = ()
+    num_wrong: int = 0
+    right: Sequence[Prediction] | Sequence[LabelPrediction] = ()
     broken: Sequence[Prediction] | Sequence[LabelPrediction] = ()
     changed: tuple[int, int] | None = None
     answers: tuple[np.ndarray, np.ndarray] | None = None
@@ -142,6 +146,8 @@ class ReportContent:
     intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
     slices: Sequence[Slice] = ()
+    samples: Sequence[Sample] = ()
+    passages: Sequence[Passage] = ()
     subtitle: str = ""
 
 
@@ -161,30 +167,33 @@ def render_report(content: ReportContent) -> str:
     Names, keys and reasons are shown as they are, whatever characters they hold. Pictures are inlined; larger ones
     are reduced to 192 pixels.
     """
-    template = find_template("report.html.jinja")
-    return template.render(
+    title = "Passed the gate" if content.promote else "Did not pass the gate"
+    rules = [f"{'✓' if rule.passed else '✗'} {rule.text}" for rule in content.reasons]
+    folder = Path(__file__).parent
+    templates = page.environment(folder, percent=percent, data_uri=_data_uri, number=_number, cut=_cut)
+    return templates.get_template("report.html.jinja").render(
         content=content,
-        **heading(content),
+        title=content.title,
+        subtitle=content.subtitle,
+        head=[Sentences(rules, title, content.promote), Fields(list(content.facts.items()))],
         metrics=content.metrics,
         figures=[
-            *headline_figures(
+            *_headline_figures(
                 content.metrics, content.champion, content.baseline, content.intervals, content.differences
             ),
-            Figure("Examples", f"{content.metrics.num_examples:,}"),
+            *_counts(content.metrics),
         ],
-        curves=training_curves(content.history),
+        curves=_training_curves(content.history),
         slices=_slices(content.slices),
         picture_pixels=_PICTURE_PIXELS,
         **_sections(content.metrics, content),
     )
 
 
-def heading(content: Any) -> dict[str, Any]:
-    """Return what stands above the figures: the title, the gate's decision with its rules, and facts."""
-    title = "Passed the gate" if content.promote else "Did not pass the gate"
-    rules = [f"{'✓' if rule.passed else '✗'} {rule.text}" for rule in content.reasons]
-    head = [Sentences(rules, title, content.promote), Fields(list(content.facts.items()))]
-    return {"title": content.title, "subtitle": content.subtitle, "head": head}
+def _counts(metrics: Any) -> list[Figure]:
+    if isinstance(metrics, LanguageMetrics):
+        return [Figure("Characters", f"{metrics.num_characters:,}"), Figure("Unknown", f"{metrics.num_unknown:,}")]
+    return [Figure("Examples", f"{metrics.num_examples:,}")]
 
 
 @functools.singledispatch
@@ -226,6 +235,11 @@ def _(metrics: RegressionMetrics, content: ReportContent) -> dict[str, Any]:
     return {"body": "regression.html.jinja", "charts": charts, "num_dots": min(metrics.num_examples, _MAX_DOTS)}
 
 
+@_sections.register
+def _(metrics: LanguageMetrics, content: ReportContent) -> dict[str, Any]:
+    return {"body": "language.html.jinja", "full_colour": _BITS_OF_FULL_COLOUR}
+
+
 def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[markupsafe.Markup, markupsafe.Markup]:
     """Draw predicted by true numbers, and what is left (predicted - true) by predicted ones."""
 
@@ -250,7 +264,7 @@ def _number(value: float) -> str:
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def headline_figures(
+def _headline_figures(
     metrics: Any,
     champion: Any,
     baseline: Baseline | None,
@@ -331,7 +345,7 @@ def _data_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[markupsafe.Markup]:
+def _training_curves(history: Sequence[Mapping[str, float | None]]) -> list[markupsafe.Markup]:
     """Return a drawing for every figure that the history has, of training and validation, and one of the time."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -411,9 +425,3 @@ def _unit_square(axes: "Axes") -> None:
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     page.legend(axes)
-
-
-def find_template(name: str) -> Any:
-    """Return a template of this folder, with what reports of models are written with."""
-    templates = page.environment(Path(__file__).parent, percent=percent, data_uri=_data_uri, number=_number, cut=_cut)
-    return templates.get_template(name)

@@ -37,6 +37,7 @@ _TENSORFLOW_ORIGIN = (
     "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
     "rule"
 )
+_NO_ESTIMATE = " of the computation, from the bytes that it moves: the compiler has no estimate"
 _LARGEST_STAGE = "in which the most of the model learns; the others are counted as if they took as long"
 _COMPARISON = {
     "machine": "<",
@@ -287,7 +288,9 @@ def _figures(machine: MachineReport, data: DataFacts) -> list[tuple[str, str]]:
         ("batch", f"{batch}; the most that fit: {_largest(machine.largest_batch)} per replica"),
         *(_times(machine, machine.step, machine.epoch, data.host) if machine.step and machine.epoch else ()),
         *([("price", _describe_cost(machine.cost, machine.epochs))] if machine.epoch else ()),
-        ("estimates", _guessed(machine, machine.step) if machine.step else ""),
+        ("guessed", percent(machine.step.guessed_share) + _NO_ESTIMATE if machine.step else ""),
+        ("host calls", ", ".join(machine.host_calls)),
+        ("loops", f"{machine.unknown_loops} of unknown length, counted once" if machine.unknown_loops else ""),
         ("compilation", f"{machine.compile_seconds:,.1f} s{' when it was done; cached' if machine.cached else ''}"),
     ]
 
@@ -310,14 +313,6 @@ def _times(machine: MachineReport, step: StepTime, epoch: EpochTime, host: HostR
             f"training is to be stopped after {machine.timeout_seconds / 3600:g} h" if machine.timeout_seconds else "",
         ),
     ]
-
-
-def _guessed(machine: MachineReport, step: StepTime) -> str:
-    """Say what of the computation the compiler does not estimate."""
-    loops = f"; loops of unknown length, counted once: {machine.unknown_loops}" if machine.unknown_loops else ""
-    calls = f"; calls of the host in every step: {', '.join(machine.host_calls)}" if machine.host_calls else ""
-    share = percent(step.guessed_share)
-    return f"{share} of the computation has none of the compiler's and is taken from the bytes moved{loops}{calls}"
 
 
 def _describe_memory(machine: MachineReport) -> str:
