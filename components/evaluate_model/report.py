@@ -33,6 +33,7 @@ _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = _MAX_SLICES = 30
 _MAX_DOTS = 500
+_WRONG = "Wrong predictions"
 _BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
 _MAX_CHARTED_TARGETS = 8
 # Of an epoch, by what the host waited for: see `Stopwatch` of train_model.
@@ -47,58 +48,35 @@ _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 
 
 @dataclasses.dataclass(frozen=True)
+class Answer:
+    """A line below an example: what the model answered, or the truth.
+
+    Attributes:
+        name: A class, a label or a target; or what the number is.
+        number: The probability, or the number, as it is shown.
+        look: `good` or `bad`; empty for neither.
+        note: Word before the name, such as `true`; empty for the model's own answer.
+    """
+
+    name: str
+    number: str = ""
+    look: str = ""
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Prediction:
     """One example to show.
 
     Attributes:
         key: The example's name, such as its file's path.
         content: An image, uint8[height, width, channels] of one channel or three; or a text.
-        true_class: Its label.
-        predicted_class: The model's answer.
-        confidence: The probability that the model gives its answer, in [0, 1].
-        true_confidence: The probability that it gives the true class, in [0, 1].
+        answers: The lines below it.
     """
 
     key: str
     content: np.ndarray | str
-    true_class: str
-    predicted_class: str
-    confidence: float
-    true_confidence: float
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelPrediction:
-    """One multi-label example to show.
-
-    Attributes:
-        key: The example's name, such as its file's path.
-        content: See `Prediction`.
-        right: Labels predicted that it has, with the probability that the model gives each, in [0, 1].
-        wrong: Labels predicted that it has not.
-        missed: Labels that it has and that were not predicted.
-    """
-
-    key: str
-    content: np.ndarray | str
-    right: Sequence[tuple[str, float]]
-    wrong: Sequence[tuple[str, float]]
-    missed: Sequence[tuple[str, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class NumberPrediction:
-    """One example of a regression to show.
-
-    Attributes:
-        key: The example's name, such as its file's path.
-        content: See `Prediction`.
-        numbers: For every target its name, the true number and the predicted one.
-    """
-
-    key: str
-    content: np.ndarray | str
-    numbers: Sequence[tuple[str, float, float]]
+    answers: Sequence[Answer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +114,10 @@ class ReportContent:
     promote: bool
     reasons: Sequence[Rule]
     history: Sequence[Mapping[str, float | None]]
-    wrong: Sequence[Prediction] | Sequence[LabelPrediction] | Sequence[NumberPrediction] = ()
+    wrong: Sequence[Prediction] = ()
     num_wrong: int = 0
-    right: Sequence[Prediction] | Sequence[LabelPrediction] = ()
-    broken: Sequence[Prediction] | Sequence[LabelPrediction] = ()
+    right: Sequence[Prediction] = ()
+    broken: Sequence[Prediction] = ()
     changed: tuple[int, int] | None = None
     answers: tuple[np.ndarray, np.ndarray] | None = None
     baseline: Baseline | None = None
@@ -170,7 +148,7 @@ def render_report(content: ReportContent) -> str:
     title = "Passed the gate" if content.promote else "Did not pass the gate"
     rules = [f"{'✓' if rule.passed else '✗'} {rule.text}" for rule in content.reasons]
     folder = Path(__file__).parent
-    templates = page.environment(folder, percent=percent, data_uri=_data_uri, number=_number, cut=_cut)
+    templates = page.environment(folder, percent=percent, data_uri=_data_uri, number=plain_number, cut=_cut)
     return templates.get_template("report.html.jinja").render(
         content=content,
         title=content.title,
@@ -205,7 +183,9 @@ def _sections(metrics: Any, content: ReportContent) -> dict[str, Any]:
 @_sections.register
 def _(metrics: Metrics, content: ReportContent) -> dict[str, Any]:
     return {
-        "body": None,
+        "body": "classification.html.jinja",
+        "wrong": _WRONG,
+        "wrong_note": "the most confident first: the model's answer, the true class, and the probability of each.",
         "classes": sorted(metrics.per_class, key=_weakest_first),
         "matrix": _matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
         "pairs": _confused_pairs(metrics),
@@ -220,7 +200,12 @@ def _(metrics: Metrics, content: ReportContent) -> dict[str, Any]:
 
 @_sections.register
 def _(metrics: MultiLabelMetrics, content: ReportContent) -> dict[str, Any]:
-    return {"body": "multi_label.html.jinja", "classes": sorted(metrics.per_class, key=_weakest_first)}
+    return {
+        "body": "multi_label.html.jinja",
+        "wrong": _WRONG,
+        "wrong_note": "the greatest loss first: labels predicted wrongly, rightly, and missed, with their probability.",
+        "classes": sorted(metrics.per_class, key=_weakest_first),
+    }
 
 
 @_sections.register
@@ -232,7 +217,13 @@ def _(metrics: RegressionMetrics, content: ReportContent) -> dict[str, Any]:
         targets, values = (numbers[shown] for numbers in content.answers)
         for i, target in enumerate(metrics.per_target[:_MAX_CHARTED_TARGETS]):
             charts.append((target.name, *_draw_target(i, targets[:, i], values[:, i])))
-    return {"body": "regression.html.jinja", "charts": charts, "num_dots": min(metrics.num_examples, _MAX_DOTS)}
+    return {
+        "body": "regression.html.jinja",
+        "wrong": "Largest errors",
+        "wrong_note": "the greatest loss first; an error is the predicted number less the true one.",
+        "charts": charts,
+        "num_dots": min(metrics.num_examples, _MAX_DOTS),
+    }
 
 
 @_sections.register
@@ -259,7 +250,7 @@ def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[
     )
 
 
-def _number(value: float) -> str:
+def plain_number(value: float) -> str:
     """Return a number of any size, to four digits."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 

@@ -14,8 +14,7 @@ from tpu_components.evaluate_model.metrics import compute_metrics
 from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
 from tpu_components.evaluate_model.regression import compute_regression_metrics
 from tpu_components.evaluate_model.report import (
-    LabelPrediction,
-    NumberPrediction,
+    Answer,
     Prediction,
     ReportContent,
     render_report,
@@ -34,7 +33,9 @@ def _metrics(num_classes=3, num_examples=60, names=None, seed=0, lean=3.0):
 
 def _prediction(key="a.png", shape=(8, 8, 1), true_class="cat", predicted_class="dog"):
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    return Prediction(key, pixels, true_class, predicted_class, confidence=0.9312, true_confidence=0.0471)
+    is_right = true_class == predicted_class
+    truth = [] if is_right else [Answer(true_class, "5 %", note="true")]
+    return Prediction(key, pixels, [Answer(predicted_class, "93 %", "good" if is_right else "bad"), *truth])
 
 
 def _content(**changes):
@@ -327,7 +328,9 @@ def _labels_content(names=("sky", "sea", "sun"), **changes):
     labels = rng.integers(0, 2, (50, len(names)))
     probabilities = (0.2 + 0.5 * labels + 0.3 * rng.random(labels.shape)).clip(0, 1)
     pixels = np.zeros((8, 8, 3), np.uint8)
-    prediction = LabelPrediction("wrong.png", pixels, [(names[0], 0.91)], [(names[1], 0.73)], [(names[2], 0.18)])
+    answers = [Answer(names[1], "73 %", "bad"), Answer(names[0], "91 %", "good")]
+    answers += [Answer(names[2], "18 %", "bad", "missed"), Answer(", ".join([names[0], names[2]]), note="true")]
+    prediction = Prediction("wrong.png", pixels, answers)
     metrics = compute_multi_label_metrics(labels, probabilities, names)
     history = [{"epoch": i, "loss": 1 / i, "binary_accuracy": 1 - 0.5 / i} for i in (1, 2)]
     return _content(metrics=metrics, champion=metrics, history=history, wrong=[prediction], right=[], **changes)
@@ -339,8 +342,9 @@ def _numbers_content(names=("mass", "width"), num_examples=700):
     values = targets + 0.1 * rng.normal(size=targets.shape)
     task = Regression((0.0,) * len(names), (1.0,) * len(names))
     metrics = compute_regression_metrics(targets, values, names, task)
-    numbers = tuple((name, 2.0, -1.25) for name in names)
-    prediction = NumberPrediction("far.png", np.zeros((8, 8, 1), np.uint8), numbers)
+    lines = (Answer("true", "2"), Answer("predicted", "−1.25"), Answer("error", "−3.25", "bad"))
+    answers = [answer for name in names for answer in (Answer(name), *lines)]
+    prediction = Prediction("far.png", np.zeros((8, 8, 1), np.uint8), answers)
     history = [{"epoch": i, "loss": 1 / i, "mean_absolute_error": 1 / i} for i in (1, 2)]
     changes = {"history": history, "wrong": [prediction], "num_wrong": num_examples, "right": []}
     return _content(metrics=metrics, champion=metrics, answers=(targets, values), **changes)
@@ -353,7 +357,7 @@ def test_report_of_several_labels_shows_which_are_wrong_in_red():
     assert "answer bad" in red
     assert "truth bad" in red
     text = " ".join(filter(None, words))
-    assert "sea 73 % sky 91 % missed sun 18 % true: sky , sun" in text
+    assert "sea 73 % sky 91 % missed sun 18 % true sky, sun" in text
     assert "Average precision" in text
     assert "Confusion matrix" not in text
     assert "no difference" in text
