@@ -97,7 +97,7 @@ def _render(report: PreflightReport) -> str:
         f"{report.run}: {title}" if report.run else title,
         [
             *blocks,
-            *(Section(one.label, _describe(one, report.data), is_folded=one is not shown) for one in machines),
+            *(Section(each.label, _describe(each, report.data), is_folded=each is not shown) for each in machines),
             Section("Data", [Fields(_data(report))]),
             Section("How these figures were made", [Fields(_origins(report))]),
         ],
@@ -164,7 +164,6 @@ def _model(report: PreflightReport, machine: MachineReport) -> list[tuple[str, s
 def _data(report: PreflightReport) -> list[tuple[str, str]]:
     data, host = report.data, report.data.host
     where = "memory" if host.in_memory else "the files"
-    estimated = [machine for machine in report.machines if machine.epoch]
     return [
         ("examples", f"{data.num_examples:,}"),
         ("shape", " × ".join(map(str, data.interface.input.shape))),
@@ -173,8 +172,6 @@ def _data(report: PreflightReport) -> list[tuple[str, str]]:
         ("read from the files", f"{host.read_per_second:,.0f} examples/s"),
         (f"fed to training, from {where}", f"{host.feed_per_second:,.0f} examples/s"),
         ("CPUs of this machine", f"{host.cpus}, each feeds {host.feed_per_cpu:,.0f} examples/s"),
-        *((f"{one.label} needs", f"{one.epoch.needed_per_second:,.0f} examples/s") for one in estimated if one.epoch),
-        *((f"{one.label} is fed", one.fed_by(host)) for one in estimated),
     ]
 
 

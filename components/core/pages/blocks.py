@@ -149,7 +149,7 @@ class Section:
 
     Attributes:
         title: The heading.
-        blocks: What stands under it.
+        blocks: Content of the section.
         is_folded: Whether a page opens it only when it is asked to.
     """
 

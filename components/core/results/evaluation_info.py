@@ -216,7 +216,7 @@ class Unseen:
 
     @property
     def rule(self) -> Rule:
-        """What was left out, among the gate's rules; always passed."""
+        """The sentence that says what was left out, as a rule that is always passed."""
         who = ", ".join(
             f"by the {who} {count:,}" for who, count in zip(("model", "champion"), self.num_seen_by, strict=False)
         )

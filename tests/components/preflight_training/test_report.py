@@ -406,7 +406,7 @@ def test_page_names_data_versions_and_sources(words):
     assert "shape 32 × 32 × 3" in text
     assert "read from the files 25,000 examples/s" in text
     assert "fed to training, from memory 180,000 examples/s" in text
-    assert "v5e-8 needs 1,024,000 examples/s" in text
+    assert "1,024,000 examples/s needed, fed 180,000 here" in text
     assert "libtpu 0.0.42.1, jax 0.10.2" in text
     assert f"{_KIND} (2026-08-22); https://cloud.google.com/tpu/pricing" in text
     assert "guessed 8% of the computation, from the bytes that it moves: the compiler has no estimate" in text
