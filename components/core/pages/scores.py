@@ -64,7 +64,7 @@ class Score:
 
         low, high = bounds or (number, number)
         low, high = max(low, -math.inf if metric.name == "r2" else 0.0), min(high, metric.most)
-        interval = f"{shown(low)} to {shown(high)}" if low < high < math.inf else ""
+        interval = f"{shown(low)} to {shown(high)}" if 0 < high - low < math.inf else ""
         score = cls(metric, label, number, shown(number), interval)
         if before is None:
             return score
