@@ -23,6 +23,7 @@ from tpu_components.core.results.evaluation_info import (
     EvaluatedModel,
     Evaluation,
     RegisteredChampion,
+    Rule,
     Unseen,
 )
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
@@ -93,7 +94,7 @@ EVALUATION = Evaluation(
     dataset_fingerprint="f" * 64,
     model=EvaluatedModel("cnn", {"width": 8}, "best", "d" * 64),
     class_names=("cat", "dög"),
-    gate=Decision(True, ("passed: it is good",)),
+    gate=Decision(True, (Rule(True, "accuracy", "it is good"),)),
     challenger=FIGURES,
     champion=FIGURES,
     baseline=Baseline("accuracy", "always answering 'cat'", 0.3, 0.2, 0.1),
@@ -274,6 +275,17 @@ def test_an_older_file_that_lacks_newer_fields_is_still_read(folder, file):
             del target[part][name]
     write(folder, file, raw)
     type(FILES[file]).load(folder)
+
+
+@pytest.mark.parametrize("file", ["evaluation.json", "summary.json"])
+def test_the_gates_rules_of_an_older_file_are_read_from_their_text(folder, file):
+    gate = {"promote": False, "reasons": ["passed: accuracy is high: 0.9", "failed: 3 predictions\nare no numbers"]}
+    write(folder, file, read(folder, file) | {"gate": gate})
+    rules = Rule(True, "", "accuracy is high: 0.9"), Rule(False, "", "3 predictions\nare no numbers")
+    assert type(FILES[file]).load(folder).gate == Decision(False, rules)
+    write(folder, file, read(folder, file) | {"gate": {"promote": True, "reasons": ["perhaps: yes"]}})
+    with pytest.raises(InputError, match=r"gate\.reasons\[0\] is 'perhaps: yes', expected a mapping"):
+        type(FILES[file]).load(folder)
 
 
 def test_the_first_exports_told_of_images_alone(folder):

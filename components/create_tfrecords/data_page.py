@@ -121,10 +121,15 @@ def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[
 
     jinja = page.environment(Path(__file__).parent)
     splits = manifest.splits
+    num_bytes = sum(shard.num_bytes for split in splits.values() for shard in split.shards)
+    num_examples = sum(split.num_examples for split in splits.values())
+    stored = f"{num_examples:,} {manifest.input.plural}, stored in {num_bytes / 2**20:,.1f} MiB"
     return jinja.get_template("data.html.jinja").render(
         manifest=manifest,
-        num_examples=sum(split.num_examples for split in splits.values()),
-        num_bytes=sum(shard.num_bytes for split in splits.values() for shard in split.shards),
+        title=manifest.source,
+        subtitle=f"{stored} · divided by: {manifest.split_rule}",
+        head=(),
+        num_examples=num_examples,
         colours=_COLOURS,
         balance=_balance(manifest),
         balance_rows=_BALANCE_ROWS,

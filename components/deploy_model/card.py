@@ -8,11 +8,9 @@ registry decides, are in `version.json` instead.
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
@@ -41,13 +39,14 @@ from tpu_components.core.examples.text import START
 from tpu_components.core.files import typed_json
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.pages.markdown import environment, plain
+from tpu_components.core.pages.scores import Score, percent, scores_of, table_of
 from tpu_components.core.registry.opening import origin_of_version
 from tpu_components.core.registry.versions import Registry, short_digest
 from tpu_components.core.results.evaluation_info import Evaluation, Slice
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.core.results.metric_table import BY_NAME, direction, show, task_metrics
+from tpu_components.core.results.metric_table import direction, show, task_metrics
 from tpu_components.deploy_model.front_matter import front_matter
-from tpu_components.deploy_model.markdown import environment, plain
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams
 from tpu_components.serving.params import ServeParams
 
@@ -163,7 +162,7 @@ def read_facts(
 def write_card(facts: CardFacts) -> str:
     """Return the card: front matter in YAML, then Markdown."""
     manifest, evaluation = facts.manifest, facts.evaluation
-    results = _results(facts)
+    scores = scores_of(evaluation)
     yaml_text = front_matter(
         name=facts.model_name,
         licence=facts.licence,
@@ -173,27 +172,30 @@ def write_card(facts: CardFacts) -> str:
         source=manifest.source,
         fingerprint=manifest.fingerprint,
         split=evaluation.split,
-        figures={result.name: (result.label, result.value) for result in results},
+        figures={score.metric.name: (score.label, score.number) for score in scores},
     )
+    slices = [Score.of_slice(part) for part in _worst(evaluation.slices)]
     footprint, code = _footprint(facts.lineage), facts.lineage.get("code")
     template = environment(Path(__file__).parent).get_template("card.md.jinja")
     text = template.render(
         facts=facts,
         manifest=manifest,
         evaluation=evaluation,
-        results=results,
+        scores=scores,
+        results=table_of("metric", scores).markdown(),
         num_judged=_num_judged(evaluation),
         answers=_answers(manifest),
         takes=_takes(manifest.input),
         never_shown=[*_never_shown(manifest)],
-        limits=[*_limits(facts, results)],
+        limits=[*_limits(facts, scores)],
         drifted=[shift for shift in facts.shifts or () if shift.drifted][:_DRIFTED],
         classes=_classes(manifest),
         num_classes=len(manifest.class_names),
         settings=_settings(facts.model),
         times=_times(facts.model.training),
         machine=_machine(facts.model.training),
-        slices=_worst(evaluation.slices),
+        slices=table_of("slice", slices).markdown() if slices else "",
+        num_slices=len(slices),
         footprint=footprint,
         compiler=_pairs(dict(sorted(footprint.compiler.items()))) if footprint else "",
         price=f"${footprint.usd_per_run:,.2f}" if footprint and footprint.usd_per_run >= 0.01 else "less than $0.01",
@@ -208,62 +210,8 @@ def write_card(facts: CardFacts) -> str:
         label=partial(_label, manifest.task),
         show=show,
         size=_size,
-        interval=_interval,
     )
     return f"---\n{yaml_text}---\n\n{text}"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Result:
-    """A metric of the evaluation; interval, champion's value and difference are formatted text."""
-
-    name: str
-    label: str
-    value: float
-    interval: str
-    champion: str
-    difference: str
-
-    @property
-    def shown(self) -> str:
-        return show(self.value)
-
-
-def _results(facts: CardFacts) -> list[_Result]:
-    """Return the metrics of the evaluation; without examples that were seen in training, if those were excluded."""
-    evaluation = facts.evaluation
-    ours, theirs = evaluation.challenger, evaluation.champion or {}
-    if evaluation.unseen and evaluation.unseen.scalars:
-        ours, theirs = (*evaluation.unseen.scalars, {})[:2]
-    top_k = evaluation.challenger.get("top_k")
-    results = []
-    for name, metric in task_metrics(facts.manifest.task).items():
-        value, before = ours.get(name), theirs.get(name)
-        if value is None or (name == "top_k_accuracy" and top_k == 1):
-            continue
-        interval = _interval(name, evaluation.intervals.get(name))
-        champion = difference = ""
-        if before is not None:
-            champion, difference = show(before, value), _signed(value - before)
-            known = evaluation.differences.get(name)
-            if known and known.bounds:
-                low, high = sorted(bound * metric.direction for bound in known.bounds)
-                difference += f" ({_signed(low)} to {_signed(high)})"
-        label = metric.label.format(metrics=SimpleNamespace(top_k=top_k))
-        results.append(_Result(name, label, value, interval, champion, difference))
-    return results
-
-
-def _interval(name: str, bounds: tuple[float, float] | None) -> str:
-    """Format an interval, clipped to the metric's range; empty without finite bounds."""
-    if bounds is None or not all(map(math.isfinite, bounds)):
-        return ""
-    least = -math.inf if name == "r2" else 0.0
-    return f"{show(max(bounds[0], least))} to {show(min(bounds[1], BY_NAME[name].most))}"
-
-
-def _signed(number: float) -> str:
-    return f"{number:+.4f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _num_judged(evaluation: Evaluation) -> int:
@@ -333,11 +281,11 @@ def _never_shown(manifest: Manifest) -> Iterator[str]:
         yield f"The {inputs.plural} that it was trained on have {_listed(ranges)}; for others nothing is known."
 
 
-def _limits(facts: CardFacts, results: Sequence[_Result]) -> Iterator[str]:
+def _limits(facts: CardFacts, scores: Sequence[Score]) -> Iterator[str]:
     """Yield sentences about the uncertainty of the metrics and the weaknesses of the model."""
     manifest, evaluation = facts.manifest, facts.evaluation
     split, plural = evaluation.split, manifest.input.plural
-    judged = next((result for result in results if result.interval), None)
+    judged = next((score for score in scores if score.interval), None)
     if judged:
         yield (
             f"{judged.label} was measured on {_num_judged(evaluation):,} {plural}; its 95 % confidence interval is "
@@ -346,7 +294,7 @@ def _limits(facts: CardFacts, results: Sequence[_Result]) -> Iterator[str]:
     yield from _weak_classes(manifest, evaluation)
     error = evaluation.challenger.get("calibration_error")
     if error is not None:
-        yield f"Its probabilities are off by {show(error)} on average (expected calibration error)."
+        yield f"Its probabilities are off by {percent(error)} on average (expected calibration error)."
     yield from _text_limits(manifest)
     statistics = manifest.splits[split].statistics if split in manifest.splits else {}
     if also := statistics.get("num_also_in_train"):
@@ -355,7 +303,7 @@ def _limits(facts: CardFacts, results: Sequence[_Result]) -> Iterator[str]:
     if sets and isinstance(sets, int):
         yield f"Sets of copies that have several labels, of which at least one is wrong: {sets:,}."
     if evaluation.unseen:
-        yield evaluation.unseen.reason.removeprefix("passed: ").capitalize() + "."
+        yield evaluation.unseen.rule.text.capitalize() + "."
     if drifted := [shift.figure for shift in facts.shifts or () if shift.drifted]:
         names = _listed([f"'{_name(name)}'" for name in drifted[:_DRIFTED]])
         yield f"Its data have drifted from those of version {facts.champion}: {names}."
@@ -370,10 +318,11 @@ def _weak_classes(manifest: Manifest, evaluation: Evaluation) -> Iterator[str]:
     if absent := evaluation.challenger.get("num_absent_classes"):
         yield f"{absent:,} classes have no example in the {evaluation.split} split: nothing is known of them."
     for part in _worst(evaluation.slices)[:1]:
-        bounds = f" ({_interval(part.metric, part.interval)})" if part.interval else ""
+        score = Score.of_slice(part)
         yield (
             f"It is worst where {plain(part.by)} is '{_name(part.name)}': {_label(manifest.task, part.metric).lower()} "
-            f"{show(part.value)}{bounds} on {part.num_examples:,} {manifest.input.plural}."
+            f"{score.value}{f' ({score.interval})' if score.interval else ''} on {part.num_examples:,} "
+            f"{manifest.input.plural}."
         )
 
 

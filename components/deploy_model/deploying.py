@@ -102,12 +102,13 @@ def deploy_model(
         **({PREFLIGHT: params.preflight} if params.preflight else {}),
     }
     parent = registry.number_of(champion or "")
+    reasons = [str(rule) for rule in evaluation.gate.reasons]
     told = read_facts(params, registry, (records_dir, model_dir, export_dir), manifest, evaluation, lineage, parent)
     version = target.register(
         model_dir,
         export_dir,
         metrics=evaluation.metrics,
-        reasons=evaluation.gate.reasons,
+        reasons=reasons,
         lineage=lineage,
         parent=parent,
         card=write_card(told),
@@ -117,7 +118,7 @@ def deploy_model(
         _require_signatures(params, version, Path(scratch))
         health = check(functools.partial(_answer_in_fresh_process, version, Path(scratch)))
     with target.serving(version, check, champion) as endpoint:
-        move = registry.promote(version.number, params.alias, "; ".join(evaluation.gate.reasons), champion)
+        move = registry.promote(version.number, params.alias, "; ".join(reasons), champion)
     result = DeployResult(
         registry=str(registry.root),
         model_name=registry.model_name,
@@ -168,8 +169,8 @@ def _check_evaluation(evaluation: Evaluation, directory: Path, model_dir: Path, 
     """Raise InputError unless the gate has passed this model on these records."""
     if not evaluation.gate.promote:
         raise InputError(
-            f"Refused to deploy {model_dir}: the gate said no ({'; '.join(evaluation.gate.reasons)}). Train a better "
-            "model."
+            f"Refused to deploy {model_dir}: the gate said no ({'; '.join(map(str, evaluation.gate.reasons))}). Train "
+            "a better model."
         )
     for what, expected, received in (
         ("model", evaluation.model.digest, model_digest(model_dir)),

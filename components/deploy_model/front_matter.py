@@ -18,7 +18,7 @@ from tpu_components.core.examples.interface import (
     REGRESSION,
     TEXT,
 )
-from tpu_components.deploy_model.markdown import plain
+from tpu_components.core.pages.markdown import plain
 
 # From https://huggingface.co/docs/hub/repositories-licenses (August 2026); the hub calls any other licence `other`.
 _HUB_LICENCES = """

@@ -68,7 +68,7 @@ def evaluate_model(
         # kfp.local takes an artifact without a file for one that was deleted, and would run the step again.
         for artifact in (metrics, classification):
             pathlib.Path(artifact.path).write_text(json.dumps(artifact.metadata))
-        evaluation.metadata.update({"promote": result.promote, "reasons": list(result.reasons)})
+        evaluation.metadata.update({"promote": result.promote, "reasons": [str(rule) for rule in result.reasons]})
         return result.promote
 
 

@@ -37,6 +37,7 @@ from tpu_components.core.examples.text import START, Tokenizer, load_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
 from tpu_components.core.pages import page
+from tpu_components.core.pages.scores import percent
 from tpu_components.core.registry.versions import model_digest
 from tpu_components.core.results.evaluation_info import Baseline, Difference, EvaluatedModel, Evaluation, Slice, Unseen
 from tpu_components.core.results.metric_table import scalars
@@ -46,19 +47,12 @@ from tpu_components.evaluate_model.champion import find_champion
 from tpu_components.evaluate_model.chance import ModelFigures, find_chance
 from tpu_components.evaluate_model.gate import decide
 from tpu_components.evaluate_model.influence import influences, language_influences
-from tpu_components.evaluate_model.language_report import LanguageReportContent, render_language_report
 from tpu_components.evaluate_model.leaks import find_seen_examples
 from tpu_components.evaluate_model.metrics import compute_metrics, macro_notes
 from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
 from tpu_components.evaluate_model.params import LENGTH, EvaluateParams, EvaluateResult
 from tpu_components.evaluate_model.regression import compute_regression_metrics
-from tpu_components.evaluate_model.report import (
-    LabelPrediction,
-    NumberPrediction,
-    Prediction,
-    ReportContent,
-    render_report,
-)
+from tpu_components.evaluate_model.report import Answer, Prediction, ReportContent, plain_number, render_report
 from tpu_components.evaluate_model.slices import check_slices, find_slices
 
 _STEP = "evaluate_model"
@@ -110,7 +104,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         slices=judged.slices,
     )
     if judged.unseen:
-        decision = dataclasses.replace(decision, reasons=(judged.unseen.reason, *decision.reasons))
+        decision = dataclasses.replace(decision, reasons=(judged.unseen.rule, *decision.reasons))
     result = EvaluateResult(
         promote=decision.promote,
         reasons=decision.reasons,
@@ -136,7 +130,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         ).save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **judged.predictions)
         (staged / REPORT_FILE).write_text(judged.render(info, result), encoding="utf-8")
-    progress.say(_STEP, f"{PROMOTED if result.promote else NOT_PROMOTED}: " + "; ".join(result.reasons))
+    progress.say(_STEP, f"{PROMOTED if result.promote else NOT_PROMOTED}: " + "; ".join(map(str, result.reasons)))
     return result
 
 
@@ -276,8 +270,8 @@ def _judge_passages(
     intervals, differences = find_chance(judged, params.confidence, params.max_regression)
 
     def render(info: ModelInfo, result: EvaluateResult) -> str:
-        return render_language_report(
-            LanguageReportContent(
+        return render_report(
+            ReportContent(
                 title=_title(manifest, info),
                 subtitle=_subtitle(info),
                 facts=_facts(params, manifest, info),
@@ -420,17 +414,13 @@ class _Chosen:
 
 def _choose_classes(manifest: Manifest, scored: _Scores, probabilities: np.ndarray) -> _Chosen:
     predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
-    wrong = np.flatnonzero(predicted != scored.labels)
+    wrong, names = np.flatnonzero(predicted != scored.labels), manifest.class_names
 
     def describe(index: int, content: np.ndarray | str) -> Prediction:
-        return Prediction(
-            key=scored.keys[index],
-            content=content,
-            true_class=manifest.class_names[scored.labels[index]],
-            predicted_class=manifest.class_names[predicted[index]],
-            confidence=float(confidence[index]),
-            true_confidence=float(probabilities[index, scored.labels[index]]),
-        )
+        said, true = predicted[index], scored.labels[index]
+        answer = Answer(names[said], percent(confidence[index], 0), "good" if said == true else "bad")
+        truth = [Answer(names[true], percent(probabilities[index, true], 0), note="true")] if said != true else []
+        return Prediction(scored.keys[index], content, [answer, *truth])
 
     worst_first = wrong[np.argsort(-confidence[wrong], kind="stable")]
     return _Chosen(worst_first, np.flatnonzero(predicted == scored.labels), describe)
@@ -441,13 +431,15 @@ def _choose_labels(manifest: Manifest, scored: _Scores, probabilities: np.ndarra
     right = (true == predicted).all(axis=1)
     losses = manifest.interface.task.losses(scored.labels, probabilities)
 
-    def describe(index: int, content: np.ndarray | str) -> LabelPrediction:
-        def those(mask: np.ndarray) -> tuple[tuple[str, float], ...]:
-            return tuple((manifest.class_names[i], float(probabilities[index, i])) for i in np.flatnonzero(mask[index]))
+    def describe(index: int, content: np.ndarray | str) -> Prediction:
+        def those(mask: np.ndarray, look: str, note: str = "") -> list[Answer]:
+            chosen = np.flatnonzero(mask[index])
+            return [Answer(manifest.class_names[i], percent(probabilities[index, i], 0), look, note) for i in chosen]
 
-        return LabelPrediction(
-            scored.keys[index], content, those(predicted & true), those(predicted & ~true), those(true & ~predicted)
-        )
+        truth = ", ".join(manifest.class_names[i] for i in np.flatnonzero(true[index])) or "none"
+        answers = [*those(predicted & ~true, "bad"), *those(predicted & true, "good")] or [Answer("no label")]
+        missed = those(true & ~predicted, "bad", "missed")
+        return Prediction(scored.keys[index], content, [*answers, *missed, Answer(truth, note="true")])
 
     wrong = np.flatnonzero(~right)
     return _Chosen(wrong[np.argsort(-losses[wrong], kind="stable")], np.flatnonzero(right), describe)
@@ -456,10 +448,12 @@ def _choose_labels(manifest: Manifest, scored: _Scores, probabilities: np.ndarra
 def _choose_numbers(manifest: Manifest, scored: _Scores, values: np.ndarray) -> _Chosen:
     losses = manifest.interface.task.losses(scored.labels, values)
 
-    def describe(index: int, content: np.ndarray | str) -> NumberPrediction:
-        pairs = zip(scored.labels[index].tolist(), values[index].tolist(), strict=True)
-        numbers = tuple((name, *pair) for name, pair in zip(manifest.class_names, pairs, strict=True))
-        return NumberPrediction(scored.keys[index], content, numbers)
+    def describe(index: int, content: np.ndarray | str) -> Prediction:
+        answers = []
+        for name, true, said in zip(manifest.class_names, scored.labels[index], values[index], strict=True):
+            answers += [Answer(name), Answer("true", plain_number(true)), Answer("predicted", plain_number(said))]
+            answers.append(Answer("error", plain_number(said - true), "bad"))
+        return Prediction(scored.keys[index], content, answers)
 
     worst_first = np.argsort(-losses, kind="stable")
     return _Chosen(worst_first, worst_first[:0], describe)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Slice
+from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, Slice
 from tpu_components.core.results.metric_table import BY_NAME, direction, show
 from tpu_components.evaluate_model.params import NO_CONFIDENCE, EvaluateParams
 
@@ -37,25 +37,26 @@ def decide(
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
     """
-    checks: list[tuple[bool, str]] = []
+    rules: list[Rule] = []
     if num_not_finite:
-        checks.append((False, f"{num_not_finite} predictions are not finite numbers"))
+        rules.append(Rule(False, "", f"{num_not_finite} predictions are not finite numbers"))
     for bounds, word in ((params.minimum, "at least"), (params.maximum, "at most")):
         for metric, bound in bounds.items():
             passed, text = _check_bound(metric, challenger.get(metric), bound, word)
             note = (notes or {}).get(metric)
-            checks.append((passed, f"{text} ({note})" if note else text))
+            rules.append(Rule(passed, metric, f"{text} ({note})" if note else text))
     if champion is None:
-        checks.append((True, "there is no other champion to beat"))  # None but, where it is judged again, itself.
+        # None at all, or the challenger itself, where it is judged again.
+        rules.append(Rule(True, "", "there is no other champion to beat"))
     else:
         for metric, allowed in params.max_regression.items():
             values = challenger.get(metric), champion.get(metric)
-            checks.append(_compare(metric, *values, allowed, params.confidence, (differences or {}).get(metric)))
-    checks += _check_slices(params, slices)
+            passed, text = _compare(metric, *values, allowed, params.confidence, (differences or {}).get(metric))
+            rules.append(Rule(passed, metric, text))
+    rules += _check_slices(params, slices)
     if baseline is not None and params.beat_baseline:
-        checks.append((baseline.is_beaten, baseline.reason))
-    promote = all(passed for passed, _ in checks)
-    return Decision(promote, tuple(f"{'passed' if passed else 'failed'}: {text}" for passed, text in checks))
+        rules.append(baseline.rule)
+    return Decision(all(rule.passed for rule in rules), tuple(rules))
 
 
 def _check_bound(metric: str, value: float | None, bound: float, word: str) -> tuple[bool, str]:
@@ -123,10 +124,10 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
     return True, f"{limit}, and is not by more than {worst} {sure}"
 
 
-def _check_slices(params: EvaluateParams, slices: Sequence[Slice]) -> list[tuple[bool, str]]:
+def _check_slices(params: EvaluateParams, slices: Sequence[Slice]) -> list[Rule]:
     """Say which slices are too low, or worse than the champion's, for sure; or of each rule that none is."""
     sure = f"with {100 * params.confidence:g} % confidence in all {len(slices):,} slices"
-    checks = []
+    rules = []
     if slices and params.slice_minimum:
         least = f"the least that a slice may have, {show(params.slice_minimum)}"
         low = [
@@ -134,7 +135,7 @@ def _check_slices(params: EvaluateParams, slices: Sequence[Slice]) -> list[tuple
             for part in sorted(slices, key=lambda part: part.value)
             if part.interval and part.interval[1] < params.slice_minimum * (1 - _TOLERANCE)
         ]
-        checks += _list_slices(low, f"no slice is below {least}, {sure}")
+        rules += _list_slices(slices[0].metric, low, f"no slice is below {least}, {sure}")
     compared = [(part, part.difference.most) for part in slices if part.difference and part.difference.most is not None]
     if compared:
         margin = params.max_slice_regression
@@ -144,15 +145,16 @@ def _check_slices(params: EvaluateParams, slices: Sequence[Slice]) -> list[tuple
             for part, most in sorted(compared, key=lambda pair: pair[1])
             if most < -margin * (1 + _TOLERANCE)
         ]
-        checks += _list_slices(broken, f"no slice is worse than the champion's by more than {show(margin)}, {sure}")
-    return checks
+        otherwise = f"no slice is worse than the champion's by more than {show(margin)}, {sure}"
+        rules += _list_slices(slices[0].metric, broken, otherwise)
+    return rules
 
 
-def _list_slices(failed: Sequence[str], otherwise: str) -> list[tuple[bool, str]]:
+def _list_slices(metric: str, failed: Sequence[str], otherwise: str) -> list[Rule]:
     if not failed:
-        return [(True, otherwise)]
+        return [Rule(True, metric, otherwise)]
     more = [f"{len(failed) - _LISTED_SLICES:,} more slices are as bad"] if len(failed) > _LISTED_SLICES else []
-    return [(False, text) for text in [*failed[:_LISTED_SLICES], *more]]
+    return [Rule(False, metric, text) for text in [*failed[:_LISTED_SLICES], *more]]
 
 
 def _tie(value: float, other: float) -> bool:

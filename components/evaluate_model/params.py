@@ -8,6 +8,7 @@ from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.artifacts import SPLITS, TEST
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
+from tpu_components.core.results.evaluation_info import Rule
 from tpu_components.core.results.metric_table import BY_NAME, HIGHER, LOWER, task_metrics
 
 # Where a threshold belongs, by the direction of its metric.
@@ -146,10 +147,10 @@ class EvaluateParams:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateResult:
-    """The decision, its reasons in words, and the scalar metrics of the challenger and of the champion, if any."""
+    """The decision, the rules it follows from, and the scalar metrics of the challenger and of the champion, if any."""
 
     promote: bool
-    reasons: tuple[str, ...]
+    reasons: tuple[Rule, ...]
     num_examples: int
     metrics: Mapping[str, float]
     champion_metrics: Mapping[str, float] | None

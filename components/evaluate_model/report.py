@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import io
 import itertools
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,11 @@ from PIL import Image
 
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.pages import page
-from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
-from tpu_components.core.results.metric_table import BY_NAME, Metric, show, task_metrics
+from tpu_components.core.pages.blocks import Cell, Fields, Figure, Sentences, Table
+from tpu_components.core.pages.scores import Score, list_scores, percent, table_of
+from tpu_components.core.results.evaluation_info import Baseline, Difference, Rule, Slice
+from tpu_components.core.results.metric_table import BY_NAME, scalars, show
+from tpu_components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
 from tpu_components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
 from tpu_components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
 from tpu_components.evaluate_model.regression import RegressionMetrics
@@ -31,6 +33,8 @@ _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = _MAX_SLICES = 30
 _MAX_DOTS = 500
+_WRONG = "Wrong predictions"
+_BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
 _MAX_CHARTED_TARGETS = 8
 # Of an epoch, by what the host waited for: see `Stopwatch` of train_model.
 _TIMES = (
@@ -44,58 +48,35 @@ _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 
 
 @dataclasses.dataclass(frozen=True)
+class Answer:
+    """A line below an example: what the model answered, or the truth.
+
+    Attributes:
+        name: A class, a label or a target; or what the number is.
+        number: The probability, or the number, as it is shown.
+        look: `good` or `bad`; empty for neither.
+        note: Word before the name, such as `true`; empty for the model's own answer.
+    """
+
+    name: str
+    number: str = ""
+    look: str = ""
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Prediction:
     """One example to show.
 
     Attributes:
         key: The example's name, such as its file's path.
         content: An image, uint8[height, width, channels] of one channel or three; or a text.
-        true_class: Its label.
-        predicted_class: The model's answer.
-        confidence: The probability that the model gives its answer, in [0, 1].
-        true_confidence: The probability that it gives the true class, in [0, 1].
+        answers: The lines below it.
     """
 
     key: str
     content: np.ndarray | str
-    true_class: str
-    predicted_class: str
-    confidence: float
-    true_confidence: float
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelPrediction:
-    """One multi-label example to show.
-
-    Attributes:
-        key: The example's name, such as its file's path.
-        content: See `Prediction`.
-        right: Labels predicted that it has, with the probability that the model gives each, in [0, 1].
-        wrong: Labels predicted that it has not.
-        missed: Labels that it has and that were not predicted.
-    """
-
-    key: str
-    content: np.ndarray | str
-    right: Sequence[tuple[str, float]]
-    wrong: Sequence[tuple[str, float]]
-    missed: Sequence[tuple[str, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class NumberPrediction:
-    """One example of a regression to show.
-
-    Attributes:
-        key: The example's name, such as its file's path.
-        content: See `Prediction`.
-        numbers: For every target its name, the true number and the predicted one.
-    """
-
-    key: str
-    content: np.ndarray | str
-    numbers: Sequence[tuple[str, float, float]]
+    answers: Sequence[Answer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +89,7 @@ class ReportContent:
         metrics: The model's figures.
         champion: The figures of the model in service, on the same examples, if there is one.
         promote: The gate's decision.
-        reasons: The reasons for it, in words.
+        reasons: The rules that it follows from.
         history: One mapping per epoch with `epoch`, `loss`, the task's metric and, where measured, `validation_loss`,
             the metric with the same prefix, `learning_rate` and `examples_per_second`; empty if unknown.
         wrong: Mistakes to show, the worst first; of a regression, predictions by their error.
@@ -121,6 +102,8 @@ class ReportContent:
         intervals: Bounds of figures with 95 % confidence, by name; empty where they are of other examples.
         differences: The model beside the champion, by figure; see `intervals`.
         slices: Parts of the examples; shown, the worst beside the champion's first, where there is one.
+        samples: Texts that a language model wrote.
+        passages: Passages that it found hardest.
         subtitle: Facts that tell this run from others of the name: when, at which rate, where.
     """
 
@@ -129,42 +112,21 @@ class ReportContent:
     metrics: Any
     champion: Any
     promote: bool
-    reasons: Sequence[str]
+    reasons: Sequence[Rule]
     history: Sequence[Mapping[str, float | None]]
-    wrong: Sequence[Prediction] | Sequence[LabelPrediction] | Sequence[NumberPrediction]
-    num_wrong: int
-    right: Sequence[Prediction] | Sequence[LabelPrediction]
-    broken: Sequence[Prediction] | Sequence[LabelPrediction] = ()
+    wrong: Sequence[Prediction] = ()
+    num_wrong: int = 0
+    right: Sequence[Prediction] = ()
+    broken: Sequence[Prediction] = ()
     changed: tuple[int, int] | None = None
     answers: tuple[np.ndarray, np.ndarray] | None = None
     baseline: Baseline | None = None
     intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
     slices: Sequence[Slice] = ()
+    samples: Sequence[Sample] = ()
+    passages: Sequence[Passage] = ()
     subtitle: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadlineFigure:
-    """A headline figure, formatted.
-
-    Attributes:
-        name: Its name.
-        value: The figure.
-        champion: The champion's; empty without one.
-        difference: Difference from that, and what chance leaves of it.
-        verdict: `better`, `worse`, `same`, also where chance explains the difference, or empty without a champion.
-        note: Remark on it; empty if there is none.
-        interval: Bounds with 95 % confidence; empty where they are not known.
-    """
-
-    name: str
-    value: str
-    champion: str = ""
-    difference: str = ""
-    verdict: str = ""
-    note: str = ""
-    interval: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,21 +145,33 @@ def render_report(content: ReportContent) -> str:
     Names, keys and reasons are shown as they are, whatever characters they hold. Pictures are inlined; larger ones
     are reduced to 192 pixels.
     """
-    template = find_template("report.html.jinja")
-    return template.render(
+    title = "Passed the gate" if content.promote else "Did not pass the gate"
+    rules = [f"{'✓' if rule.passed else '✗'} {rule.text}" for rule in content.reasons]
+    folder = Path(__file__).parent
+    templates = page.environment(folder, percent=percent, data_uri=_data_uri, number=plain_number, cut=_cut)
+    return templates.get_template("report.html.jinja").render(
         content=content,
+        title=content.title,
+        subtitle=content.subtitle,
+        head=[Sentences(rules, title, content.promote), Fields(list(content.facts.items()))],
         metrics=content.metrics,
         figures=[
-            *headline_figures(
+            *_headline_figures(
                 content.metrics, content.champion, content.baseline, content.intervals, content.differences
             ),
-            HeadlineFigure("Examples", f"{content.metrics.num_examples:,}"),
+            *_counts(content.metrics),
         ],
-        curves=training_curves(content.history),
+        curves=_training_curves(content.history),
         slices=_slices(content.slices),
         picture_pixels=_PICTURE_PIXELS,
         **_sections(content.metrics, content),
     )
+
+
+def _counts(metrics: Any) -> list[Figure]:
+    if isinstance(metrics, LanguageMetrics):
+        return [Figure("Characters", f"{metrics.num_characters:,}"), Figure("Unknown", f"{metrics.num_unknown:,}")]
+    return [Figure("Examples", f"{metrics.num_examples:,}")]
 
 
 @functools.singledispatch
@@ -209,7 +183,9 @@ def _sections(metrics: Any, content: ReportContent) -> dict[str, Any]:
 @_sections.register
 def _(metrics: Metrics, content: ReportContent) -> dict[str, Any]:
     return {
-        "body": None,
+        "body": "classification.html.jinja",
+        "wrong": _WRONG,
+        "wrong_note": "the most confident first: the model's answer, the true class, and the probability of each.",
         "classes": sorted(metrics.per_class, key=_weakest_first),
         "matrix": _matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
         "pairs": _confused_pairs(metrics),
@@ -224,7 +200,12 @@ def _(metrics: Metrics, content: ReportContent) -> dict[str, Any]:
 
 @_sections.register
 def _(metrics: MultiLabelMetrics, content: ReportContent) -> dict[str, Any]:
-    return {"body": "multi_label.html.jinja", "classes": sorted(metrics.per_class, key=_weakest_first)}
+    return {
+        "body": "multi_label.html.jinja",
+        "wrong": _WRONG,
+        "wrong_note": "the greatest loss first: labels predicted wrongly, rightly, and missed, with their probability.",
+        "classes": sorted(metrics.per_class, key=_weakest_first),
+    }
 
 
 @_sections.register
@@ -236,7 +217,18 @@ def _(metrics: RegressionMetrics, content: ReportContent) -> dict[str, Any]:
         targets, values = (numbers[shown] for numbers in content.answers)
         for i, target in enumerate(metrics.per_target[:_MAX_CHARTED_TARGETS]):
             charts.append((target.name, *_draw_target(i, targets[:, i], values[:, i])))
-    return {"body": "regression.html.jinja", "charts": charts, "num_dots": min(metrics.num_examples, _MAX_DOTS)}
+    return {
+        "body": "regression.html.jinja",
+        "wrong": "Largest errors",
+        "wrong_note": "the greatest loss first; an error is the predicted number less the true one.",
+        "charts": charts,
+        "num_dots": min(metrics.num_examples, _MAX_DOTS),
+    }
+
+
+@_sections.register
+def _(metrics: LanguageMetrics, content: ReportContent) -> dict[str, Any]:
+    return {"body": "language.html.jinja", "full_colour": _BITS_OF_FULL_COLOUR}
 
 
 def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[markupsafe.Markup, markupsafe.Markup]:
@@ -258,115 +250,44 @@ def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[
     )
 
 
-def _percent(value: float, digits: int = 1) -> str:
-    """Return a share in percent; only what is exactly all or nothing reads 100 % or 0 %."""
-    text = f"{value:.{digits}%}"
-    bound = 10.0 ** -(digits + 2)
-    if 0 < value < bound / 2:
-        text = f"<{bound:.{digits}%}"
-    if 1 - bound / 2 <= value < 1:
-        text = f">{1 - bound:.{digits}%}"
-    return text.replace("%", "\N{NO-BREAK SPACE}%")
-
-
-def _number(value: float) -> str:
+def plain_number(value: float) -> str:
     """Return a number of any size, to four digits."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _figure(
-    metric: Metric,
-    label: str,
-    value: float,
-    interval: tuple[float, float] | None = None,
-    before: float | None = None,
-    known: Difference | None = None,
-) -> HeadlineFigure:
-    """Format a figure beside the champion's.
-
-    Args:
-        metric: The figure in the table of metrics.
-        label: Its name on the page.
-        value: Figure of the model.
-        interval: Bounds of that, if they are known.
-        before: Figure of the champion, if there is one.
-        known: The difference with its bounds, if they are known.
-    """
-    digits = 2 if metric.is_share else 4
-    if not metric.is_share and 0 < abs(value) < 1e-3:  # Errors have any unit.
-        digits = 3 - math.floor(math.log10(abs(value)))
-
-    def shown(number: float) -> str:
-        return _percent(number, digits) if metric.is_share else _signed(number, digits, "-")
-
-    low, high = interval or (value, value)
-    low, high = max(low, 0.0 if metric.is_share else -math.inf), min(high, metric.most)
-    figure = HeadlineFigure(label, shown(value), interval=f"{shown(low)} to {shown(high)}" if low < high else "")
-    if before is None:
-        return figure
-    scale, is_luck = 100 if metric.is_share else 1, known is not None and not known.is_clear
-    change = round((value - before) * scale, digits)
-    difference = _signed(change, digits, "+") + (" points" if metric.is_share else "") if change else "no difference"
-    if change and known and known.bounds:
-        shifts = sorted(round(bound * metric.direction * scale, digits) for bound in known.bounds)
-        difference += f" ({' to '.join(_signed(shift, digits, '+') for shift in shifts)})"
-    return dataclasses.replace(
-        figure,
-        champion=shown(before),
-        difference=difference,
-        verdict="same" if not change or is_luck else "better" if change * metric.direction > 0 else "worse",
-    )
-
-
-def _signed(number: float, digits: int, sign: str) -> str:
-    return f"{number:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
-
-
-def headline_figures(
+def _headline_figures(
     metrics: Any,
     champion: Any,
     baseline: Baseline | None,
     intervals: Mapping[str, tuple[float, float]],
     differences: Mapping[str, Difference],
-) -> list[HeadlineFigure]:
+) -> list[Figure]:
     """Return the headline figures that are defined, each beside the champion's, with what to know of them.
 
     See `ReportContent` for the arguments.
     """
     notes = macro_notes(metrics)
     if baseline is not None and baseline.value is not None:
-        value = _percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
+        value = percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
         notes[baseline.metric] = f"baseline {value}: {baseline.answer}"
-    return [
-        dataclasses.replace(
-            _figure(
-                metric,
-                metric.label.format(metrics=metrics),
-                getattr(metrics, metric.name),
-                intervals.get(metric.name),
-                getattr(champion, metric.name) if champion else None,
-                differences.get(metric.name),
-            ),
-            note=notes.get(metric.name, ""),
-        )
-        for metric in task_metrics(metrics.task).values()
-        if metric.is_headline and getattr(metrics, metric.name) is not None and not _says_no_more(metric, metrics)
-    ]
+    theirs, top_k = scalars(champion) if champion else {}, getattr(metrics, "top_k", None)
+    figures = []
+    for score in list_scores(metrics.task, scalars(metrics), theirs, intervals, differences, top_k):
+        if score.metric.is_headline:
+            interval, note = Cell(score.interval, "note"), Cell(notes.get(score.metric.name, ""), "note")
+            beside: list[str | Cell] = (
+                [f"champion {score.champion}", Cell(score.difference, score.look)] if score.champion else []
+            )
+            details = [cell for cell in (interval, *beside, note) if str(cell)]
+            figures.append(Figure(score.label, score.value, details))
+    return figures
 
 
-def _slices(slices: Sequence[Slice]) -> list[tuple[Slice, HeadlineFigure]]:
+def _slices(slices: Sequence[Slice]) -> Table | None:
     """Return the slices that fell furthest behind the champion's, each with its figure."""
     compared = [(part.difference.advantage, i) for i, part in enumerate(slices) if part.difference]
-    worst = [slices[i] for _, i in sorted(compared)[:_MAX_SLICES]]
-    return [
-        (part, _figure(BY_NAME[part.metric], part.name, part.value, part.interval, part.champion, part.difference))
-        for part in worst
-    ]
-
-
-def _says_no_more(metric: Metric, metrics: Any) -> bool:
-    """Return whether a figure is another one once more: the top one class is what accuracy looks at."""
-    return metric.name == "top_k_accuracy" and metrics.top_k == 1
+    scores = [Score.of_slice(slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
+    return table_of("slice", scores) if scores else None
 
 
 def _weakest_first(item: ClassMetrics | LabelMetrics) -> tuple[bool, float]:
@@ -415,7 +336,7 @@ def _data_uri(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def training_curves(history: Sequence[Mapping[str, float | None]]) -> list[markupsafe.Markup]:
+def _training_curves(history: Sequence[Mapping[str, float | None]]) -> list[markupsafe.Markup]:
     """Return a drawing for every figure that the history has, of training and validation, and one of the time."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -495,9 +416,3 @@ def _unit_square(axes: "Axes") -> None:
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     page.legend(axes)
-
-
-def find_template(name: str) -> Any:
-    """Return a template of this folder, with what reports of models are written with."""
-    templates = page.environment(Path(__file__).parent, percent=_percent, data_uri=_data_uri, number=_number, cut=_cut)
-    return templates.get_template(name)

@@ -45,7 +45,9 @@ def write_page(
         charts=charts,
         colours=_COLOURS,
         pictures=pictures,
-        verdict=verdict[0].upper() + verdict[1:],
+        title=verdict[0].upper() + verdict[1:],
+        subtitle="",
+        head=(),
         rule=f"{say_rule(shifts)} {say_power(new, old, shifts, 'examples')}",
     )
     storage.write_bytes(path, text.encode())

@@ -1,15 +1,15 @@
 """What preflight found: words for the terminal, a JSON file, and a page that needs no network and no script."""
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
+from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import billed_by, load_catalogue
 from tpu_components.core.pages import page
+from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Figures, Section, Sentences, Table, cut
+from tpu_components.core.pages.blocks import as_text as shown_as_text
 from tpu_components.preflight_training.accuracy import HELD_OUT, INTERVALS
 from tpu_components.preflight_training.compiler import FITS
 from tpu_components.preflight_training.data import DataFacts, HostRate
@@ -20,7 +20,6 @@ from tpu_components.preflight_training.findings import (
     MachineReport,
     PreflightReport,
     cheapest,
-    interval_of,
     say,
 )
 from tpu_components.preflight_training.formatting import UNKNOWN, decimals, dollars, memory, number, percent, time
@@ -38,6 +37,7 @@ _TENSORFLOW_ORIGIN = (
     "TensorFlow jobs run an older compiler than this one: figures are estimates, and the sum over replicas is added by "
     "rule"
 )
+_NO_ESTIMATE = " of the computation, from the bytes that it moves: the compiler has no estimate"
 _LARGEST_STAGE = "in which the most of the model learns; the others are counted as if they took as long"
 _COMPARISON = {
     "machine": "<",
@@ -79,28 +79,100 @@ def write_report(report: PreflightReport, directory: Path) -> None:
 
 def as_text(report: PreflightReport) -> str:
     """Show one machine in full, or several side by side and advice about the best, in at most 110 columns."""
-    blocks = [textwrap.wrap(_headline(report), _WIDTH)]
     if len(report.machines) == 1:
-        blocks += _describe(report.machines[0], report.data)
+        blocks = _describe(report.machines[0], report.data, _TOP_LAYERS)
     else:
-        blocks += _compare(report)
-    blocks.append(_fields(_origins(report)))
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+        reasons = [reason for machine in report.machines for reason in machine.reasons]
+        blocks = [*_compare(report.machines), Sentences(reasons), Sentences(report.advice), _advice(report.machines)]
+    return shown_as_text([_headline(report), *blocks, Fields(_origins(report))], _WIDTH)
 
 
 def _render(report: PreflightReport) -> str:
-    best = cheapest(report.machines)
-    template = page.environment(Path(__file__).parent, **_FORMATS).get_template("preflight.html.jinja")
-    return template.render(
-        report=report,
-        best=best,
-        shown=best or report.machines[0],
-        tally=_tally(report.machines),
-        advice=_advice(report.machines),
-        origins=_origins(report),
-        largest_stage=_LARGEST_STAGE,
+    """Return the page: what the terminal shows, with every machine and layer to be folded out."""
+    machines = report.machines
+    shown = cheapest(machines) or machines[0]
+    title = f"Preflight: {report.model} on {', '.join(machine.machine for machine in machines)}"
+    blocks: list[Block] = [] if len(machines) == 1 else [_advice(machines), Section("Machines", _compare(machines))]
+    return page.render(
+        f"{report.run}: {title}" if report.run else title,
+        [
+            *blocks,
+            *(Section(each.label, _describe(each, report.data), is_folded=each is not shown) for each in machines),
+            Section("Data", [Fields(_data(report))]),
+            Section("How these figures were made", [Fields(_origins(report))]),
+        ],
+        head=[_decision(report), *_figures_of(shown), Fields(_model(report, shown))],
         subtitle=_subtitle(report),
     )
+
+
+def _decision(report: PreflightReport) -> Sentences:
+    """Return the verdict about the machine, or about all of them, with its reasons and the advice which to take."""
+    best, (first, *others) = cheapest(report.machines), report.machines
+    reasons = [reason for machine in report.machines for reason in machine.reasons]
+    if others:
+        title = _tally(report.machines) + (f": take {best.label}" if best else "")
+        texts: Sequence[str] = [*(report.advice if best else ()), *reasons]
+    else:
+        fine = f"The training step compiles for {first.machine}, fits its memory and keeps every budget."
+        title, texts = _verdict(first), first.reasons or [fine]
+    doubt = "A TPU is hardly worth its price for this model and data: see the advice."
+    return Sentences(
+        [*texts, *([doubt] if best and not best.worth_it else [])], title[0].upper() + title[1:], best is not None
+    )
+
+
+def _figures_of(machine: MachineReport) -> list[Block]:
+    """Return the figures of a machine that people ask for first."""
+    step, epoch, cost = machine.step, machine.epoch, machine.cost
+    if step is None or epoch is None:
+        return []
+    price = ["no trustworthy price is known"]
+    if cost:
+        price = [f"{machine.epochs:,} epochs expected, plus start-up{cost.at_most}", billed_by(cost.target)]
+    device = [f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device"]
+    size = f"{memory(machine.peak_bytes)} of {memory(machine.capacity_bytes)} a device"
+    return [
+        Figures(
+            [
+                Figure("Step", say(step), [_parts(step)]),
+                Figure("Epoch", say(epoch), device),
+                Figure("Price of a run", say(cost) if cost else UNKNOWN, price),
+                Figure("Memory", percent(machine.peak_bytes / machine.capacity_bytes), [size]),
+                Figure(
+                    "Device waits",
+                    percent(epoch.host_wait),
+                    ["of an epoch, for data"],
+                    "doubtful" if epoch.host_wait > 0.5 else "",
+                ),
+                Figure("Matrix units", percent(step.mxu_utilization), ["used while it computes"]),
+            ]
+        )
+    ]
+
+
+def _model(report: PreflightReport, machine: MachineReport) -> list[tuple[str, str]]:
+    chips, devices, hosts = machine.chips, machine.devices, machine.hosts
+    return [
+        ("model", ", ".join([report.model, *(f"{name} {value}" for name, value in report.model_parameters.items())])),
+        ("trainable values", f"{machine.parameters:,}" if machine.parameters else ""),
+        ("backend, precision", f"{report.backend}, {report.precision}"),
+        ("compiled for", f"{machine.label}: chips {chips}, replicas {devices}, hosts {hosts}"),
+    ]
+
+
+def _data(report: PreflightReport) -> list[tuple[str, str]]:
+    data, host = report.data, report.data.host
+    where = "memory" if host.in_memory else "the files"
+    return [
+        ("examples", f"{data.num_examples:,}"),
+        ("shape", " × ".join(map(str, data.interface.input.shape))),
+        ("targets" if data.interface.task_name == REGRESSION else "classes", f"{data.interface.num_classes:,}"),
+        ("decoded", memory(data.decoded_bytes)),
+        ("read from the files", f"{host.read_per_second:,.0f} examples/s"),
+        (f"fed to training, from {where}", f"{host.feed_per_second:,.0f} examples/s"),
+        ("CPUs of this machine", f"{host.cpus}, each feeds {host.feed_per_cpu:,.0f} examples/s"),
+    ]
 
 
 def _subtitle(report: PreflightReport) -> str:
@@ -144,10 +216,11 @@ def _tally(machines: Sequence[MachineReport]) -> str:
     return f"{passed or 'none'} of {len(machines)} machines {'pass' if passed > 1 else 'passes'}"
 
 
-def _advice(machines: Sequence[MachineReport]) -> tuple[str, ...]:
+def _advice(machines: Sequence[MachineReport]) -> Sentences:
     """Return the advice about the machine to take, or about all of them where none passed."""
-    best = cheapest(machines)
-    return best.advice if best else tuple(dict.fromkeys(words for machine in machines for words in machine.advice))
+    if best := cheapest(machines):
+        return Sentences(best.advice, f"On {best.label}:")
+    return Sentences(tuple(dict.fromkeys(words for machine in machines for words in machine.advice)))
 
 
 def _origins(report: PreflightReport) -> list[tuple[str, str]]:
@@ -190,14 +263,15 @@ def _words_of_intervals(machines: Sequence[MachineReport]) -> str:
     return f"so many times step, epoch and price: meant to hold nine of ten, held out {held}: {alike}" if alike else ""
 
 
-def _describe(machine: MachineReport, data: DataFacts) -> list[list[str]]:
-    """Describe a machine, block by block."""
+def _describe(machine: MachineReport, data: DataFacts, num_layers: int | None = None) -> list[Block]:
+    """Describe a machine, with its longest layers."""
     return [
-        [] if machine.verdict == FITS else textwrap.wrap(machine.reason, _WIDTH),
-        _bullets(machine.broken),
-        _fields(_figures(machine, data)),
-        _layer_table(machine.layers),
-        _bullets(machine.advice),
+        *([] if machine.verdict == FITS else [machine.reason]),
+        Sentences(machine.broken),
+        Fields(_figures(machine, data)),
+        *([_step_parts(machine, machine.step)] if machine.step and num_layers is None else []),
+        *_layers(machine.layers, num_layers),
+        Sentences(machine.advice),
     ]
 
 
@@ -211,14 +285,16 @@ def _figures(machine: MachineReport, data: DataFacts) -> list[tuple[str, str]]:
         ("batch", f"{batch}; the most that fit: {_largest(machine.largest_batch)} per replica"),
         *(_times(machine, machine.step, machine.epoch, data.host) if machine.step and machine.epoch else ()),
         *([("price", _describe_cost(machine.cost, machine.epochs))] if machine.epoch else ()),
+        ("guessed", percent(machine.step.guessed_share) + _NO_ESTIMATE if machine.step else ""),
+        ("host calls", ", ".join(machine.host_calls)),
+        ("loops", f"{machine.unknown_loops} of unknown length, counted once" if machine.unknown_loops else ""),
         ("compilation", f"{machine.compile_seconds:,.1f} s{' when it was done; cached' if machine.cached else ''}"),
     ]
 
 
 def _times(machine: MachineReport, step: StepTime, epoch: EpochTime, host: HostRate) -> list[tuple[str, str]]:
-    parts = f"{_milliseconds(step.compute_ms)} compute + {_milliseconds(step.communication_ms)} communication"
     return [
-        ("step", f"{say(step)} = {parts}"),
+        ("step", f"{say(step)} = {_parts(step)}"),
         ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes"),
         (
             "epoch",
@@ -252,94 +328,80 @@ def _describe_cost(cost: Cost | None, epochs: int) -> str:
     )
 
 
-def _layer_table(layers: Sequence[LayerTime]) -> list[str]:
+def _parts(step: StepTime) -> str:
+    return f"{_milliseconds(step.compute_ms)} compute + {_milliseconds(step.communication_ms)} communication"
+
+
+def _step_parts(machine: MachineReport, step: StepTime) -> Table:
+    """Divide the time of a step into products, their padding, the rest and communication."""
+    padding = sum(layer.padding_ms for layer in machine.layers)
+    products = sum(layer.ms for layer in machine.layers if layer.mxu_utilization is not None) - padding
+    parts = {
+        "layers with matrix products": products,
+        "padding of their tiles": padding,
+        "everything else": sum(layer.ms for layer in machine.layers) - products - padding,
+        "communication, at most": step.communication_ms,
+    }
+    shares = {name: None if ms is None else ms / (step.total_ms or 1) for name, ms in parts.items()}
+    rows = [
+        (name, _milliseconds(parts[name]), UNKNOWN if share is None else Cell(percent(share), share=share))
+        for name, share in shares.items()
+    ]
+    return Table({"part of a step": "<", "time": ">", "share": ">"}, rows)
+
+
+def _layers(layers: Sequence[LayerTime], most: int | None) -> list[Block]:
+    """Return the longest layers, and how much the others take."""
     if not layers:
         return []
     places = decimals(layers[0].ms)
     rows = [
         (
-            _cut(layer.name, _NAME_WIDTH),
-            f"{layer.ms:,.{places}f}",
+            cut(layer.name, _NAME_WIDTH) if most else layer.name,
+            Cell(f"{layer.ms:,.{places}f}", share=layer.ms / (layers[0].ms or 1)),
             percent(layer.share),
             _NOTHING if layer.mxu_utilization is None else percent(layer.mxu_utilization),
             f"{layer.padding_ms:,.{places}f}" if layer.padding_ms else _NOTHING,
             "; ".join(layer.notes),
         )
-        for layer in layers[:_TOP_LAYERS]
+        for layer in layers[:most]
     ]
-    rest = layers[_TOP_LAYERS:]
+    rest = layers[len(rows) :]
     more = [f"and {len(rest)} more, {percent(sum(layer.share for layer in rest))} of the computation"] if rest else []
-    return _table(_LAYERS, rows) + more
+    return [Table(_LAYERS, rows), *more]
 
 
-def _compare(report: PreflightReport) -> list[list[str]]:
-    """Compare machines, block by block."""
-    best = cheapest(report.machines)
-    advice = _bullets(_advice(report.machines))
-    return [
-        _table(_COMPARISON, [_comparison_row(machine) for machine in report.machines], _WIDTH),
-        _fields([*_COMPARISON_NOTES, ("within", _words_of_intervals(report.machines))]),
-        _bullets([reason for machine in report.machines for reason in machine.reasons]),
-        _bullets(report.advice),
-        [f"On {best.label}:", *advice] if best and advice else advice,
-    ]
+def _compare(machines: Sequence[MachineReport]) -> list[Block]:
+    """Compare machines, and say what the columns are."""
+    seconds = {machine.label: machine.epoch.seconds for machine in machines if machine.step and machine.epoch}
+    fastest = min((seconds[machine.label] for machine in machines if machine.passed), default=0.0)
+    best, longest = cheapest(machines), max(seconds.values(), default=0.0)
+    rows = [_comparison_row(machine, machine is best, fastest, longest) for machine in machines]
+    return [Table(_COMPARISON, rows), Fields([*_COMPARISON_NOTES, ("within", _words_of_intervals(machines))])]
 
 
-def _comparison_row(machine: MachineReport) -> tuple[str, ...]:
+def _comparison_row(machine: MachineReport, is_best: bool, fastest: float, longest: float) -> tuple[str | Cell, ...]:
     step, epoch, cost = machine.step, machine.epoch, machine.cost
     peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else UNKNOWN
     row = (
         machine.label,
-        _verdict(machine),
-        f"{peak}/{machine.capacity_bytes / 2**30:.2f}",
+        Cell(_verdict(machine), "good" if machine.passed else "bad"),
+        Cell(f"{peak}/{machine.capacity_bytes / 2**30:.2f}", share=machine.peak_bytes / machine.capacity_bytes),
         _largest(machine.largest_batch),
     )
     if step is None or epoch is None:
         return row + (_NOTHING,) * (len(_COMPARISON) - len(row))
     prices = (cost.usd_per_hour, cost.usd_per_run, cost.most_usd_per_run) if cost else (None,) * 3
+    hourly, run, most = (UNKNOWN if usd is None else dollars(usd, sign="") for usd in prices)
+    is_fastest = machine.passed and epoch.seconds == fastest
     return (
         *row,
         number(step.total_ms),
         UNKNOWN if step.communication_ms is None else number(step.communication_ms),
         percent(step.mxu_utilization),
-        number(epoch.seconds),
+        Cell(number(epoch.seconds), "best" if is_fastest else "", epoch.seconds / (longest or 1)),
         percent(epoch.host_wait),
-        *(UNKNOWN if usd is None else dollars(usd, sign="") for usd in prices),
+        hourly,
+        Cell(run, "best" if is_best and cost else ""),
+        most,
     )
-
-
-def _table(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
-    return [_cut(line, _WIDTH) for line in lay_out(columns, rows, width)]  # Lines are cut where the terminal ends.
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def _fields(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Align names and values; those without a value are left out."""
-    width = max(len(name) for name, _ in pairs) + 2
-    return [line for name, value in pairs for line in _wrap(value, f"{name:<{width}}", " " * width)]
-
-
-def _bullets(sentences: Sequence[str]) -> list[str]:
-    return [line for sentence in sentences for line in _wrap(sentence, "- ", "  ")]
-
-
-def _wrap(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
-
-
-_FORMATS: dict[str, Any] = {
-    "billed_by": billed_by,
-    "decimals": decimals,
-    "dollars": dollars,
-    "interval_of": interval_of,
-    "largest": _largest,
-    "memory": memory,
-    "milliseconds": _milliseconds,
-    "percent": percent,
-    "time": time,
-    "verdict": _verdict,
-    "within": _within,
-}

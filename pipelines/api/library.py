@@ -19,6 +19,7 @@ from tpu_components.core.base.states import State
 if TYPE_CHECKING:
     import numpy as np
 
+    from tpu_components.core.results.evaluation_info import Rule
     from tpu_components.preflight_training.findings import PreflightReport
     from tpu_components.serving.inputs import ExamplePrediction
     from tpu_pipelines.config.configuration import Config
@@ -66,9 +67,13 @@ class Run:
         return dict(self.summary["metrics"])
 
     @property
-    def reasons(self) -> tuple[str, ...]:
-        """Reasons that the gate gave."""
-        return tuple(self.summary["gate"]["reasons"])
+    def reasons(self) -> "tuple[Rule, ...]":
+        """Rules of the gate: each with `passed`, the `metric` and a `text`."""
+        from tpu_components.core.files.typed_json import read
+        from tpu_components.core.results.evaluation_info import Decision
+
+        gate: Decision = read(self.summary["gate"], Decision, any_version=True)
+        return gate.reasons
 
     @property
     def report(self) -> Path:
@@ -109,7 +114,7 @@ class Run:
         rows = {name: f"{value:,}" if isinstance(value, int) else show(value) for name, value in known.items()}
         steps = self.summary["steps"]
         rows |= {name: State.CACHED if step["cached"] else step["state"] for name, step in steps.items()}
-        said = "".join(f"<li>{html.escape(reason)}</li>" for reason in self.reasons)
+        said = "".join(f"<li>{html.escape(str(rule))}</li>" for rule in self.reasons)
         return f"<h4>{html.escape(self.name)}: {self.status}</h4>{_html_table(rows)}<ul>{said}</ul>"
 
 

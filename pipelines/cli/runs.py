@@ -88,7 +88,7 @@ def _describe(summary: Any) -> str:
         shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
         lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
         lines += [f"  gate: {PROMOTED if summary.gate.promote else NOT_PROMOTED}"]
-        lines += [f"        {reason}" for reason in summary.gate.reasons]
+        lines += [f"        {rule}" for rule in summary.gate.reasons]
     if summary.export:
         lines += _describe_export(summary.export)
     if deployment := summary.deployment:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.results.evaluation_info import Difference, Evaluation, Slice
-from tpu_components.core.results.metric_table import BY_NAME, show
+from tpu_components.core.pages.blocks import Table
+from tpu_components.core.pages.markdown import in_markdown
+from tpu_components.core.pages.scores import Score, scores_of, table_of
+from tpu_components.core.results.evaluation_info import Evaluation, Rule
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.preflight_training.footprint import footprint_of
 from tpu_components.preflight_training.formatting import dollars, memory, time
@@ -21,7 +23,6 @@ from tpu_pipelines.runs.run_findings import RunFindings
 
 _SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", State.FAILED: "❌"}
 _LISTED_SLICES = 10
-_RULE = re.compile(r"(passed|failed): (.+)", re.DOTALL)
 
 
 def render_markdown(
@@ -37,9 +38,14 @@ def render_markdown(
         findings: Reasons of the gate, and metrics.
     """
     told = outcome if decision.needed else f"not needed ({outcome})"
-    lines = [f"### {_SIGNS.get(outcome, '▶️')} {_plain(name)}: {_plain(told)}", "", _plain(decision.reason), ""]
+    lines = [
+        f"### {_SIGNS.get(outcome, '▶️')} {in_markdown(name)}: {in_markdown(told)}",
+        "",
+        in_markdown(decision.reason),
+        "",
+    ]
     lines += _told_by(findings)
-    lines += [f"[{_plain(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
+    lines += [f"[{in_markdown(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -54,13 +60,13 @@ def render_preflight(name: str, report: PreflightReport, comparison: FootprintCo
     failed = [reason for machine in report.machines for reason in machine.reasons]
     failed += comparison.broken if comparison else ()
     told = comparison.summary if comparison else report.machines[0].summary
-    lines = [f"### {'❌' if failed else '✅'} preflight of {_plain(name)}: {_plain(told)}", ""]
-    lines += [f"- ❌ {_plain(reason)}" for reason in failed]
+    lines = [f"### {'❌' if failed else '✅'} preflight of {in_markdown(name)}: {in_markdown(told)}", ""]
+    lines += [f"- ❌ {in_markdown(reason)}" for reason in failed]
     lines += [""] if failed else []
     if comparison:
         lines += _beside(comparison)
     else:
-        lines += [f"- {_plain(machine.summary)}" for machine in report.machines if machine.passed]
+        lines += [f"- {in_markdown(machine.summary)}" for machine in report.machines if machine.passed]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -90,24 +96,23 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-def render_junit(name: str, outcome: str, reasons: Sequence[str]) -> str:
+def render_junit(name: str, outcome: str, reasons: Sequence[Rule]) -> str:
     """Return the rules of the gate as JUnit test cases. A run that failed, or has no rules, is a test case itself.
 
     Args:
         name: Name of the configuration.
         outcome: Result of the run, or its state.
-        reasons: Reasons of the gate, each with the prefix `passed` or `failed`.
+        reasons: Rules of the gate.
     """
-    rules = [match.groups() for reason in reasons if (match := _RULE.fullmatch(reason))]
-    has_failed = outcome in (State.FAILED, State.CANCELLED)
+    rules, has_failed = list(reasons), outcome in (State.FAILED, State.CANCELLED)
     if has_failed or not rules:
-        rules.append(("failed" if has_failed or outcome == NOT_PROMOTED else "passed", f"run: {outcome}"))
-    failures = sum(verdict == "failed" for verdict, _ in rules)
+        rules.append(Rule(not has_failed and outcome != NOT_PROMOTED, "", f"run: {outcome}"))
+    failures = sum(not rule.passed for rule in rules)
     suite = ET.Element("testsuite", name=f"gate of {_legal(name)}", tests=str(len(rules)), failures=str(failures))
-    for verdict, text in rules:
-        case = ET.SubElement(suite, "testcase", classname=_legal(name), name=_legal(text))
-        if verdict == "failed":
-            ET.SubElement(case, "failure", message=_legal(text))
+    for rule in rules:
+        case = ET.SubElement(suite, "testcase", classname=_legal(name), name=_legal(rule.text))
+        if not rule.passed:
+            ET.SubElement(case, "failure", message=_legal(rule.text))
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -116,116 +121,69 @@ def _told_by(findings: RunFindings) -> Iterator[str]:
     if findings.error:
         yield from ("```", findings.error.replace("```", "'''"), "```", "")
     if findings.unread:
-        yield from (f"The figures are not shown: {_plain(findings.unread)}", "")
+        yield from (f"The figures are not shown: {in_markdown(findings.unread)}", "")
     if findings.same_as:
-        yield from (f"The same model as version {_plain(findings.same_as)}, which is the champion already.", "")
-    yield from (f"- {_verdict(reason)}" for reason in findings.reasons)
+        yield from (f"The same model as version {in_markdown(findings.same_as)}, which is the champion already.", "")
+    yield from (f"- {'✅' if rule.passed else '❌'} {in_markdown(rule.text)}" for rule in findings.reasons)
     yield ""
     if findings.evaluation is None:
         return
-    yield from _figures(findings.evaluation)
-    yield from _slices(findings.evaluation.slices)
+    yield from (table_of("metric", scores_of(findings.evaluation)).markdown(), "")
+    yield from _slices(findings.evaluation)
     if findings.preflight:
-        yield from (f"Preflight: {_plain(findings.preflight.machines[0].summary)}", "")
+        yield from (f"Preflight: {in_markdown(findings.preflight.machines[0].summary)}", "")
         if findings.champion and (comparison := FootprintComparison.make(findings.preflight, findings.champion)):
-            yield from (f"Training beside the champion's: {_plain(comparison.summary)}", "", *_beside(comparison))
+            yield from (f"Training beside the champion's: {in_markdown(comparison.summary)}", "", *_beside(comparison))
 
 
 def _beside(comparison: FootprintComparison) -> Iterator[str]:
-    yield from (f"| | now | {_plain(comparison.name)} | difference |", "|---|--:|--:|--:|")
-    yield from (f"| {' | '.join(map(_plain, row))} |" for row in comparison.rows)
-    yield ""
-    yield from (f"- {_plain(words)}" for words in comparison.caveats)
+    columns = {"": "<", "now": ">", comparison.name: ">", "difference": ">"}
+    yield from (Table(columns, comparison.rows).markdown(), "")
+    yield from (f"- {in_markdown(words)}" for words in comparison.caveats)
 
 
 def _side_by_side(runs: Mapping[str, RunFindings]) -> Iterator[str]:
-    scored = {name: findings.evaluation for name, findings in runs.items() if findings.evaluation}
-    figures = dict.fromkeys(figure for evaluation in scored.values() for figure in evaluation.metrics)
+    scored = {name: scores_of(findings.evaluation) for name, findings in runs.items() if findings.evaluation}
     if not scored:
         return
-    yield from (f"| with 95 % confidence | {' | '.join(map(_plain, scored))} |", "|---" + "|--:" * len(scored) + "|")
-    for figure in (figure for figure in figures if figure in BY_NAME):
-        cells = (_with_interval(evaluation, figure) for evaluation in scored.values())
-        yield f"| {figure} | {' | '.join(cells)} |"
-    yield ""
-
-
-def _with_interval(evaluation: Evaluation, figure: str) -> str:
-    value, interval = evaluation.metrics.get(figure), _interval(evaluation, figure)
-    return "" if value is None else f"{show(value)} ({interval})" if interval else show(value)
+    rows: dict[str, list[str]] = {}
+    for place, scores in enumerate(scored.values()):
+        for score in scores:
+            cells = rows.setdefault(score.label, [score.label, *("" for _ in scored)])
+            cells[place + 1] = f"{score.value} ({score.interval})" if score.interval else score.value
+    columns = {"with 95 % confidence": "<", **dict.fromkeys(scored, ">")}
+    yield from (Table(columns, list(rows.values())).markdown(), "")
 
 
 def _changed_slices(runs: Mapping[str, RunFindings]) -> Iterator[str]:
     for name, findings in runs.items():
-        if findings.evaluation and (table := list(_slices(findings.evaluation.slices))):
-            yield from (f"Slices of {_plain(name)} that differ from its champion's:", "", *table)
+        if findings.evaluation and (table := list(_slices(findings.evaluation))):
+            yield from (f"Slices of {in_markdown(name)} that differ from its champion's:", "", *table)
 
 
 def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
     reports = {name: findings.preflight for name, findings in runs.items() if findings.preflight}
     if not reports:
         return
-    yield from (
-        "| preflight | machine | step | memory of a device | expected price of a run |",
-        "|---|---|--:|--:|--:|",
-    )
+    columns = {"preflight": "<", "machine": "<", "step": ">", "memory of a device": ">", "expected price of a run": ">"}
+    rows = []
     for name, report in reports.items():
         machine = report.machines[0]
         cells = ["does not fit", "", ""]
         if footprint := footprint_of(report, machine):
             price = f"{dollars(footprint.usd_per_run)}, {billed_by(footprint.target)}" if footprint.usd_per_run else ""
             cells = [time(footprint.step_ms / 1e3), memory(footprint.peak_bytes), price]
-        yield f"| {' | '.join(map(_plain, [name, machine.machine, *cells]))} |"
-    yield ""
+        rows.append([name, machine.machine, *cells])
+    yield from (Table(columns, rows).markdown(), "")
 
 
-def _figures(evaluation: Evaluation) -> Iterator[str]:
-    figures = {name: value for name, value in evaluation.metrics.items() if name in BY_NAME}
-    yield from ("| | model | with 95 % confidence | champion | better by |", "|---|--:|--:|--:|--:|")
-    for name, value in figures.items():
-        champion = (evaluation.champion or {}).get(name)
-        beside = show(champion, value) if champion is not None else ""
-        difference = _difference(evaluation.differences.get(name))
-        yield f"| {name} | {show(value)} | {_interval(evaluation, name)} | {beside} | {difference} |"
-    yield ""
-
-
-def _interval(evaluation: Evaluation, figure: str) -> str:
-    low, high = evaluation.intervals.get(figure, (None, None))
-    return f"{show(low)} to {show(high)}" if low is not None and high is not None else ""
-
-
-def _slices(slices: Sequence[Slice]) -> Iterator[str]:
-    """Yield Markdown rows of the slices with a significant change, the worst first."""
-    compared = [(part.difference, i) for i, part in enumerate(slices) if part.difference]
-    changed = [(difference.advantage, i) for difference, i in compared if difference.is_clear]
-    if not changed:
-        return
-    yield from ("| slice | examples | model | champion | better by |", "|---|--:|--:|--:|--:|")
-    for _, i in sorted(changed)[:_LISTED_SLICES]:
-        part = slices[i]
-        figures = f"{show(part.value)} | {show(part.champion or 0.0)} | {_difference(part.difference)}"
-        yield f"| {_plain(part.by)} {_plain(part.name)} | {part.num_examples:,} | {figures} |"
-    yield ""
-
-
-def _difference(difference: Difference | None) -> str:
-    if difference is None:
-        return ""
-    text = f"{difference.advantage:+.4f}"
-    if difference.bounds:
-        text += f" ({' to '.join(f'{bound:+.4f}' for bound in difference.bounds)})"
-    return f"**{text}**" if difference.is_clear else text
-
-
-def _verdict(reason: str) -> str:
-    match = _RULE.fullmatch(reason)
-    return f"{'✅' if match[1] == 'passed' else '❌'} {_plain(match[2])}" if match else _plain(reason)
-
-
-def _plain(text: str) -> str:
-    """Escape a text for Markdown, on one line; names of classes and files may contain anything."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~&])", r"\\\1", " ".join(text.split()))
+def _slices(evaluation: Evaluation) -> Iterator[str]:
+    """Yield a table of the slices that surely became better or worse, the worst first."""
+    compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
+    scores = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)]
+    changed = [score for score in scores if score.look in ("good", "bad")][:_LISTED_SLICES]
+    if changed:
+        yield from (table_of("slice", changed).markdown(), "")
 
 
 def _legal(text: str) -> str:

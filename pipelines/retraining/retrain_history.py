@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
-from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.base.states import LOOKS, NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.pages.blocks import Cell, Table
 from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.config.configuration import Config
@@ -23,7 +23,7 @@ from tpu_pipelines.retraining.retrain import RunDecision
 
 FOLDER = "decisions"
 STARTED = "started"
-_COLUMNS = {"when, UTC": "<", "run": "<", "outcome": "<", "hours": ">", "price": ">", "why": "<"}
+_COLUMNS = {"when, UTC": "<", "run": "<", "outcome": "<", "machine": "<", "hours": ">", "price": ">", "why": "<"}
 _LISTED = 50
 
 
@@ -154,26 +154,34 @@ def _paid_once(known: Sequence[Entry]) -> list[Entry]:
 
 def as_table(known: Sequence[Entry]) -> str:
     """Format the decisions as a table for the terminal, the newest first."""
-    rows = [
-        (
-            entry.at[:16].replace("T", " "),
-            entry.run.rpartition("/")[2],
-            entry.outcome if entry.needed else "not needed",
-            f"{entry.training_hours:.2f}" if entry.training_hours else "",
-            f"{entry.usd:.2f} $" if entry.usd is not None else "",
-            entry.reason,
-        )
-        for entry in known[:_LISTED]
-    ]
     more = [f"and {len(known) - _LISTED:,} more, on the page"] if len(known) > _LISTED else []
-    return "\n".join([*lay_out(_COLUMNS, rows), *more])
+    return "\n".join([*_table(known[:_LISTED]).lines(), *more])
 
 
 def write_page(known: Sequence[Entry], name: str, path: Path) -> None:
     """Write the decisions as a self-contained HTML page."""
     from tpu_components.core.pages import page
 
-    template = page.environment(Path(__file__).parent).get_template("retrain_history.html.jinja")
     runs = len({entry.run for entry in known if entry.needed and entry.run})
     paid = sum(entry.usd or 0.0 for entry in known if entry.needed)
-    storage.write_bytes(path, template.render(entries=known, name=name, paid=paid, runs=runs).encode())
+    told = f"{len(known)} decisions, {runs} run{'' if runs == 1 else 's'}"
+    told += f", {paid:.2f} $ of machines, at their target's price" if paid else ""
+    storage.write_bytes(path, page.render(f"{name}: what retrain decided", [_table(known)], [told]).encode())
+
+
+def _table(known: Sequence[Entry]) -> Table:
+    return Table(
+        _COLUMNS,
+        [
+            (
+                entry.at[:16].replace("T", " "),
+                Cell(entry.run.rpartition("/")[2], link=entry.url if entry.url.startswith("https://") else ""),
+                Cell(entry.outcome, LOOKS.get(entry.outcome, "")) if entry.needed else "not needed",
+                entry.machine,
+                f"{entry.training_hours:.2f}" if entry.training_hours else "",
+                f"{entry.usd:.2f} $" if entry.usd is not None else "",
+                entry.reason,
+            )
+            for entry in known
+        ],
+    )

@@ -10,11 +10,11 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
-from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
 from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.pages.blocks import Cell, Charts, Section, Sentences, Table
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction, show
 from tpu_components.export_model.formats.table import FORMATS
@@ -307,7 +307,7 @@ def as_text(comparison: Comparison) -> str:
             [row.name, *(text + ("*" if place in row.best else " ") for place, text in enumerate(row.texts))]
             for row in rows
         ]
-        blocks.append("\n".join([title, *(f"  {line}" for line in lay_out(columns, cells))]))
+        blocks.append("\n".join([title, *(f"  {line}" for line in Table(columns, cells).lines())]))
     return "\n\n".join([*blocks, *comparison.notes])
 
 
@@ -335,10 +335,11 @@ def as_markdown(comparison: Comparison) -> str:
     one_host = len(set(hosts)) == 1
     if hosts and not one_host:
         columns["host"] = ["host"]
-    lines = ["| run | on the test split | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
-    for place, run in enumerate(comparison.runs):
-        cells = (join(place, *names) for names in columns.values())
-        lines.append(f"| `{run.label}` | {judged(place)} | " + " | ".join(cells) + " |")
+    cells: list[list[str]] = [
+        [run.label, judged(place), *(join(place, *names) for names in columns.values())]
+        for place, run in enumerate(comparison.runs)
+    ]
+    lines: list[str] = [Table(dict.fromkeys(["run", "on the test split", *columns], "<"), cells).markdown()]
     if one_host:
         lines += ["", f"Host: {hosts[0]}."]
     return "\n".join(lines)
@@ -361,13 +362,21 @@ def write_page(comparison: Comparison, path: Path) -> None:
     """Write the comparison, with the curves of all trainings, as a page that needs nothing else."""
     from tpu_components.core.pages import page
 
-    template = page.environment(Path(__file__).parent).get_template("comparison.html.jinja")
     names = [run.label for run in comparison.runs]
+    columns: dict[str | Cell, str] = {"": "<"}
+    columns |= {Cell(name, f"series{place % len(page.SERIES)}"): ">" for place, name in enumerate(names)}
+    sections = []
+    for title, rows in comparison.sections.items():
+        cells: list[list[str | Cell]] = [
+            [row.name, *(Cell(text, "best" if place in row.best else "") for place, text in enumerate(row.texts))]
+            for row in rows
+        ]
+        curves = [Charts(list(_curves(comparison.runs)))] if title == "training" else []
+        heading = "Differences in configuration" if title == "configuration" else title.capitalize()
+        sections.append(Section(heading, [Table(columns, cells), *curves]))
     title = f"{', '.join(names[:_TITLED])}{' and more' if len(names) > _TITLED else ''}: {len(names)} runs"
-    text = template.render(
-        title=title, comparison=comparison, curves=list(_curves(comparison.runs)), series=len(page.SERIES)
-    )
-    storage.write_bytes(path, text.encode())
+    head = [Sentences(comparison.notes, passed=False)] if comparison.notes else []
+    storage.write_bytes(path, page.render(title, sections, head).encode())
 
 
 def _plain(label: str) -> str:

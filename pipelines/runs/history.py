@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.states import State, result_of
-from tpu_components.core.base.terminal import in_one_line, lay_out
+from tpu_components.core.base.states import LOOKS, State, result_of
+from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.pages.blocks import Cell, Table
 from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.runs.summary import Summary
@@ -30,7 +31,7 @@ from tpu_pipelines.runs.summary import Summary
 KEPT = 10  # Earlier runs of a name.
 LATEST = "latest"
 _NUMBER = r"\d{4,}"
-_COLUMNS = {"run": "<", "number": "<", "ended": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
+COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
 
 
 def set_aside(run_dir: Path, keep: int = KEPT) -> None:
@@ -267,16 +268,23 @@ def _training(summary: Summary) -> str:
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows, to be read by people."""
-    lines = []
-    for row in rows:
-        metrics = row["metrics"]
-        judged = judged_figure(metrics)
-        score = f"{judged} {metrics[judged]:.4f}" if judged else "-"
-        loss = f"{metrics['loss']:.4f}" if metrics.get("loss") is not None else "-"
-        result, size = result_of(row["status"]), f"{row['num_bytes'] / 2**20:.1f}"
-        lines.append((row["name"], row["number"], row["ended"] or "-", result, score, loss, size))
     notes = [in_one_line(_note(row)) for row in rows if row["status"] in (State.RUNNING, State.INTERRUPTED)]
-    return "\n".join([*lay_out(_COLUMNS, lines), *([""] if notes else []), *notes])
+    return "\n".join([*Table(COLUMNS, [cells_of(row) for row in rows]).lines(), *([""] if notes else []), *notes])
+
+
+def cells_of(row: Mapping[str, Any]) -> list[str | Cell]:
+    """Return the cells of a row's table, in the order of `COLUMNS`."""
+    metrics, result = row["metrics"], result_of(row["status"])
+    judged = judged_figure(metrics)
+    return [
+        row["name"],
+        row["number"],
+        row["ended"][:16].replace("T", " ") or "-",
+        Cell(result, LOOKS.get(result, "")),
+        f"{judged} {metrics[judged]:.4f}" if judged else "-",
+        f"{metrics['loss']:.4f}" if metrics.get("loss") is not None else "-",
+        f"{row['num_bytes'] / 2**20:,.1f}",
+    ]
 
 
 def _note(row: Mapping[str, Any]) -> str:

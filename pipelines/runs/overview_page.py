@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from tpu_components.core.base.states import result_of
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
-from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.files import storage
+from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
 from tpu_pipelines.runs import history
 
-INDEX_FILE = "index.html"
+INDEX_FILE, COMPARISON_FILE = "index.html", "comparison.html"
 _PAGES = {"report": f"evaluation/{REPORT_FILE}", "preflight": f"preflight/{PREFLIGHT_REPORT_FILE}"}
+_COLUMNS = history.COLUMNS | dict.fromkeys(["training", *_PAGES], "<")
 
 
 def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -23,27 +24,20 @@ def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """
     from tpu_components.core.pages import page
 
-    template = page.environment(Path(__file__).parent).get_template("overview.html.jinja")
-    shown = [_shown(workspace, row) for row in sorted(rows, key=lambda row: row["ended"], reverse=True)]
+    rows = sorted(rows, key=lambda row: row["ended"], reverse=True)
     # A page of the same place as that of `compare`, and linked where there is one.
-    has_comparison = (workspace / "comparison.html").is_file()
-    text = template.render(rows=shown, name=workspace.resolve().name, has_comparison=has_comparison)
+    is_compared = (workspace / COMPARISON_FILE).is_file()
+    head: list[Block] = [Sentences([Cell("The last comparison", link=COMPARISON_FILE)])] if is_compared else []
+    title = f"{workspace.resolve().name}: {len(rows)} runs"
+    text = page.render(title, [Table(_COLUMNS, [_row(workspace, row) for row in rows])], head)
     storage.write_bytes(workspace / INDEX_FILE, text.encode())
     return workspace / INDEX_FILE
 
 
-def _shown(workspace: Path, row: Mapping[str, Any]) -> dict[str, Any]:
-    metrics, folder = row["metrics"], Path(row["directory"])
-    judged = judged_figure(metrics)
+def _row(workspace: Path, row: Mapping[str, Any]) -> list[str | Cell]:
+    folder = Path(row["directory"])
     place = folder.relative_to(workspace).as_posix()
-    return {
-        "name": row["name"],
-        "number": "" if row["number"] == history.LATEST else row["number"],
-        "ended": row["ended"][:16].replace("T", " "),
-        "result": result_of(row["status"]),
-        "score": f"{judged.replace('_', ' ')} {metrics[judged]:.4f}" if judged else "–",
-        "loss": f"{metrics['loss']:.4f}" if "loss" in metrics else "–",
-        "training": row["training"],
-        "mib": f"{row['num_bytes'] / 2**20:,.1f}",
-        "pages": {name: f"{place}/{file}" for name, file in _PAGES.items() if (folder / file).is_file()},
-    }
+    links: list[str | Cell] = [
+        Cell(name, link=quote(f"{place}/{file}")) if (folder / file).is_file() else "" for name, file in _PAGES.items()
+    ]
+    return [*history.cells_of(row), Cell(row["training"], "note"), *links]

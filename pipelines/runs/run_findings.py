@@ -13,7 +13,7 @@ from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FI
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.registry.reference import CHAMPION, reference
-from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_components.core.results.evaluation_info import Evaluation, Rule
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.footprints import NamedFootprint, load_baseline
 from tpu_pipelines.config.configuration import Config
@@ -30,7 +30,7 @@ class RunFindings:
     """The findings of a run, as far as it came.
 
     Attributes:
-        reasons: Reasons of the gate, each with `passed` or `failed` before it.
+        reasons: Rules of the gate.
         error: Why it failed, in words; empty if it did not.
         evaluation: Figures of the model, and of the champion.
         preflight: Report of preflight.
@@ -39,7 +39,7 @@ class RunFindings:
         unread: Why there are none, of a run that has ended well; empty where there are.
     """
 
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Rule, ...] = ()
     error: str = ""
     evaluation: Evaluation | None = None
     preflight: PreflightReport | None = None

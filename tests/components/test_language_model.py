@@ -15,6 +15,7 @@ from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.conftest import judged_here
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, TEXT, corpus_params
+from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
@@ -119,11 +120,11 @@ def test_the_gate_bounds_bits_per_character_and_compares_them_with_the_champion(
     low = dataclasses.replace(GATE, maximum={"bits_per_character": 0.5})
     refused = evaluate_model(low, folder / "records", folder / "model", tmp_path / "low")
     assert not refused.promote
-    assert re.match(r"failed: bits_per_character \d\.\d{4}, required at most 0\.5000", refused.reasons[0])
+    assert re.match(r"failed: bits_per_character \d\.\d{4}, required at most 0\.5000", said(refused)[0])
     with_champion = dataclasses.replace(GATE, champion=str(folder / "model"))
     tied = evaluate_model(with_champion, folder / "records", folder / "model", tmp_path / "tied")
     assert not tied.promote
-    assert any("ties with the champion's" in reason for reason in tied.reasons)
+    assert any("ties with the champion's" in reason for reason in said(tied))
     assert tied.champion_metrics == tied.metrics
     report = (tmp_path / "tied" / "report.html").read_text()
     assert "champion" in report

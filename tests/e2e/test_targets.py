@@ -85,7 +85,7 @@ def test_the_second_run_beats_the_first_by_its_tasks_own_figure(finished):
     task, _, first, second = finished
     judged, least = {"multi_label": ("micro_f1", 0.93), "regression": ("r2", 0.8)}[task]
     assert second["metrics"][judged] > max(first["metrics"][judged], least)
-    assert f"passed: {judged} {second['metrics'][judged]:.4f} beats the champion's" in second["gate"]["reasons"][0]
+    assert f"{judged} {second['metrics'][judged]:.4f} beats the champion's" in second["gate"]["reasons"][0]["text"]
     assert (second["deployment"]["version"], second["deployment"]["previous"]) == ("0002", "0001")
 
 

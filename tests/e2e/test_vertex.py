@@ -92,7 +92,7 @@ def test_every_model_that_the_gate_lets_through_is_served_and_no_other_is(cloud,
 
     code, first, err = submit(capfd, *weak)
     assert code == 0, err
-    assert evaluation(cloud, first["job_id"])["gate"]["reasons"][0] == "passed: there is no other champion to beat"
+    assert evaluation(cloud, first["job_id"])["gate"]["reasons"][0]["text"] == "there is no other champion to beat"
     assert (versions(cloud), shares(cloud)) == ({"1": ["champion", "default"]}, {"1": 100})
 
     code, _, err = submit(capfd, *weak, "training.learning_rate=1e-9")
@@ -106,7 +106,7 @@ def test_every_model_that_the_gate_lets_through_is_served_and_no_other_is(cloud,
 
     code, tied, err = submit(capfd, strong, f"gate.champion={ROOT}/digits@2")
     assert code == 3, err
-    assert "ties with the champion's" in evaluation(cloud, tied["job_id"])["gate"]["reasons"][0]
+    assert "ties with the champion's" in evaluation(cloud, tied["job_id"])["gate"]["reasons"][0]["text"]
     assert (versions(cloud), shares(cloud)) == ({"1": [], "2": ["champion", "default"]}, {"1": 50, "2": 50})
 
     code, _, err = submit(capfd, strong, "training.learning_rate=1e30")

@@ -42,6 +42,7 @@ COLOURS = {
     State.FAILED: "red",
     Status.ERROR: "red",
 }
+LOOKS = {PROMOTED: "good", State.FAILED: "bad"}  # How pages show a result.
 
 
 def result_of(state: str) -> str:

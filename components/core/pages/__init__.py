@@ -1,1 +1,1 @@
-"""Pages and text for people: their style, templates and escaping."""
+"""What people read: blocks, shown as a page, in a terminal or as Markdown, and figures in words."""

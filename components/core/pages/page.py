@@ -7,13 +7,14 @@ import datetime
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import markupsafe
 import numpy as np
 
+from tpu_components.core.pages.blocks import Block
 from tpu_components.core.step.step_record import RUN_VARIABLE
 
 if TYPE_CHECKING:
@@ -55,15 +56,16 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.8,
 }
-_CSS = Path(__file__).parent / "page.css"  # Named, so that it counts as code of who draws a page.
+# Named, so that they count as code of who draws a page.
+_FILES = [Path(__file__).parent / name for name in ("page.css", "page.html.jinja", "blocks.html.jinja")]
 
 
 def environment(templates: Path, **filters: Callable[..., Any]) -> "jinja2.Environment":
-    """Return the templates of a folder; they may include `page.css`, and every text in them is escaped."""
+    """Return the templates of a folder, which extend `page.html.jinja`; every text in them is escaped."""
     import jinja2  # 30 ms, which a command that writes no page does not wait for.
 
     jinja = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([templates, _CSS.parent]),
+        loader=jinja2.FileSystemLoader([templates, _FILES[0].parent]),
         autoescape=True,  # Names of classes, files, models and layers come from strangers.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -71,6 +73,19 @@ def environment(templates: Path, **filters: Callable[..., Any]) -> "jinja2.Envir
     )
     jinja.filters.update(filters)
     return jinja
+
+
+def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subtitle: str = "") -> str:
+    """Return a page; equal arguments give the same text, whatever characters they hold.
+
+    Args:
+        title: Heading and page title.
+        blocks: Blocks of the page.
+        head: Blocks that belong to the heading.
+        subtitle: Facts that tell this page from others of the title.
+    """
+    template = environment(Path(__file__).parent).get_template("page.html.jinja")
+    return template.render(title=title, subtitle=subtitle, head=head, blocks=blocks)
 
 
 def run_name() -> str:

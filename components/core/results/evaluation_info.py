@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
@@ -25,11 +26,39 @@ _DETAILS: Mapping[str, Any] = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Rule:
+    """One rule of the gate, applied to a model.
+
+    Attributes:
+        passed: Whether the model satisfies the rule.
+        metric: The metric that the rule bounds or compares; empty where it is about none.
+        text: The rule and the figures, in words.
+    """
+
+    passed: bool
+    metric: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{'passed' if self.passed else 'failed'}: {self.text}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Decision:
-    """The decision whether to promote, with its reasons."""
+    """The decision whether to promote, and every rule that it follows from."""
 
     promote: bool
-    reasons: tuple[str, ...]
+    reasons: tuple[Rule, ...]
+
+    @staticmethod
+    def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a file of any age: older ones hold a text `passed: …` or `failed: …` for each rule."""
+
+        def rule(reason: Any) -> Any:
+            match = re.fullmatch("(passed|failed): (.+)", reason, re.DOTALL) if isinstance(reason, str) else None
+            return {"passed": match[1] == "passed", "metric": "", "text": match[2]} if match else reason
+
+        return {**raw, "reasons": [rule(reason) for reason in raw["reasons"]]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +106,19 @@ class Baseline:
         return self.value is not None and self.advantage > max(self.margin, 0.0)
 
     @property
-    def reason(self) -> str:
-        """The comparison in words."""
+    def rule(self) -> Rule:
+        """The comparison as a rule: the model has to be better, by more than chance explains."""
         alike = f"; the model gives every example the same answer, {self.collapsed_to}" if self.collapsed_to else ""
         if self.value is None:
             needs = BY_NAME[self.metric].needs
-            return f"{self.metric} cannot tell the model from {self.answer}: it needs {needs}{alike}"
+            text = f"{self.metric} cannot tell the model from {self.answer}: it needs {needs}{alike}"
+            return Rule(False, self.metric, text)
         reached = self.value + BY_NAME[self.metric].direction * self.advantage
         verb = "beats" if self.is_beaten else "does not beat"
         text = f"{self.metric} {show(reached)} {verb} the {show(self.value)} of {self.answer}"
         if not self.is_beaten and self.advantage > 0:
             text += f" by more than the {show(self.margin)} that chance explains"
-        return text + alike
+        return Rule(self.is_beaten, self.metric, text + alike)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,15 +215,15 @@ class Unseen:
         )
 
     @property
-    def reason(self) -> str:
-        """The sentence among the gate's reasons that says what was left out."""
+    def rule(self) -> Rule:
+        """The sentence that says what was left out, as a rule that is always passed."""
         who = ", ".join(
             f"by the {who} {count:,}" for who, count in zip(("model", "champion"), self.num_seen_by, strict=False)
         )
         if not self.num_examples:
-            return f"passed: judged on all {self.num_seen:,} examples, though all have been trained on ({who})"
+            return Rule(True, "", f"judged on all {self.num_seen:,} examples, though all have been trained on ({who})")
         left_out = f"{self.num_seen:,} which have been trained on ({who})"
-        return f"passed: judged on {self.num_examples:,} examples, without {left_out}"
+        return Rule(True, "", f"judged on {self.num_examples:,} examples, without {left_out}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

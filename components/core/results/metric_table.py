@@ -21,7 +21,7 @@ class Metric:
     Attributes:
         task: The task that is judged by it.
         name: The name in evaluation.json, in thresholds and in registries.
-        label: The name in reports; `{metrics.NAME}` stands for another figure of the evaluation.
+        label: The name in reports; `{top_k}` stands for the number of classes that count.
         direction: `HIGHER` or `LOWER` is better; the same for every task that has a metric of this name.
         most: The greatest value that it can have.
         is_share: Whether reports show it in percent.
@@ -42,7 +42,7 @@ class Metric:
 # Of each task the judged figure first; headlines in the order in which reports show them.
 METRICS: tuple[Metric, ...] = (
     Metric(CLASSIFICATION, "accuracy", "Accuracy", HIGHER, is_share=True),
-    Metric(CLASSIFICATION, "top_k_accuracy", "Top-{metrics.top_k} accuracy", HIGHER, is_share=True),
+    Metric(CLASSIFICATION, "top_k_accuracy", "Top-{top_k} accuracy", HIGHER, is_share=True),
     Metric(CLASSIFICATION, "loss", "Loss", LOWER, most=math.inf),
     Metric(CLASSIFICATION, "macro_precision", "Macro precision", HIGHER, is_headline=False),
     Metric(CLASSIFICATION, "macro_recall", "Macro recall", HIGHER, is_headline=False),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as judge
 
+from tests.components.judging import said
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.baseline import find_baseline, find_language_baseline
@@ -29,7 +30,7 @@ def test_a_classifier_has_to_beat_the_most_frequent_class():
     good = _classes(labels, labels[:95] + [0] * 5)
     assert (good.metric, good.value, good.answer) == ("accuracy", 0.6, "always answering 'neg'")
     assert good.advantage == pytest.approx(0.35)
-    assert _gate(good).reasons[-1] == "passed: accuracy 0.9500 beats the 0.6000 of always answering 'neg'"
+    assert said(_gate(good))[-1] == "passed: accuracy 0.9500 beats the 0.6000 of always answering 'neg'"
 
 
 def test_a_coin_toss_is_refused_though_it_may_be_above_the_baseline_by_chance():
@@ -40,7 +41,7 @@ def test_a_coin_toss_is_refused_though_it_may_be_above_the_baseline_by_chance():
     assert baseline.advantage == pytest.approx(2 / 60)
     decision = _gate(baseline)
     assert not decision.promote
-    assert decision.reasons[-1] == (
+    assert said(decision)[-1] == (
         "failed: accuracy 0.5333 does not beat the 0.5000 of always answering 'pos' by more than the "
         f"{baseline.margin:.4f} that chance explains"
     )
@@ -56,7 +57,7 @@ def test_at_most_one_coin_toss_in_twenty_passes(share):
 
 def test_a_collapsed_model_is_named_with_its_answer():
     decision = _gate(_classes([0, 1, 1, 2], [1, 1, 1, 1]))
-    assert decision.reasons[-1] == (
+    assert said(decision)[-1] == (
         "failed: accuracy 0.5000 does not beat the 0.5000 of always answering 'neg'; the model gives every example the "
         "same answer, 'neg'"
     )
@@ -109,7 +110,7 @@ def test_numbers_have_to_beat_their_mean():
     assert bad.advantage == pytest.approx(judge.r2_score(targets, far))
     assert not bad.is_beaten
     mean = find_baseline(REGRESSION, targets, np.full((40, 2), [50.0, 49.0]), ["a", "b"])
-    assert mean.reason.endswith("the model gives every example the same answer, 50, 49")
+    assert mean.rule.text.endswith("the model gives every example the same answer, 50, 49")
     perfect = find_baseline(REGRESSION, targets[:3], targets[:3], ["a", "b"])
     assert perfect.is_beaten
 
@@ -117,7 +118,7 @@ def test_numbers_have_to_beat_their_mean():
 def test_targets_that_never_change_tell_nothing():
     targets = np.ones((5, 1))
     baseline = find_baseline(REGRESSION, targets, targets + np.arange(5)[:, None], ["a"])
-    assert _gate(baseline).reasons[-1] == (
+    assert said(_gate(baseline))[-1] == (
         "failed: r2 cannot tell the model from always answering the mean: it needs targets that differ within the split"
     )
 
@@ -134,7 +135,7 @@ def test_a_language_model_has_to_beat_the_frequencies_of_characters():
     assert not same.is_beaten
     better = find_language_baseline(targets, 0.8 * unigram)
     assert better.is_beaten
-    assert better.reason.startswith(f"bits_per_character {0.8 * entropy:.4f} beats the {entropy:.4f} of foretelling")
+    assert better.rule.text.startswith(f"bits_per_character {0.8 * entropy:.4f} beats the {entropy:.4f} of foretelling")
 
 
 def test_a_single_example_is_judged_without_a_margin():

@@ -5,6 +5,7 @@ import shutil
 import h5py
 import pytest
 
+from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.versions import model_digest
@@ -61,7 +62,7 @@ def test_a_model_that_is_the_champion_is_not_compared_with_itself(registry, digi
         champion=f"{registry.directory}@champion", backend="tensorflow", accelerator="cpu", num_replicas=1
     )
     result = evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
-    assert result.reasons[0] == "passed: there is no other champion to beat"
+    assert said(result)[0] == "passed: there is no other champion to beat"
     scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert scored["registered_champion"] == {"version": "", "digest": ""}
     assert scored["model"]["digest"] == model_digest(trained_digits)
@@ -70,13 +71,13 @@ def test_a_model_that_is_the_champion_is_not_compared_with_itself(registry, digi
     shutil.copytree(trained_digits, twin)
     (twin / "architecture.json").write_text((twin / "architecture.json").read_text() + " ")
     result = evaluate_model(params, digits_records, twin, tmp_path / "evaluation")
-    assert "ties with the champion's" in result.reasons[0]
+    assert "ties with the champion's" in said(result)[0]
     scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert scored["registered_champion"]["version"] == "0001"
     assert not result.promote
     pinned = dataclasses.replace(params, champion=f"{registry.directory}@0001")
     result = evaluate_model(pinned, digits_records, trained_digits, tmp_path / "evaluation")
-    assert result.reasons[0] == "passed: there is no other champion to beat", "as where a run has pinned it"
+    assert said(result)[0] == "passed: there is no other champion to beat", "as where a run has pinned it"
 
 
 def test_a_folder_with_other_weights_is_no_champion(digits_records, trained_digits, tmp_path):

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo, file_sha256
@@ -147,9 +148,10 @@ def test_champion_is_scored_in_the_same_run_on_the_same_examples(digits_records,
     scored = _scored(tmp_path / "evaluation")
     assert scored["champion"] == scored["challenger"]
     *ties, slices, beaten = scored["gate"]["reasons"]
-    assert slices.startswith("passed: no slice is worse")
+    assert (slices["passed"], slices["metric"]) == (True, "accuracy")
+    assert slices["text"].startswith("no slice is worse")
     assert [part["name"] for part in scored["slices"]] == scored["class_names"]
-    assert re.fullmatch(r"passed: accuracy 0\.\d{4} beats the 0\.1\d* of always answering '\d'", beaten)
+    assert re.fullmatch(r"accuracy 0\.\d{4} beats the 0\.1\d* of always answering '\d'", beaten["text"])
     assert scored["baseline"]["advantage"] > scored["baseline"]["margin"] > 0
     assert scored["baseline"]["answer"] in (tmp_path / "evaluation" / "report.html").read_text().replace("&#39;", "'")
     assert len(ties) == 2
@@ -157,7 +159,8 @@ def test_champion_is_scored_in_the_same_run_on_the_same_examples(digits_records,
     low, high = scored["intervals"]["accuracy"]
     assert low < scored["challenger"]["accuracy"] < high
     assert set(scored["intervals"]) == set(result.metrics)
-    assert all("ties with the champion's" in reason for reason in ties)
+    assert [(rule["passed"], rule["metric"]) for rule in ties] == [(False, "accuracy"), (False, "loss")]
+    assert all("ties with the champion's" in rule["text"] for rule in ties)
 
 
 def test_broken_model_is_rejected_with_exit_code_3_and_a_readable_report(
@@ -171,7 +174,7 @@ def test_broken_model_is_rejected_with_exit_code_3_and_a_readable_report(
     assert json.loads(done.stdout)["promote"] is False
     gate = _scored(tmp_path / "evaluation")["gate"]
     assert gate["promote"] is False
-    assert gate["reasons"][0] == "failed: 359 predictions are not finite numbers"
+    assert gate["reasons"][0] == {"passed": False, "metric": "", "text": "359 predictions are not finite numbers"}
     assert "359 predictions are not finite numbers" in (tmp_path / "evaluation" / "report.html").read_text()
     assert "NaN" not in (tmp_path / "evaluation" / "evaluation.json").read_text()
 
@@ -185,7 +188,7 @@ def test_what_a_model_has_trained_on_is_left_out_of_the_comparison_and_named(dig
     result = evaluate_model(params, digits_records, trained_digits, tmp_path / "e")
     scored = _scored(tmp_path / "e")
     keys = records.load_split(digits_records, Manifest.load(digits_records), "test", with_keys=True).keys
-    assert result.reasons[0] == (
+    assert said(result)[0] == (
         "passed: judged on 259 examples, without 100 which have been trained on (by the model 0, by the champion 100)"
     )
     assert scored["unseen"]["keys"] == list(keys[:100])
@@ -193,7 +196,7 @@ def test_what_a_model_has_trained_on_is_left_out_of_the_comparison_and_named(dig
     with np.load(tmp_path / "e" / "predictions.npz") as predictions:
         rest = compute_metrics(predictions["labels"][100:], predictions["probabilities"][100:], list("0123456789"))
     assert scored["unseen"]["scalars"] == [scalars(rest)] * 2
-    assert f"accuracy {rest.accuracy:.4f} ties with" in result.reasons[1]
+    assert f"accuracy {rest.accuracy:.4f} ties with" in said(result)[1]
 
 
 def test_a_split_that_was_all_trained_on_is_judged_and_said(digits_records, trained_digits, tmp_path):
@@ -201,9 +204,7 @@ def test_a_split_that_was_all_trained_on_is_judged_and_said(digits_records, trai
     shutil.copytree(trained_digits, model)
     np.save(model / "trained_on.npy", np.unique(load_identities(digits_records, "test")))
     result = evaluate_model(_CPU, digits_records, model, tmp_path / "e")
-    assert result.reasons[0] == (
-        "passed: judged on all 359 examples, though all have been trained on (by the model 359)"
-    )
+    assert said(result)[0] == "passed: judged on all 359 examples, though all have been trained on (by the model 359)"
 
 
 def test_a_model_that_does_not_say_what_it_trained_on_is_judged_on_all(digits_records, trained_digits, tmp_path):
@@ -223,8 +224,8 @@ def test_model_below_the_minimum_is_rejected_in_words(digits_records, trained_di
     params = dataclasses.replace(_CPU, minimum={"accuracy": 0.9999})
     result = evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
     assert not result.promote
-    assert result.reasons[0].startswith("failed: accuracy 0.")
-    assert "required at least 0.9999" in result.reasons[0]
+    assert said(result)[0].startswith("failed: accuracy 0.")
+    assert "required at least 0.9999" in said(result)[0]
 
 
 @pytest.fixture(scope="module")

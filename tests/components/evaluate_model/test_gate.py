@@ -3,8 +3,9 @@ import re
 
 import pytest
 
+from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.results.evaluation_info import Decision, Difference
+from tpu_components.core.results.evaluation_info import Decision, Difference, Rule
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.gate import decide
 
@@ -19,19 +20,19 @@ def _raw(**changes):
 def test_first_run_has_no_champion_to_beat():
     decision = decide(EvaluateParams(), _BAD, None)
     assert decision.promote
-    assert decision.reasons == ("passed: there is no other champion to beat",)
+    assert said(decision) == ("passed: there is no other champion to beat",)
 
 
 def test_challenger_that_beats_the_champion_is_promoted():
     decision = decide(_raw(), _GOOD, _BAD)
     assert decision.promote
-    assert decision.reasons == ("passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0000",)
+    assert said(decision) == ("passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0000",)
 
 
 def test_without_confidence_a_tie_is_promoted():
     decision = decide(_raw(max_regression={"accuracy": 0.0, "loss": 0.0}), _GOOD, dict(_GOOD))
     assert decision.promote
-    assert decision.reasons[0].startswith("passed: accuracy 0.9800 ties with the champion's 0.9800")
+    assert said(decision)[0].startswith("passed: accuracy 0.9800 ties with the champion's 0.9800")
 
 
 def test_rounding_does_not_undo_a_tie():
@@ -47,31 +48,29 @@ def test_rounding_is_a_share_of_the_value_whatever_its_unit(unit):
     assert decide(params, {"mean_absolute_error": unit * (1 + 1e-12)}, champion).promote
     decision = decide(params, {"mean_absolute_error": unit * 1.0001}, champion)
     assert not decision.promote
-    assert "is worse than the champion's" in decision.reasons[0]
+    assert "is worse than the champion's" in said(decision)[0]
 
 
 def test_what_differs_is_shown_in_digits_that_differ():
     decision = decide(_raw(), {"accuracy": 0.9}, {"accuracy": 0.90001})
-    assert decision.reasons == (
+    assert said(decision) == (
         "failed: accuracy 0.90000 is worse than the champion's 0.90001; it may be worse by 0.0000",
     )
 
 
 def test_a_figure_that_is_no_number_beats_nothing_and_is_beaten_by_any():
     nan, known = {"accuracy": math.nan}, {"accuracy": 0.9}
-    assert decide(_raw(), nan, known) == Decision(
-        False, ("failed: accuracy is not a number, the champion's is 0.9000",)
-    )
-    assert decide(_raw(), known, nan) == Decision(True, ("passed: accuracy is 0.9000, the champion's is not a number",))
+    lost = Rule(False, "accuracy", "accuracy is not a number, the champion's is 0.9000")
+    won = Rule(True, "accuracy", "accuracy is 0.9000, the champion's is not a number")
+    assert decide(_raw(), nan, known) == Decision(False, (lost,))
+    assert decide(_raw(), known, nan) == Decision(True, (won,))
     assert not decide(_raw(), nan, nan).promote
 
 
 def test_challenger_that_is_worse_is_rejected():
     decision = decide(_raw(), _BAD, _GOOD)
     assert not decision.promote
-    assert decision.reasons == (
-        "failed: accuracy 0.9500 is worse than the champion's 0.9800; it may be worse by 0.0000",
-    )
+    assert said(decision) == ("failed: accuracy 0.9500 is worse than the champion's 0.9800; it may be worse by 0.0000",)
 
 
 def test_regression_is_allowed_up_to_its_limit():
@@ -84,7 +83,7 @@ def test_a_lower_loss_is_better():
     assert decide(params, _GOOD, _BAD).promote
     decision = decide(params, _BAD, _GOOD)
     assert not decision.promote
-    assert "loss 0.2000 is worse than the champion's 0.1000" in decision.reasons[0]
+    assert "loss 0.2000 is worse than the champion's 0.1000" in said(decision)[0]
 
 
 def test_no_regression_limit_means_that_any_challenger_may_follow():
@@ -100,7 +99,7 @@ def test_no_regression_limit_means_that_any_challenger_may_follow():
     ],
 )
 def test_minimum_includes_its_bound(bound, reason):
-    assert decide(EvaluateParams(minimum={"accuracy": bound}), _BAD, None).reasons[0] == reason
+    assert said(decide(EvaluateParams(minimum={"accuracy": bound}), _BAD, None))[0] == reason
 
 
 @pytest.mark.parametrize(
@@ -111,13 +110,13 @@ def test_minimum_includes_its_bound(bound, reason):
     ],
 )
 def test_maximum_includes_its_bound(bound, reason):
-    assert decide(EvaluateParams(maximum={"loss": bound}), _BAD, None).reasons[0] == reason
+    assert said(decide(EvaluateParams(maximum={"loss": bound}), _BAD, None))[0] == reason
 
 
 def test_predictions_that_are_not_finite_are_refused_whatever_the_metrics_say():
     decision = decide(EvaluateParams(), _GOOD, None, num_not_finite=3)
     assert not decision.promote
-    assert decision.reasons[0] == "failed: 3 predictions are not finite numbers"
+    assert said(decision)[0] == "failed: 3 predictions are not finite numbers"
 
 
 @pytest.mark.parametrize(
@@ -128,21 +127,21 @@ def test_predictions_that_are_not_finite_are_refused_whatever_the_metrics_say():
     ],
 )
 def test_metric_that_is_nan_fails_its_bound(thresholds, reason):
-    assert decide(EvaluateParams(**thresholds), {"loss": math.nan, "r2": math.nan}, None).reasons[0] == reason
+    assert said(decide(EvaluateParams(**thresholds), {"loss": math.nan, "r2": math.nan}, None))[0] == reason
 
 
 def test_metric_that_could_not_be_measured_fails_its_minimum():
     decision = decide(EvaluateParams(minimum={"roc_auc": 0.9}), _GOOD, None)
     assert not decision.promote
-    assert decision.reasons[0] == "failed: roc_auc was not measured: it needs two classes, both in the split"
+    assert said(decision)[0] == "failed: roc_auc was not measured: it needs two classes, both in the split"
     other = decide(EvaluateParams(maximum={"bits_per_character": 2.3}), _GOOD, None)
-    assert other.reasons[0] == "failed: bits_per_character was not measured: it is of another task"
+    assert said(other)[0] == "failed: bits_per_character was not measured: it is of another task"
 
 
 def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
     params = EvaluateParams(minimum={"macro_f1": 0.9, "accuracy": 0.9})
     decision = decide(params, {"macro_f1": 0.8, "accuracy": 0.95}, None, notes={"macro_f1": "1 class counts 0"})
-    assert decision.reasons[:2] == (
+    assert said(decision)[:2] == (
         "failed: macro_f1 0.8000, required at least 0.9000 (1 class counts 0)",
         "passed: accuracy 0.9500, required at least 0.9000",
     )
@@ -152,8 +151,8 @@ def test_every_check_gives_its_reason_in_words():
     params = _raw(minimum={"accuracy": 0.99}, maximum={"loss": 0.5}, max_regression={"accuracy": 0.0, "loss": 0.0})
     decision = decide(params, _BAD, _GOOD)
     assert not decision.promote
-    assert [reason.partition(":")[0] for reason in decision.reasons] == ["failed", "passed", "failed", "failed"]
-    for reason in decision.reasons:
+    assert [reason.partition(":")[0] for reason in said(decision)] == ["failed", "passed", "failed", "failed"]
+    for reason in said(decision):
         assert re.fullmatch(r"(passed|failed): (accuracy|loss) \d\.\d{4}\W? [a-z].*\d\.\d{4}", reason), reason
 
 
@@ -196,7 +195,7 @@ def test_an_error_is_better_when_it_is_smaller_and_is_shown_in_its_own_unit():
     )
     decision = decide(params, {"r2": 0.9, "mean_absolute_error": 1.25e-5}, {"r2": 0.8, "mean_absolute_error": 1e-5})
     assert not decision.promote
-    assert decision.reasons == (
+    assert said(decision) == (
         "passed: r2 0.9000, required at least 0.5000",
         "passed: mean_absolute_error 1.25e-05, required at most 2e-05",
         "failed: mean_absolute_error 1.25e-05 is worse than the champion's 1e-05; it may be worse by 1e-06",
@@ -206,7 +205,7 @@ def test_an_error_is_better_when_it_is_smaller_and_is_shown_in_its_own_unit():
 def test_a_figure_that_is_not_defined_fails_the_gate_that_asks_for_it():
     params = EvaluateParams(minimum={"r2": 0.5}, max_regression={"r2": 0.0})
     decision = decide(params, {"loss": 0.1}, {"loss": 0.1})
-    assert decision.reasons == (
+    assert said(decision) == (
         "failed: r2 was not measured: it needs targets that differ within the split",
         "failed: r2 cannot be compared: it needs targets that differ within the split",
     )
@@ -278,13 +277,13 @@ def _difference(**changes):
 def test_a_challenger_passes_by_what_chance_leaves_of_its_advantage(difference, allowed, reason):
     params = EvaluateParams(max_regression={"accuracy": allowed})
     decision = decide(params, _GOOD, _BAD, differences=_difference(**difference))
-    assert decision.reasons == (reason,)
+    assert said(decision) == (reason,)
     assert decision.promote == reason.startswith("passed")
 
 
 def test_a_tie_is_no_better():
     decision = decide(EvaluateParams(), _GOOD, dict(_GOOD), differences=_difference(advantage=0.0, least=0.0, luck=1.0))
     assert not decision.promote
-    assert decision.reasons[0].startswith(
+    assert said(decision)[0].startswith(
         "failed: accuracy 0.9800 ties with the champion's 0.9800; it has to be better, with 95 % confidence"
     )

@@ -8,14 +8,13 @@ import pytest
 from tests.browser import assert_opens, find, needs_browser, photograph
 from tests.html_page import Page
 from tpu_components.core.examples.interface import Regression
-from tpu_components.core.results.evaluation_info import Difference
+from tpu_components.core.results.evaluation_info import Difference, Rule
 from tpu_components.evaluate_model.baseline import find_baseline
 from tpu_components.evaluate_model.metrics import compute_metrics
 from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
 from tpu_components.evaluate_model.regression import compute_regression_metrics
 from tpu_components.evaluate_model.report import (
-    LabelPrediction,
-    NumberPrediction,
+    Answer,
     Prediction,
     ReportContent,
     render_report,
@@ -34,7 +33,9 @@ def _metrics(num_classes=3, num_examples=60, names=None, seed=0, lean=3.0):
 
 def _prediction(key="a.png", shape=(8, 8, 1), true_class="cat", predicted_class="dog"):
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    return Prediction(key, pixels, true_class, predicted_class, confidence=0.9312, true_confidence=0.0471)
+    is_right = true_class == predicted_class
+    truth = [] if is_right else [Answer(true_class, "5 %", note="true")]
+    return Prediction(key, pixels, [Answer(predicted_class, "93 %", "good" if is_right else "bad"), *truth])
 
 
 def _content(**changes):
@@ -45,7 +46,7 @@ def _content(**changes):
         metrics=_metrics(),
         champion=None,
         promote=True,
-        reasons=["passed: there is no other champion to beat"],
+        reasons=[Rule(True, "", "there is no other champion to beat")],
         history=epochs,
         wrong=[_prediction("wrong.png")],
         num_wrong=7,
@@ -68,7 +69,7 @@ def _hostile_content(num_classes):
         metrics=metrics,
         champion=metrics,
         promote=False,
-        reasons=[_HOSTILE],
+        reasons=[Rule(True, "", _HOSTILE)],
         history=_content().history,
         wrong=[prediction],
         num_wrong=1,
@@ -161,8 +162,9 @@ def test_wrong_predictions_show_answer_truth_confidence_and_how_many_there_are()
 
 @pytest.mark.parametrize(("promote", "words"), [(True, "✓ Passed the gate"), (False, "✗ Did not pass the gate")])
 def test_report_opens_with_the_decision_and_its_reasons(promote, words):
-    text = _text(_content(promote=promote, reasons=["accuracy 0.98 is enough"]))
-    assert f"{words} accuracy 0.98 is enough" in text
+    rules = [Rule(True, "accuracy", "accuracy 0.98 is enough"), Rule(promote, "loss", "loss 0.2 is too")]
+    text = _text(_content(promote=promote, reasons=rules))
+    assert f"{words} ✓ accuracy 0.98 is enough {words[0]} loss 0.2 is too" in text
     assert text.index(words) < text.index("Headline figures")
 
 
@@ -171,8 +173,8 @@ def test_headline_figures_compare_with_the_champion():
     better = dataclasses.replace(metrics, accuracy=0.9512, loss=0.25, macro_f1=0.9, calibration_error=0.01)
     champion = dataclasses.replace(metrics, accuracy=0.94, loss=0.2, macro_f1=0.9, calibration_error=0.02)
     page = Page(render_report(_content(metrics=better, champion=champion)))
-    verdicts = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
-    assert [value for value in verdicts if value != "value"] == ["better", "same", "worse", "same", "better"]
+    looks = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
+    assert [look for look in looks if look != "value"] == ["good", "note", "bad", "note", "good"]
     words = " ".join(" ".join(page.words).split())
     assert "Accuracy 95.12 % champion 94.00 % +1.12 points" in words
     assert "Loss 0.2500 champion 0.2000 +0.0500" in words
@@ -191,10 +193,10 @@ def test_headline_figures_show_what_chance_leaves_of_them_and_judge_no_differenc
     )
     text = _text(content)
     assert "Accuracy 95.00 % 91.00 % to 100.00 % champion 90.00 % +5.00 points (+1.20 to +8.80)" in text
-    assert "Loss 0.0500 −0.1000 to 0.2000 champion 0.1000 −0.0500 (−0.1100 to +0.0100)" in text
+    assert "Loss 0.0500 0.0000 to 0.2000 champion 0.1000 −0.0500 (−0.1100 to +0.0100)" in text
     page = Page(render_report(content))
-    verdicts = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
-    assert [value for value in verdicts if value in ("better", "worse", "same")][:2] == ["better", "same"]
+    looks = [value for tag, attributes in page.tags if tag == "dd" and (value := attributes.get("class"))]
+    assert [look for look in looks if look != "value"][:4] == ["note", "good", "note", "note"]
 
 
 def test_examples_that_the_champion_has_right_are_shown():
@@ -326,7 +328,9 @@ def _labels_content(names=("sky", "sea", "sun"), **changes):
     labels = rng.integers(0, 2, (50, len(names)))
     probabilities = (0.2 + 0.5 * labels + 0.3 * rng.random(labels.shape)).clip(0, 1)
     pixels = np.zeros((8, 8, 3), np.uint8)
-    prediction = LabelPrediction("wrong.png", pixels, [(names[0], 0.91)], [(names[1], 0.73)], [(names[2], 0.18)])
+    answers = [Answer(names[1], "73 %", "bad"), Answer(names[0], "91 %", "good")]
+    answers += [Answer(names[2], "18 %", "bad", "missed"), Answer(", ".join([names[0], names[2]]), note="true")]
+    prediction = Prediction("wrong.png", pixels, answers)
     metrics = compute_multi_label_metrics(labels, probabilities, names)
     history = [{"epoch": i, "loss": 1 / i, "binary_accuracy": 1 - 0.5 / i} for i in (1, 2)]
     return _content(metrics=metrics, champion=metrics, history=history, wrong=[prediction], right=[], **changes)
@@ -338,8 +342,9 @@ def _numbers_content(names=("mass", "width"), num_examples=700):
     values = targets + 0.1 * rng.normal(size=targets.shape)
     task = Regression((0.0,) * len(names), (1.0,) * len(names))
     metrics = compute_regression_metrics(targets, values, names, task)
-    numbers = tuple((name, 2.0, -1.25) for name in names)
-    prediction = NumberPrediction("far.png", np.zeros((8, 8, 1), np.uint8), numbers)
+    lines = (Answer("true", "2"), Answer("predicted", "−1.25"), Answer("error", "−3.25", "bad"))
+    answers = [answer for name in names for answer in (Answer(name), *lines)]
+    prediction = Prediction("far.png", np.zeros((8, 8, 1), np.uint8), answers)
     history = [{"epoch": i, "loss": 1 / i, "mean_absolute_error": 1 / i} for i in (1, 2)]
     changes = {"history": history, "wrong": [prediction], "num_wrong": num_examples, "right": []}
     return _content(metrics=metrics, champion=metrics, answers=(targets, values), **changes)
@@ -352,7 +357,7 @@ def test_report_of_several_labels_shows_which_are_wrong_in_red():
     assert "answer bad" in red
     assert "truth bad" in red
     text = " ".join(filter(None, words))
-    assert "sea 73 % sky 91 % missed sun 18 % true: sky , sun" in text
+    assert "sea 73 % sky 91 % missed sun 18 % true sky, sun" in text
     assert "Average precision" in text
     assert "Confusion matrix" not in text
     assert "no difference" in text

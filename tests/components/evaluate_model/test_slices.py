@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
@@ -62,12 +63,12 @@ def test_a_better_mean_hides_no_class_that_broke():
     assert (slices[0].value, slices[0].champion) == (0.7, 1.0)
     decision = decide(params, _FIGURES, _FIGURES, slices=slices)
     assert not decision.promote
-    assert decision.reasons == (
+    assert said(decision) == (
         "failed: accuracy 0.7000 of class 'cat' (300 examples) is worse than the champion's 1.0000 by more than 0.0500"
         ", with 95 % confidence in all 3 slices",
     )
     allowed = dataclasses.replace(params, max_slice_regression=0.31)
-    assert decide(allowed, _FIGURES, _FIGURES, slices=slices).reasons == (
+    assert said(decide(allowed, _FIGURES, _FIGURES, slices=slices)) == (
         "passed: no slice is worse than the champion's by more than 0.3100, with 95 % confidence in all 3 slices",
     )
 
@@ -75,13 +76,13 @@ def test_a_better_mean_hides_no_class_that_broke():
 def test_a_slice_below_its_minimum_is_named_and_one_that_chance_may_have_put_there_is_not():
     params = EvaluateParams(slice_minimum=0.8)
     decision = decide(params, _FIGURES, None, slices=find_slices(params, *_broken_cats()))
-    assert decision.reasons[1] == (
+    assert said(decision)[1] == (
         "failed: accuracy 0.7000 of class 'cat' (300 examples) is below the least that a slice may have, 0.8000, "
         "with 95 % confidence in all 3 slices"
     )
     labels = np.repeat([0, 1], [10, 300])
     few = _classes(labels, np.where(np.arange(310) < 3, 1, labels))
-    assert decide(params, _FIGURES, None, slices=find_slices(params, *few)).reasons[1] == (
+    assert said(decide(params, _FIGURES, None, slices=find_slices(params, *few)))[1] == (
         "passed: no slice is below the least that a slice may have, 0.8000, with 95 % confidence in all 2 slices"
     )
 
@@ -112,8 +113,8 @@ def test_many_slices_that_broke_are_counted():
     outputs = np.stack([np.eye(8, dtype=np.float32)[answer] for answer in ((labels + 1) % 8, labels)])
     params = EvaluateParams(max_regression={})
     decision = decide(params, _FIGURES, _FIGURES, slices=find_slices(params, data, labels, outputs, {}))
-    assert len(decision.reasons) == 6
-    assert decision.reasons[-1] == "failed: 3 more slices are as bad"
+    assert len(said(decision)) == 6
+    assert said(decision)[-1] == "failed: 3 more slices are as bad"
 
 
 def test_a_label_is_judged_by_its_f1_and_texts_by_their_length():
@@ -137,7 +138,7 @@ def test_a_regression_is_judged_by_the_loss_of_its_slices():
     slices = find_slices(params, data, targets, outputs, {"length": np.repeat([3, 8], 20)})
     assert [part.metric for part in slices] == ["loss", "loss"]
     decision = decide(params, {"loss": 1}, {"loss": 1}, slices=slices)
-    assert "of length '8 to 8 tokens' (20 examples) is worse than the champion's 0.0000" in decision.reasons[0]
+    assert "of length '8 to 8 tokens' (20 examples) is worse than the champion's 0.0000" in said(decision)[0]
     assert find_slices(EvaluateParams(), data, targets, outputs, {}) == ()
 
 

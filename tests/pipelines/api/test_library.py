@@ -68,9 +68,9 @@ def test_a_finished_run_can_be_looked_at_and_asked(finished_run):
 
 def test_what_data_say_is_escaped_in_a_notebook_and_what_is_no_number_left_out(tmp_path):
     summary = {"config": {"name": "x"}, "status": "rejected", "metrics": {"loss": None}, "steps": {}}
-    run = tp.Run(tmp_path, {**summary, "gate": {"reasons": ["<script>"]}})
+    run = tp.Run(tmp_path, {**summary, "gate": {"promote": False, "reasons": ["failed: <script>"]}})
     assert "loss" not in run._repr_html_()
-    assert "<li>&lt;script&gt;</li>" in run._repr_html_()
+    assert "<li>failed: &lt;script&gt;</li>" in run._repr_html_()
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from tpu_components.core.base.states import result_of
-from tpu_components.core.results.evaluation_info import Decision, Difference, EvaluatedModel, Evaluation, Slice
+from tpu_components.core.results.evaluation_info import Decision, Difference, EvaluatedModel, Evaluation, Rule, Slice
 from tpu_pipelines.retraining.job_summary import render_junit, render_markdown, render_runs
 from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.run_findings import RunFindings
@@ -13,8 +13,8 @@ from tpu_pipelines.runs.summary import Summary
 
 _CHANGED = RunDecision(True, "runs/digits", ("data",), "changed since runs/digits: data")
 _REASONS = (
-    "passed: accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100",
-    "failed: accuracy 0.7000 of class 'cat|<dog>' (300 examples) is worse than the champion's 1.0000",
+    Rule(True, "accuracy", "accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100"),
+    Rule(False, "accuracy", "accuracy 0.7000 of class 'cat|<dog>' (300 examples) is worse than the champion's 1.0000"),
 )
 
 
@@ -56,16 +56,17 @@ def test_markdown_shows_decision_reasons_figures_beside_the_champions_and_slices
 changed since runs/digits: data
 
 - ✅ accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100
-- ❌ accuracy 0.7000 of class 'cat\\|\\<dog\\>' (300 examples) is worse than the champion's 1.0000
+- ❌ accuracy 0.7000 of class 'cat\\|&lt;dog&gt;' (300 examples) is worse than the champion's 1.0000
 
-| | model | with 95 % confidence | champion | better by |
-|---|--:|--:|--:|--:|
-| accuracy | 0.9800 | 0.9690 to 0.9880 | 0.9500 | **+0.0300 (+0.0100 to +0.0500)** |
-| loss | 0.1000 |  | 0.2000 | +0.0100 (-0.0200 to +0.0400) |
+| metric | value | interval | champion | difference |
+|---|--:|---|--:|---|
+| Accuracy | 98.00 % | 96.90 % to 98.80 % | 95.00 % | **\\+3.00 points (+1.00 to +5.00)** |
+| Loss | 0.1000 |  | 0.2000 | −0.1000 (−0.0400 to +0.0200) |
 
-| slice | examples | model | champion | better by |
-|---|--:|--:|--:|--:|
-| class cat\\|\\<dog\\> | 300 | 0.7000 | 1.0000 | **-0.3000 (-0.3600 to -0.2400)** |
+| slice | value | interval | champion | difference |
+|---|--:|---|--:|---|
+| class 'cat\\|&lt;dog&gt;' (300 examples) | 70.00 % | 60.00 % to 80.00 % | 100.00 % | \
+**−30.00 points (−36.00 to −24.00)** |
 """
     )
 
@@ -75,16 +76,17 @@ def test_runs_side_by_side_show_the_slices_that_surely_changed(run_dir):
     assert (
         text
         == """\
-| with 95 % confidence | a\\_b |
+| with 95 % confidence | a_b |
 |---|--:|
-| accuracy | 0.9800 (0.9690 to 0.9880) |
-| loss | 0.1000 |
+| Accuracy | 98.00 % (96.90 % to 98.80 %) |
+| Loss | 0.1000 |
 
-Slices of a\\_b that differ from its champion's:
+Slices of a_b that differ from its champion's:
 
-| slice | examples | model | champion | better by |
-|---|--:|--:|--:|--:|
-| class cat\\|\\<dog\\> | 300 | 0.7000 | 1.0000 | **-0.3000 (-0.3600 to -0.2400)** |"""
+| slice | value | interval | champion | difference |
+|---|--:|---|--:|---|
+| class 'cat\\|&lt;dog&gt;' (300 examples) | 70.00 % | 60.00 % to 80.00 % | 100.00 % | \
+**−30.00 points (−36.00 to −24.00)** |"""
     )
 
 
@@ -101,7 +103,7 @@ def test_the_gates_rules_are_test_cases(run_dir):
     suite = ET.fromstring(render_junit("digits", "not promoted", _REASONS))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     failed = [case for case in suite if case.find("failure") is not None]
-    assert [case.get("name") for case in failed] == [_REASONS[1].removeprefix("failed: ")]
+    assert [case.get("name") for case in failed] == [_REASONS[1].text]
 
 
 @pytest.mark.parametrize(("outcome", "failures"), [("promoted", 0), ("running", 0), ("not promoted", 1), ("failed", 1)])

@@ -104,7 +104,7 @@ def test_a_failed_run_is_compared_by_what_it_has(two_runs):
 def test_markdown_has_a_line_for_each_run(two_runs):
     header, rule, first, second, _, host = as_markdown(compare(two_runs)).splitlines()
     assert header.count("|") == rule.count("|") == first.count("|") == second.count("|")
-    assert second.startswith("| `second/digits` | accuracy 0.2500 | ")
+    assert second.startswith("| second/digits | accuracy 0.2500 | ")
     assert host == f"Host: {describe_host()}."
 
 
@@ -112,11 +112,11 @@ def test_markdown_of_several_runs_has_intervals_and_preflight_beside_each_other(
     assert cli.main(["compare", *map(str, two_runs), "--markdown"]) == 0
     _, intervals, preflight = re.split(r"\n(?=\| with|\| preflight)", capsys.readouterr().out)
     assert intervals.startswith("| with 95 % confidence | first/digits | second/digits |\n|---|--:|--:|\n")
-    (accuracy,) = (line for line in intervals.splitlines() if line.startswith("| accuracy |"))
-    assert re.fullmatch(r"\| accuracy(?: \| (0\.\d{4}) \(0\.\d{4} to 0\.\d{4}\)){2} \|", accuracy)
+    (accuracy,) = (line for line in intervals.splitlines() if line.startswith("| Accuracy |"))
+    assert re.fullmatch(r"\| Accuracy(?: \| [\d.]+ % \([\d.]+ % to [\d.]+ %\)){2} \|", accuracy)
     for name, line in zip(("first", "second"), preflight.splitlines()[2:], strict=True):
         assert re.fullmatch(
-            rf"\| {name}/digits \| v5e-1 \| [\d.]+ µs \| [\d.]+ MiB \| (?:\\<)?\$[\d.]+, Vertex AI's price \|", line
+            rf"\| {name}/digits \| v5e-1 \| [\d.]+ µs \| [\d.]+ MiB \| (?:&lt;)?\\\$[\d.]+, Vertex AI's price \|", line
         ), line
 
 
@@ -170,7 +170,7 @@ def test_what_is_no_run_is_left_out_and_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs" / "comparison.html").write_text("")
     assert cli.main(["compare", *sorted(map(str, (tmp_path / "runs").iterdir())), "--markdown"]) == 0
     said = capsys.readouterr()
-    assert [line.split("`")[1] for line in said.out.splitlines() if "`" in line] == ["digits", "flowers"]
+    assert [line.split(" | ")[0] for line in said.out.splitlines()[2:4]] == ["| digits", "| flowers"]
     left_out = ", ".join(f"{tmp_path}/runs/{name}" for name in ("comparison.html", "digits-preflight", "registry"))
     assert said.err == f"hint: left out, as no run that has ended: {left_out}\n"
 

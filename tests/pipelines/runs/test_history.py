@@ -127,14 +127,14 @@ def test_the_command_lists_and_cleans(workspace, capsys):
     code, out = call()
     assert code == 0
     header, *lines = out.splitlines()
-    assert header.split() == ["run", "number", "ended", "result", "score", "loss", "MiB"]
+    assert header.split() == ["run", "number", "ended,", "UTC", "result", "score", "loss", "MiB"]
     assert [line.split()[:2] for line in lines] == [
         ["digits", "0001"],
         ["digits", "0002"],
         ["digits", "latest"],
         ["flowers", "latest"],
     ]
-    assert lines[2].split()[3:] == ["promoted", "accuracy", "0.7000", "-", "0.0"]
+    assert lines[2].split()[4:] == ["promoted", "accuracy", "0.7000", "-", "0.0"]
     assert "not promoted" in lines[3]
     rows = json.loads(call("list", "digits", "--json")[1])
     assert [row["metrics"]["accuracy"] for row in rows] == [0.5, 0.6, 0.7]

@@ -32,7 +32,7 @@ def test_every_run_is_listed_the_newest_first_and_linked(workspace):
     page = write_index(workspace, history.as_rows(workspace)).read_text()
     assert "<title>runs: 3 runs</title>" in page
     rows = page[page.index("<tbody>") :].split("<tr>")[1:]
-    assert [row.split("<bdi>")[1].split("<")[0] for row in rows] == ["photos", "photos", "texts"]
+    assert [row.split("<bdi")[1].split(">")[1].split("<")[0] for row in rows] == ["photos", "photos", "texts"]
     assert 'href="photos/evaluation/report.html"' in rows[0]
     assert 'href="photos.runs/0001/evaluation/report.html"' in rows[1]
     assert "href" not in rows[2]

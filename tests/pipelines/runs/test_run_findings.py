@@ -1,6 +1,7 @@
 """Claims about the findings of a run that was on a platform: read from its bucket, they are those of a run here."""
 
 import dataclasses
+import html
 import json
 import types
 import xml.etree.ElementTree as ET
@@ -51,7 +52,7 @@ def retrain(fake, federated, tmp_path, capfd):
     def run(*arguments):
         command = ["retrain", "digits", "--set", "machine=v5e-4", "--poll-seconds", "0.01", "--no-doctor"]
         code = main([*command, "--markdown", str(markdown), "--junit", str(junit), *arguments])
-        shown = markdown.read_text()
+        shown = html.unescape(markdown.read_text())
         markdown.unlink()
         return code, shown, ET.parse(junit).getroot()
 
@@ -74,10 +75,10 @@ def test_a_run_on_vertex_ai_is_shown_with_the_figures_of_its_bucket(fake, retrai
     assert code == 0
     assert shown.startswith("### ✅ digits: promoted\n")
     accuracy = here.evaluation.metrics["accuracy"]
-    assert f"| accuracy | {accuracy:.4f} | " in shown
+    assert f"| Accuracy | {accuracy:.2%}".replace("%", " % | ") in shown
     assert f"Preflight: {here.preflight.machines[0].summary}" in shown.replace("\\", "")
-    assert [case.get("name") for case in suite] == [reason.removeprefix("passed: ") for reason in here.reasons]
-    assert retrain()[1].count(f"| accuracy | {accuracy:.4f} | ") == 1, "also of a run that was there"
+    assert [case.get("name") for case in suite] == [rule.text for rule in here.reasons]
+    assert retrain()[1].count(f"| Accuracy | {accuracy:.2%}".replace("%", " % | ")) == 1, "also of a run that was there"
 
 
 def test_of_a_run_that_goes_on_or_tells_nothing_the_rest_is_shown(fake, retrain, bucket):

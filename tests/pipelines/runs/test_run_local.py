@@ -118,8 +118,8 @@ def test_a_gate_that_says_no_gives_exit_code_3_and_runs_no_export_and_trains_not
         assert summary["steps"][step] == {"seconds": 0.0, "state": "skipped", "cached": False}
     assert summary["deployment"] == {}
     assert not (workspace / "digits" / "export").exists()
-    assert any(reason.startswith("failed: accuracy") for reason in summary["gate"]["reasons"])
-    assert any(reason.startswith("passed: macro_f1") for reason in summary["gate"]["reasons"])
+    verdicts = {rule["metric"]: rule["passed"] for rule in summary["gate"]["reasons"][:2]}
+    assert verdicts == {"accuracy": False, "macro_f1": True}
     assert f"to try the model all the same: tpu-pipelines export {os.path.relpath(workspace / 'digits')}" in done.stderr
     with judged_here():
         exported = tpu_pipelines_here("export", str(workspace / "digits"), "--set", "export.required=[float]", "--json")
@@ -148,12 +148,12 @@ def test_retraining_is_judged_against_the_registrys_champion(workspace, tmp_path
         return all(step["cached"] or step["state"] == "skipped" for step in summary["steps"].values())
 
     _, first = after(1)
-    assert first["gate"]["reasons"][0] == "passed: there is no other champion to beat"
+    assert first["gate"]["reasons"][0]["text"] == "there is no other champion to beat"
     assert after(1)[1]["gate"] == first["gate"], "not compared with itself"
     done, better = after(4)
     assert done.returncode == 0
-    assert better["gate"]["reasons"][0].startswith("passed: accuracy")
-    assert f"beats the champion's {first['metrics']['accuracy']:.4f}" in better["gate"]["reasons"][0]
+    assert better["gate"]["reasons"][0]["passed"]
+    assert f"beats the champion's {first['metrics']['accuracy']:.4f}" in better["gate"]["reasons"][0]["text"]
     assert (better["deployment"]["version"], better["deployment"]["previous"], champion()) == ("0002", "0001", "0002")
     _, again = after(4)
     assert unchanged(again)
@@ -162,7 +162,7 @@ def test_retraining_is_judged_against_the_registrys_champion(workspace, tmp_path
     done, worse = after(1)
     assert (done.returncode, worse["status"], worse["deployment"], champion()) == (3, "rejected", {}, "0002")
     assert worse["steps"]["train_model"]["cached"]
-    assert "is worse than the champion's" in worse["gate"]["reasons"][0]
+    assert "is worse than the champion's" in worse["gate"]["reasons"][0]["text"]
 
     by_hand = ("--registry", str(registry), "--reason", "it calls every 7 a 1")
     assert tpu_pipelines_here("registry", "rollback", "digits", *by_hand).returncode == 0

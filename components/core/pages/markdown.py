@@ -48,6 +48,11 @@ def escape(text: str) -> str:
     return _LINKS.sub(lambda match: f"&#{ord(match[0])};", marked)
 
 
+def in_markdown(text: str) -> str:
+    """Return Markdown that shows a text as it is, on one line."""
+    return escape(plain(text))
+
+
 def quote(text: str) -> markupsafe.Markup:
     """Return a text as a Markdown quotation. Line breaks are kept, all other Markdown is escaped."""
     lines = [escape(plain(line, len(line) + 1)) for line in text.strip().splitlines()]
@@ -60,7 +65,7 @@ def environment(templates: Path) -> "jinja2.Environment":
     import jinja2  # Imported late, as in `tpu_components.core.pages.page`.
 
     def finalize(value: Any) -> markupsafe.Markup:
-        return value if isinstance(value, markupsafe.Markup) else markupsafe.Markup(escape(plain(str(value))))
+        return value if isinstance(value, markupsafe.Markup) else markupsafe.Markup(in_markdown(str(value)))
 
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),

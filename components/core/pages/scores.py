@@ -1,0 +1,170 @@
+"""Figures of an evaluation in words: each with its interval, and beside the champion's."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from tpu_components.core.examples.interface import TASKS, judged_figure
+from tpu_components.core.pages.blocks import Cell, Table
+from tpu_components.core.results.evaluation_info import Difference, Evaluation, Slice
+from tpu_components.core.results.metric_table import BY_NAME, Metric, task_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A figure of a model in words; shares are in percent.
+
+    Attributes:
+        metric: The figure in the table of metrics.
+        label: Its name in reports.
+        number: The figure as a number.
+        value: The figure.
+        interval: Its bounds; empty where they are not known.
+        champion: The champion's figure; empty without one.
+        difference: Difference from the champion's, and its bounds where they are known.
+        look: `good`, `bad`, or `note` where chance explains the difference; empty without a champion.
+    """
+
+    metric: Metric
+    label: str
+    number: float
+    value: str
+    interval: str = ""
+    champion: str = ""
+    difference: str = ""
+    look: str = ""
+
+    @classmethod
+    def make(
+        cls,
+        metric: Metric,
+        label: str,
+        number: float,
+        bounds: tuple[float, float] | None = None,
+        before: float | None = None,
+        known: Difference | None = None,
+    ) -> Self:
+        """Put a figure into words.
+
+        Args:
+            metric: The figure in the table of metrics.
+            label: Its name in reports.
+            number: Figure of the model.
+            bounds: Its interval. A formula may put bounds where no figure can be: they are cut there.
+            before: Figure of the champion.
+            known: The difference with its bounds.
+        """
+        digits = 2 if metric.is_share else 4
+        if not metric.is_share and 0 < abs(number) < 1e-3:  # Errors have any unit.
+            digits = 3 - math.floor(math.log10(abs(number)))
+
+        def shown(value: float) -> str:
+            return percent(value, digits) if metric.is_share else _signed(value, digits, "-")
+
+        low, high = bounds or (number, number)
+        low, high = max(low, -math.inf if metric.name == "r2" else 0.0), min(high, metric.most)
+        interval = f"{shown(low)} to {shown(high)}" if 0 < high - low < math.inf else ""
+        score = cls(metric, label, number, shown(number), interval)
+        if before is None:
+            return score
+        scale = 100 if metric.is_share else 1
+        change = round((number - before) * scale, digits)
+        difference = (
+            _signed(change, digits, "+") + (" points" if metric.is_share else "") if change else "no difference"
+        )
+        if change and known and known.bounds:
+            shifts = sorted(round(bound * metric.direction * scale, digits) for bound in known.bounds)
+            difference += f" ({' to '.join(_signed(shift, digits, '+') for shift in shifts)})"
+        is_luck = not change or (known is not None and not known.is_clear)
+        look = "note" if is_luck else "good" if change * metric.direction > 0 else "bad"
+        return dataclasses.replace(score, champion=shown(before), difference=difference, look=look)
+
+    @classmethod
+    def of_slice(cls, part: Slice) -> Self:
+        """Put the figure of a slice into words."""
+        return cls.make(BY_NAME[part.metric], str(part), part.value, part.interval, part.champion, part.difference)
+
+
+def list_scores(
+    task: str,
+    ours: Mapping[str, float | None],
+    theirs: Mapping[str, float | None],
+    intervals: Mapping[str, tuple[float, float]],
+    differences: Mapping[str, Difference],
+    top_k: int | None = None,
+) -> list[Score]:
+    """Return the figures of a task that are defined, the judged one first.
+
+    Args:
+        task: The task.
+        ours: Figures of the model, by name.
+        theirs: The champion's; empty without one.
+        intervals: Bounds of the model's.
+        differences: The model beside the champion, by figure.
+        top_k: Number of classes that top-k accuracy looks at; of one, it is accuracy once more.
+    """
+    return [
+        Score.make(
+            metric,
+            metric.label.format(top_k=top_k),
+            value,
+            intervals.get(name),
+            theirs.get(name),
+            differences.get(name),
+        )
+        for name, metric in task_metrics(task).items()
+        if (value := ours.get(name)) is not None and not (name == "top_k_accuracy" and top_k == 1)
+    ]
+
+
+def scores_of(evaluation: Evaluation) -> list[Score]:
+    """Return the figures that a model was judged by: where some examples are no judges, those of the others."""
+    ours, theirs = evaluation.challenger, evaluation.champion or {}
+    judged = judged_figure(evaluation.metrics)
+    if not judged:
+        return []
+    task = next(name for name, task in TASKS.items() if task.judged == judged)
+    if evaluation.unseen and evaluation.unseen.scalars:
+        ours, theirs = (*evaluation.unseen.scalars, {})[:2]
+    return list_scores(
+        task, ours, theirs, evaluation.intervals, evaluation.differences, evaluation.challenger.get("top_k")
+    )
+
+
+def table_of(first: str, scores: Sequence[Score]) -> Table:
+    """Return a row for each score; columns that would be empty are left out.
+
+    Args:
+        first: Heading of the names.
+        scores: The scores.
+    """
+    columns = {first: "<", "value": ">", "interval": "<"}
+    if not any(score.champion for score in scores):
+        return Table(columns, [(score.label, score.value, score.interval) for score in scores])
+    rows = [
+        (
+            score.label,
+            score.value,
+            score.interval,
+            score.champion,
+            Cell(score.difference, score.look, strong=score.look in ("good", "bad")),
+        )
+        for score in scores
+    ]
+    return Table(columns | {"champion": ">", "difference": "<"}, rows)
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """Return a share in percent; only what is exactly all or nothing reads 100 % or 0 %."""
+    text = f"{value:.{digits}%}"
+    bound = 10.0 ** -(digits + 2)
+    if 0 < value < bound / 2:
+        text = f"<{bound:.{digits}%}"
+    if 1 - bound / 2 <= value < 1:
+        text = f">{1 - bound:.{digits}%}"
+    return text.replace("%", "\N{NO-BREAK SPACE}%")
+
+
+def _signed(number: float, digits: int, sign: str) -> str:
+    return f"{number:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")

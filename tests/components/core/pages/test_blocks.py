@@ -1,0 +1,57 @@
+import pytest
+
+from tests.html_page import Page
+from tpu_components.core.pages import page
+from tpu_components.core.pages.blocks import Cell, Fields, Figure, Figures, Section, Sentences, Table, as_text
+
+_HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} |*"
+
+
+def _blocks(text):
+    return [
+        text,
+        Sentences([text], text, passed=True),
+        Fields([(text, text), ("empty", "")]),
+        Figures([Figure(text, text, [text, Cell(text, "bad")])]),
+        Section(text, [Table({text: "<", "n": ">"}, [(text, Cell(text, share=0.5))])]),
+        Section(text, [Table({Cell(text): "<", "n": ">"}, [(text, Cell(text, link="a.html"))])], is_folded=True),
+    ]
+
+
+def test_a_page_shows_any_text_as_it_is_and_loads_nothing():
+    shown = Page(page.render(_HOSTILE, _blocks(_HOSTILE), _blocks(_HOSTILE), _HOSTILE))
+    assert "script" not in {tag for tag, _ in shown.tags}
+    assert not [name for _, attributes in shown.tags for name in attributes if name.startswith("on")]
+    assert shown.words.count(_HOSTILE) == 2 * 16 + 2
+    assert shown.values("src") == []
+    assert shown.values("href") == ["a.html"] * 2
+    policies = [attributes["content"] for _, attributes in shown.tags if "http-equiv" in attributes]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_cells_of_a_page_say_their_column_and_rows_have_a_heading():
+    text = page.render("t", [Table({"name": "<", "a": ">", "b": "<"}, [("x", "1", Cell("2", "good"))])])
+    shown = Page(text)
+    cells = [(attributes["data-label"], attributes["class"].strip()) for tag, attributes in shown.tags if tag == "td"]
+    assert cells == [("a", "number"), ("b", "good")]
+    assert shown.values("scope") == ["col"] * 3 + ["row"]
+
+
+def test_a_terminal_gets_the_same_blocks_in_lines_without_what_is_empty_or_drawn():
+    blocks = [*_blocks("a b"), Sentences((), "nothing"), Fields([("none", "")])]
+    assert as_text(blocks, 9).split("\n\n") == [
+        "a b",
+        "a b\n- a b",
+        "a b    a\n       b",
+        *["a b\na b    n\na b  a b"] * 2,
+    ]
+
+
+def test_markdown_shows_the_texts_of_a_table_as_they_are():
+    table = Table({"a|b": "<", "n": ">"}, [("<cat>\n*", Cell("1", strong=True))])
+    assert table.markdown() == "| a\\|b | n |\n|---|--:|\n| &lt;cat&gt; \\* | **1** |"
+
+
+@pytest.mark.parametrize(("passed", "sign"), [(True, "✓ fine"), (False, "✗ fine")])
+def test_a_verdict_is_a_sign_and_not_a_colour_alone(passed, sign):
+    assert sign in Page(page.render("t", [Sentences((), "fine", passed)])).words
