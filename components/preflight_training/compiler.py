@@ -7,7 +7,6 @@ it, gives it a `Task` and hears what came of each `Compilation` through a pipe.
 import ast
 import contextlib
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.examples.feeding import steps_per_epoch
@@ -330,8 +330,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
 
 def _program_key(program: _Program, layers: Sequence[str], compilation: Compilation) -> str:
     reader = code_of([hlo.__name__]).digest
-    facts = (program.text, layers, dataclasses.asdict(compilation), versions(), reader)
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return digest_of([program.text, layers, dataclasses.asdict(compilation), versions(), reader])
 
 
 def read_outcome(raw: Any) -> Outcome:

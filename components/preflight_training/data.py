@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import os
 import platform
 import threading
@@ -12,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.examples import feeding, records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
@@ -123,7 +122,7 @@ def load_facts(
 def facts_key(*parts: Any) -> str:
     """Return a key for facts about some data on this machine."""
     here = (platform.node(), _cpus(), code_of([__name__]).digest)
-    return hashlib.sha256(json.dumps([*parts, *here], default=str).encode()).hexdigest()
+    return digest_of([*parts, *here])
 
 
 def _cpus() -> int:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import (
     ARCHITECTURE_FILE,
@@ -343,7 +344,7 @@ def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
 
 def short_digest(value: Any) -> str:
     """Return sixteen letters that are equal for equal values that JSON can hold; empty for nothing."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] if value else ""
+    return digest_of(value)[:16] if value else ""
 
 
 def _is_seen(name: str) -> bool:
@@ -352,5 +353,4 @@ def _is_seen(name: str) -> bool:
 
 def digest_listing(files: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the digest of a version's files."""
-    listing = [[name, files[name]["num_bytes"], files[name][_CHECKSUM]] for name in sorted(files)]
-    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+    return digest_of([[name, files[name]["num_bytes"], files[name][_CHECKSUM]] for name in sorted(files)])
