@@ -3,12 +3,13 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import Amount, Positive, Range, check_fields
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
 from tpu_components.core.files import storage
-from tpu_components.core.files.typed_json import Amount, JsonFile
+from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
 from tpu_components.core.registry.signing import is_key_itself
 
@@ -69,16 +70,16 @@ class DeployParams:
     registry: str
     model_name: str
     alias: str = CHAMPION
-    health_check_examples: int = 32
-    health_check_tolerance: float = 0.01
+    health_check_examples: Positive = 32
+    health_check_tolerance: Annotated[float, Range(above=0, most=1)] = 0.01
     artifacts_uri: str = ""
     serving_image: str = ""
     endpoint: str = ""
-    endpoint_traffic: int = 100
+    endpoint_traffic: Annotated[int, Range(1, 100)] = 100
     endpoint_machine_type: str = "n1-standard-2"
-    endpoint_max_replicas: int = 1
+    endpoint_max_replicas: Positive = 1
     endpoint_service_account: str = ""
-    endpoint_access: str = PUBLIC
+    endpoint_access: Annotated[str, ENDPOINT_ACCESS] = PUBLIC
     endpoint_network: str = ""
     endpoint_projects: tuple[str, ...] = ()
     encryption_key: str = ""
@@ -90,15 +91,10 @@ class DeployParams:
     notes: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_model_name(self.model_name)
         check_alias(self.alias)
         check_registry(self.registry, self.model_name)
-        if self.health_check_examples < 1:
-            raise InputError(f"health_check_examples must be at least 1. Received: {self.health_check_examples}.")
-        if not 0 < self.health_check_tolerance <= 1:
-            raise InputError(
-                f"health_check_tolerance must be above 0 and at most 1. Received: {self.health_check_tolerance}."
-            )
         if self.licence and not re.fullmatch(_LICENCE, self.licence):
             raise InputError(
                 "licence must be an identifier from SPDX's list or Hugging Face's, as apache-2.0. Received: "
@@ -153,19 +149,10 @@ class DeployParams:
                 "verify_key judges what the step has registered, and nothing signs that. Set signing_key too, or leave "
                 "verify_key out."
             )
-        if not 1 <= self.endpoint_traffic <= 100:
-            raise InputError(f"endpoint_traffic must be from 1 to 100. Received: {self.endpoint_traffic}.")
-        if self.endpoint_max_replicas < 1:
-            raise InputError(f"endpoint_max_replicas must be at least 1. Received: {self.endpoint_max_replicas}.")
 
     def _check_access(self) -> None:
         """Check that it is said how an endpoint is reached, and nothing else beside it."""
         access = self.endpoint_access
-        if access not in ENDPOINT_ACCESS:
-            raise InputError(
-                f"endpoint_access must be one of {', '.join(ENDPOINT_ACCESS)}. Received: {access!r}."
-                f"{did_you_mean(access, ENDPOINT_ACCESS)}"
-            )
         if access != PUBLIC and not self.endpoint:
             raise InputError(f"endpoint_access={access!r} is of an endpoint, and there is none. Set endpoint=NAME.")
         if access == PRIVATE and not re.fullmatch(_NETWORK, self.endpoint_network):

@@ -10,16 +10,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import Interface
-from tpu_components.core.files import typed_json
 from tpu_components.export_model.exporting import try_out
 
 
 def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
-    interface, error = typed_json.read(request["interface"], Interface), ""
+    interface, error = typed_values.read(request["interface"], Interface), ""
     warnings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="trial-") as work:
         try:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.examples import feeding, records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
 from tpu_components.core.examples.interface import Interface
-from tpu_components.core.files import typed_json
 from tpu_components.preflight_training import compile_cache
 
 _MEASURED_SECONDS = 0.5
@@ -139,7 +139,7 @@ def _cpus() -> int:
 def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> DataFacts:
     """Return the facts kept under a key; where there are none, those that `find` gives, from now on."""
     path = cache_dir / f"data-{key}.json"
-    if (known := compile_cache.recall(path, lambda raw: typed_json.read(raw, DataFacts))) is not None:
+    if (known := compile_cache.recall(path, lambda raw: typed_values.read(raw, DataFacts))) is not None:
         return known
     facts = find()
     compile_cache.keep(path, dataclasses.asdict(facts))

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import (
@@ -116,8 +117,8 @@ class Version:
     @classmethod
     def _parse(cls, directory: Path, described: bytes) -> Self:
         kinds = typing.get_type_hints(cls)
-        raw = typed_json.read(typed_json.decode(described), Mapping[str, Any])
-        facts = {name: typed_json.read(value, kinds[name], name) for name, value in raw.items()}
+        raw = typed_values.read(typed_json.decode(described), Mapping[str, Any])
+        facts = {name: typed_values.read(value, kinds[name], name) for name, value in raw.items()}
         version = cls(directory=directory, **{"content_digest": facts["digest"], **facts})
         for name, file in version.files.items():
             storage.join("", name)
