@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib
+import inspect
 import json
 import typing
 from collections.abc import Mapping
@@ -103,10 +104,10 @@ def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_j
 @pytest.mark.parametrize("step", _STEPS)
 def test_component_defaults_are_literals(step):
     """KFP ships the function alone: a name of its module is not known where it runs."""
-    tree = ast.parse(Path(_component(step).python_func.__code__.co_filename).read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert step in [function.name for function in functions]
-    for default in (default for function in functions for default in function.args.defaults):
+    tree = ast.parse(inspect.getsource(_component(step).python_func))
+    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert function.name == step
+    for default in filter(None, [*function.args.defaults, *function.args.kw_defaults]):
         ast.literal_eval(default)
 
 

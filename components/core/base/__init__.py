@@ -1,1 +1,1 @@
-"""Errors, retries, termination, progress, terminal text and code fingerprints: no ML, no files."""
+"""Errors, typed values, digests, code fingerprints, retries, termination, progress, terminal text: no ML, no files."""
