@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.typed_values import Amount, Positive, Range, check_fields
+from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Range, check_fields
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
@@ -16,11 +16,22 @@ from tpu_components.core.registry.signing import is_key_itself
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
 PREFLIGHT = "preflight"  # In the lineage of a version: what its training takes of a machine.
 VERTEX = "vertex"  # In a configuration: the registry of the settings' project and region.
-_LICENCE = r"[A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?"  # As SPDX's and Hugging Face's are.
+# As SPDX's and Hugging Face's are.
+_LICENCE = Pattern(
+    r"([A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?)?",
+    "an identifier from SPDX's list or Hugging Face's, as apache-2.0",
+)
 _LONGEST_NOTES = 10_000
-_KEY = r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+"
+_KEY = Pattern(
+    r"(projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+)?",
+    "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
+)
+_SERVICE_ACCOUNT = Pattern(r"([^@\s]+@[^@\s]+)?", "like server@my-project.iam.gserviceaccount.com")
 _NETWORK = r"projects/[a-z][^/\s]*/global/networks/[^/\s]+"
-_ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # What Vertex AI takes, with room for the endpoint that tries a version.
+# What Vertex AI takes, with room for the endpoint that tries a version.
+_ENDPOINT = Pattern(
+    r"([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?", "lower-case letters, digits and '-', a letter first, at most 40"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,20 +85,20 @@ class DeployParams:
     health_check_tolerance: Annotated[float, Range(above=0, most=1)] = 0.01
     artifacts_uri: str = ""
     serving_image: str = ""
-    endpoint: str = ""
+    endpoint: Annotated[str, _ENDPOINT] = ""
     endpoint_traffic: Annotated[int, Range(1, 100)] = 100
     endpoint_machine_type: str = "n1-standard-2"
     endpoint_max_replicas: Positive = 1
-    endpoint_service_account: str = ""
+    endpoint_service_account: Annotated[str, _SERVICE_ACCOUNT] = ""
     endpoint_access: Annotated[str, ENDPOINT_ACCESS] = PUBLIC
     endpoint_network: str = ""
     endpoint_projects: tuple[str, ...] = ()
-    encryption_key: str = ""
+    encryption_key: Annotated[str, _KEY] = ""
     signing_key: str = ""
     verify_key: str = ""
     lineage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preflight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    licence: str = ""
+    licence: Annotated[str, _LICENCE] = ""
     notes: str = ""
 
     def __post_init__(self) -> None:
@@ -95,39 +106,19 @@ class DeployParams:
         check_model_name(self.model_name)
         check_alias(self.alias)
         check_registry(self.registry, self.model_name)
-        if self.licence and not re.fullmatch(_LICENCE, self.licence):
-            raise InputError(
-                "licence must be an identifier from SPDX's list or Hugging Face's, as apache-2.0. Received: "
-                f"{self.licence!r}."
-            )
         if len(self.notes) > _LONGEST_NOTES:
             raise InputError(f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}.")
         if "{{" in self.notes:  # KFP and Argo put something else there, wherever it stands in an argument.
             raise InputError(f"notes must be without '{{{{', which a pipeline fills in. Received: {self.notes[:80]!r}.")
         if self.artifacts_uri and not storage.is_on_google(self.artifacts_uri):
             raise InputError(f"artifacts_uri must be on gs://. Received: {self.artifacts_uri!r}.")
-        if self.endpoint and not re.fullmatch(_ENDPOINT, self.endpoint):
-            raise InputError(
-                f"endpoint must be lower-case letters, digits and '-', a letter first, at most 40. Received: "
-                f"{self.endpoint!r}."
-            )
         if self.endpoint and self.registry and not (self.registry == VERTEX or is_on_vertex(self.registry)):
             raise InputError(
                 f"An endpoint serves what is registered on Vertex AI. Received: endpoint={self.endpoint!r} with "
                 f"registry={self.registry!r}. Leave endpoint out, or set registry=projects/PROJECT/locations/REGION/"
                 "models."
             )
-        if self.endpoint_service_account and not re.fullmatch(r"[^@\s]+@[^@\s]+", self.endpoint_service_account):
-            raise InputError(
-                "endpoint_service_account must be like server@my-project.iam.gserviceaccount.com. Received: "
-                f"{self.endpoint_service_account!r}."
-            )
         self._check_access()
-        if self.encryption_key and not re.fullmatch(_KEY, self.encryption_key):
-            raise InputError(
-                "encryption_key must be projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY. Received: "
-                f"{self.encryption_key!r}."
-            )
         if self.encryption_key and is_on_vertex(self.registry):
             region, key_region = self.registry.split("/")[3], self.encryption_key.split("/")[3]
             if region != key_region:

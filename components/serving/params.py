@@ -1,14 +1,22 @@
 """What a server may be told, by flags and by Vertex's variables."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Range, check_fields, read_by_hand
+from tpu_components.core.base.typed_values import (
+    Amount,
+    NotNegative,
+    Pattern,
+    Positive,
+    Range,
+    check_fields,
+    read_by_hand,
+)
 
 _HIGHEST_PORT = 65535
+_ROUTE = Pattern(r"/[^{}?#]*", "a path that starts with '/'")
 # https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements#aip-variables
 VERIFY_VARIABLE = "TPU_PIPELINES_VERIFY_KEY"
 _VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_PREDICT_ROUTE": "predict_route"}
@@ -53,9 +61,9 @@ class ServeParams:
 
     host: str = "127.0.0.1"
     port: Annotated[int, Range(0, _HIGHEST_PORT)] = 8080
-    health_route: str = "/health"
-    predict_route: str = "/predict"
-    model_name: str = ""
+    health_route: Annotated[str, _ROUTE] = "/health"
+    predict_route: Annotated[str, _ROUTE] = "/predict"
+    model_name: Annotated[str, Pattern(r"[\w.-]*", "letters, digits, '.', '-' and '_'")] = ""
     int8: bool = False
     num_threads: NotNegative = 0
     max_batch_size: Positive = 32
@@ -82,14 +90,6 @@ class ServeParams:
         check_fields(self)
         if not self.log and (self.log_content or self.log_share != type(self).log_share):
             raise InputError("log_share and log_content say what is logged. Received: no log. Set log=FILE too.")
-        for name in ("health_route", "predict_route"):
-            route = getattr(self, name)
-            if not route.startswith("/") or set(route) & set("{}?#"):
-                raise InputError(f"{name} must be a path that starts with '/'. Received: {name}={route!r}.")
-        if not re.fullmatch(r"[\w.-]*", self.model_name):
-            raise InputError(
-                f"model_name must be letters, digits, '.', '-' and '_'. Received: model_name={self.model_name!r}."
-            )
         if self.health_route == self.predict_route:
             raise InputError(f"The two routes must differ. Received: health_route=predict_route={self.health_route!r}.")
 

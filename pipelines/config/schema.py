@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
-from tpu_components.core.base.typed_values import Range, default_of, fields_of, has_default
+from tpu_components.core.base.typed_values import Pattern, Range, default_of, fields_of, has_default
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue
 from tpu_components.core.models.ready import REGISTRY
 from tpu_components.core.step.command_line import attribute_docs
@@ -84,7 +84,9 @@ def _type_of(kind: Any, allowed: Any = None) -> dict[str, Any]:
     return {"type": _NAMES[kind]} | _bounds(allowed) if kind in _NAMES else {}
 
 
-def _bounds(allowed: Range | None) -> dict[str, float]:
+def _bounds(allowed: Range | Pattern | None) -> dict[str, Any]:
+    if isinstance(allowed, Pattern):
+        return {"pattern": f"^{allowed.regex}$"}
     if allowed is None:
         return {}
     bounds: dict[str, float | None] = {"minimum": allowed.least, "maximum": allowed.most}

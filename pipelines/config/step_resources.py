@@ -5,11 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.typed_values import NotNegative, Range, check_fields, read_by_hand
+from tpu_components.core.base.typed_values import NotNegative, Pattern, Range, check_fields, read_by_hand
 from tpu_pipelines.config.steps import STEPS
 
-_QUANTITY = re.compile(r"([1-9]\d*)(Mi|Gi|Ti|M|G|T)")
+_QUANTITY = Pattern(r"(?:([1-9]\d*)(Mi|Gi|Ti|M|G|T))?", "a whole number with a unit, as 16Gi")
 
 
 _GIB = {"Mi": 2.0**-10, "Gi": 1.0, "Ti": 2.0**10, "M": 1e6 / 2**30, "G": 1e9 / 2**30, "T": 1e12 / 2**30}
@@ -31,16 +30,13 @@ class StepResources:
     """
 
     cpu: NotNegative = 0
-    memory: str = ""
-    disk: str = ""
+    memory: Annotated[str, _QUANTITY] = ""
+    disk: Annotated[str, _QUANTITY] = ""
     retries: Annotated[int, Range(-1)] = -1
     timeout: NotNegative = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("memory", "disk"):
-            if (text := getattr(self, name)) and not _QUANTITY.fullmatch(text):
-                raise InputError(f"{name} must be a whole number with a unit, as 16Gi. Received: {text!r}.")
 
 
 def parse_resources(raw: Any) -> dict[str, StepResources]:
@@ -70,5 +66,5 @@ def gib(quantity: str) -> float:
         >>> gib("512Mi"), gib("2Ti")
         (0.5, 2048.0)
     """
-    number, unit = _QUANTITY.fullmatch(quantity).groups()  # type: ignore[union-attr]  # Checked when it was read.
+    number, unit = re.fullmatch(_QUANTITY.regex, quantity).groups()  # type: ignore[union-attr]  # Checked when it was read.
     return int(number) * _GIB[unit]

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,25 @@ class Range:
         finite = {word: bound for word, bound in bounds.items() if bound is not None and math.isfinite(bound)}
         named = [f"{word} {_number(bound)}" for word, bound in finite.items()]
         return " and ".join(named + ["finite"] * (self.below == math.inf)) or "a number"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Texts that a regular expression matches.
+
+    Attributes:
+        regex: The expression; the whole text has to match it.
+        words: What it says, for a message: "like 16Gi".
+    """
+
+    regex: str
+    words: str
+
+    def __contains__(self, text: Any) -> bool:
+        return re.fullmatch(self.regex, text) is not None
+
+    def __str__(self) -> str:
+        return self.words
 
 
 Share = Annotated[float, Range(0, 1)]

@@ -29,6 +29,7 @@ from tpu_pipelines import cli
         ({"max_body_bytes": 0}, "max_body_bytes=0"),
         ({"max_image_pixels": 0}, "max_image_pixels=0"),
         ({"health_route": "health"}, "health_route='health'"),
+        ({"health_route": ""}, "health_route must be a path that starts with '/'. Received: health_route=''"),
         ({"predict_route": "/{model}"}, r"predict_route='/\{model\}'"),
         ({"predict_route": "/health"}, "health_route=predict_route='/health'"),
     ],

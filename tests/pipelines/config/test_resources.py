@@ -18,7 +18,7 @@ from tpu_pipelines.config.step_resources import gib
         ("resources.export_model.cpu=-1", r"resources\.export_model: cpu must be at least 0\. Received: cpu=-1"),
         (
             "resources.export_model.memory=16",
-            r"export_model: memory must be a whole number with a unit.*Received: '16'",
+            r"export_model: memory must be a whole number with a unit.*memory='16'",
         ),
         ("resources.export_model.memory=16 GB", r"memory must be a whole number with a unit, as 16Gi.*'16 GB'"),
     ],
