@@ -79,7 +79,7 @@ def _reading(kind: Any) -> dict[str, Any]:
         return {**_reading(typing.get_args(kind)[0]), "nargs": "*"}
     if typing.get_origin(kind) is Mapping or dataclasses.is_dataclass(kind):
         return {"type": json_object, "metavar": "JSON"}
-    return {"type": functools.partial(_read, lambda text: read_by_hand(text, kind, "it"))}
+    return {"type": functools.partial(_read, lambda text: read_by_hand(text, kind, "the value"))}
 
 
 def flags_of(params: Any) -> list[str]:
