@@ -310,7 +310,7 @@ def test_what_a_newer_version_says_beside_is_passed_over(folder, file):
     ("file", "path", "value", "message"),
     [
         ("evaluation.json", ("gate", "promote"), "yes", "gate.promote is 'yes', expected true or false"),
-        ("evaluation.json", ("challenger", "accuracy"), 97.0, "challenger.accuracy is 97.0, expected from"),
+        ("evaluation.json", ("challenger", "accuracy"), 97.0, "challenger.accuracy is 97.0, expected at most 1"),
         ("export.json", ("formats", "float", "agreement"), 1.5, "formats.float.agreement is 1.5, expected from 0 to 1"),
         ("export.json", ("formats", "float", "bytes"), "9", "formats.float.bytes is '9', expected a whole number"),
         ("export.json", ("input", "shape"), [None, 9, 8, 1], "input.shape is "),

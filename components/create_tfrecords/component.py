@@ -5,43 +5,18 @@ from typing import Any, Dict, List
 from kfp import dsl
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.step.component_inputs import with_inputs
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@with_inputs(WriteParams)
 def create_tfrecords(
     records: dsl.Output[dsl.Dataset],
-    source: str,
-    task: str = "classification",
-    target_columns: List[str] = [],
-    validation_fraction: float = 0.1,
-    test_fraction: float = 0.2,
-    stratify: bool = True,
-    group_column: str = "",
-    slice_columns: List[str] = [],
-    columns: Dict[str, str] = {},
-    join_copies: bool = True,
-    seed: int = 0,
-    image_size: List[int] = [],
-    channels: int = 0,
-    apply_rotation: bool = True,
-    convert_arrays: bool = True,
-    encoding: str = "auto",
-    jpeg_quality: int = 92,
-    crop_margin: float = 0.0,
-    vocabulary_size: int = 15_000,
-    num_tokens: int = 250,
-    truncate: str = "start",
-    context_tokens: int = 0,
-    class_names: List[str] = [],
-    target_shard_mib: int = 32,
-    max_bad_fraction: float = 0.0,
-    num_workers: int = 0,
-    engine: str = "local",
-    engine_tasks: int = 8,
-    beam_options: Dict[str, str] = {},
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
+    **inputs: Any,
 ) -> int:
     """Write labelled examples as sharded TFRecord files; returns the number of examples."""
     inputs = dict(locals())

@@ -3,23 +3,35 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Range, check_fields
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
 from tpu_components.core.files import storage
-from tpu_components.core.files.typed_json import Amount, JsonFile
+from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
 from tpu_components.core.registry.signing import is_key_itself
 
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
 PREFLIGHT = "preflight"  # In the lineage of a version: preflight's findings.
 VERTEX = "vertex"  # In a configuration: Vertex AI's registry in the settings' project and region.
-_LICENCE = r"[A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?"  # Form of SPDX's and Hugging Face's identifiers.
+# Form of SPDX's and Hugging Face's identifiers.
+_LICENCE = Pattern(
+    r"([A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?)?",
+    "an identifier from SPDX's list or Hugging Face's, as apache-2.0",
+)
 _LONGEST_NOTES = 10_000
-_KEY = r"projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+"
+_KEY = Pattern(
+    r"(projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+)?",
+    "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
+)
+_SERVICE_ACCOUNT = Pattern(r"([^@\s]+@[^@\s]+)?", "like server@my-project.iam.gserviceaccount.com")
 _NETWORK = r"projects/[a-z][^/\s]*/global/networks/[^/\s]+"
-_ENDPOINT = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # Vertex AI's form, with room for `-candidate`.
+# Vertex AI's form, with room for `-candidate`.
+_ENDPOINT = Pattern(
+    r"([a-z]([a-z0-9-]{0,38}[a-z0-9])?)?", "lower-case letters, digits and '-', a letter first, at most 40"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,69 +83,44 @@ class DeployParams:
     registry: str
     model_name: str
     alias: str = CHAMPION
-    health_check_examples: int = 32
-    health_check_tolerance: float = 0.01
+    health_check_examples: Positive = 32
+    health_check_tolerance: Annotated[float, Range(above=0, most=1)] = 0.01
     artifacts_uri: str = ""
     serving_image: str = ""
-    endpoint: str = ""
-    endpoint_traffic: int = 100
+    endpoint: Annotated[str, _ENDPOINT] = ""
+    endpoint_traffic: Annotated[int, Range(1, 100)] = 100
     endpoint_machine_type: str = "n1-standard-2"
-    endpoint_max_replicas: int = 1
-    endpoint_service_account: str = ""
-    endpoint_access: str = PUBLIC
+    endpoint_max_replicas: Positive = 1
+    endpoint_service_account: Annotated[str, _SERVICE_ACCOUNT] = ""
+    endpoint_access: Annotated[str, ENDPOINT_ACCESS] = PUBLIC
     endpoint_network: str = ""
     endpoint_projects: tuple[str, ...] = ()
-    encryption_key: str = ""
+    encryption_key: Annotated[str, _KEY] = ""
     signing_key: str = ""
     verify_key: str = ""
     lineage: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     preflight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    licence: str = ""
+    licence: Annotated[str, _LICENCE] = ""
     notes: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_model_name(self.model_name)
         check_alias(self.alias)
         check_registry(self.registry, self.model_name)
-        if self.health_check_examples < 1:
-            raise InputError(f"health_check_examples must be at least 1. Received: {self.health_check_examples}.")
-        if not 0 < self.health_check_tolerance <= 1:
-            raise InputError(
-                f"health_check_tolerance must be above 0 and at most 1. Received: {self.health_check_tolerance}."
-            )
-        if self.licence and not re.fullmatch(_LICENCE, self.licence):
-            raise InputError(
-                "licence must be an identifier from SPDX's list or Hugging Face's, as apache-2.0. Received: "
-                f"{self.licence!r}."
-            )
         if len(self.notes) > _LONGEST_NOTES:
             raise InputError(f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}.")
         if "{{" in self.notes:  # KFP and Argo replace such placeholders in any argument.
             raise InputError(f"notes must be without '{{{{', which a pipeline fills in. Received: {self.notes[:80]!r}.")
         if self.artifacts_uri and not storage.is_on_google(self.artifacts_uri):
             raise InputError(f"artifacts_uri must be on gs://. Received: {self.artifacts_uri!r}.")
-        if self.endpoint and not re.fullmatch(_ENDPOINT, self.endpoint):
-            raise InputError(
-                f"endpoint must be lower-case letters, digits and '-', a letter first, at most 40. Received: "
-                f"{self.endpoint!r}."
-            )
         if self.endpoint and self.registry and not (self.registry == VERTEX or is_on_vertex(self.registry)):
             raise InputError(
                 f"An endpoint serves what is registered on Vertex AI. Received: endpoint={self.endpoint!r} with "
                 f"registry={self.registry!r}. Leave endpoint out, or set registry=projects/PROJECT/locations/REGION/"
                 "models."
             )
-        if self.endpoint_service_account and not re.fullmatch(r"[^@\s]+@[^@\s]+", self.endpoint_service_account):
-            raise InputError(
-                "endpoint_service_account must be like server@my-project.iam.gserviceaccount.com. Received: "
-                f"{self.endpoint_service_account!r}."
-            )
         self._check_access()
-        if self.encryption_key and not re.fullmatch(_KEY, self.encryption_key):
-            raise InputError(
-                "encryption_key must be projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY. Received: "
-                f"{self.encryption_key!r}."
-            )
         if self.encryption_key and is_on_vertex(self.registry):
             region, key_region = self.registry.split("/")[3], self.encryption_key.split("/")[3]
             if region != key_region:
@@ -155,19 +142,10 @@ class DeployParams:
                 "verify_key judges what the step has registered, and nothing signs that. Set signing_key too, or leave "
                 "verify_key out."
             )
-        if not 1 <= self.endpoint_traffic <= 100:
-            raise InputError(f"endpoint_traffic must be from 1 to 100. Received: {self.endpoint_traffic}.")
-        if self.endpoint_max_replicas < 1:
-            raise InputError(f"endpoint_max_replicas must be at least 1. Received: {self.endpoint_max_replicas}.")
 
     def _check_access(self) -> None:
         """Check that the parameters for endpoint access fit together."""
         access = self.endpoint_access
-        if access not in ENDPOINT_ACCESS:
-            raise InputError(
-                f"endpoint_access must be one of {', '.join(ENDPOINT_ACCESS)}. Received: {access!r}."
-                f"{did_you_mean(access, ENDPOINT_ACCESS)}"
-            )
         if access != PUBLIC and not self.endpoint:
             raise InputError(f"endpoint_access={access!r} is of an endpoint, and there is none. Set endpoint=NAME.")
         if access == PRIVATE and not re.fullmatch(_NETWORK, self.endpoint_network):

@@ -1,14 +1,17 @@
 """KFP wrapper of evaluate_model."""
 
-from typing import Dict, List
+from typing import Any, Dict
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.evaluate_model.params import EvaluateParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@with_inputs(EvaluateParams)
 def evaluate_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
@@ -16,23 +19,8 @@ def evaluate_model(
     metrics: dsl.Output[dsl.Metrics],
     classification: dsl.Output[dsl.ClassificationMetrics],
     report: dsl.Output[dsl.HTML],
-    champion: str = "",
-    minimum: Dict[str, float] = {},
-    maximum: Dict[str, float] = {},
-    max_regression: Dict[str, float] = {"accuracy": 0.0},
-    confidence: float = 0.95,
-    slices: List[str] = ["class"],
-    slice_minimum: float = 0.0,
-    max_slice_regression: float = 0.05,
-    beat_baseline: bool = True,
-    split: str = "test",
-    top_k: int = 5,
-    batch_size_per_replica: int = 256,
-    backend: str = "auto",
-    accelerator: str = "auto",
-    num_replicas: int = 0,
-    num_pictures: int = 60,
     fingerprint: Dict[str, str] = {},
+    **inputs: Any,
 ) -> bool:
     """Score a model and the champion on one split; returns the gate's decision.
 

@@ -3,8 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Share, check_fields
 from tpu_components.core.examples.artifacts import SPLITS, TEST
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
@@ -59,18 +61,19 @@ class EvaluateParams:
     max_regression: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"accuracy": 0.0})
     confidence: float = 0.95
     slices: tuple[str, ...] = (CLASS,)
-    slice_minimum: float = 0.0
-    max_slice_regression: float = 0.05
+    slice_minimum: Share = 0.0
+    max_slice_regression: Amount = 0.05
     beat_baseline: bool = True
-    split: str = TEST
-    top_k: int = 5
-    batch_size_per_replica: int = 256
-    backend: str = "auto"
-    accelerator: str = "auto"
-    num_replicas: int = 0
-    num_pictures: int = 60
+    split: Annotated[str, SPLITS] = TEST
+    top_k: Positive = 5
+    batch_size_per_replica: Positive = 256
+    backend: Annotated[str, BACKENDS] = "auto"
+    accelerator: Annotated[str, ACCELERATORS] = "auto"
+    num_replicas: NotNegative = 0
+    num_pictures: NotNegative = 60
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
                 if metric not in BY_NAME:
@@ -98,19 +101,6 @@ class EvaluateParams:
                 "confidence must be at least 0.5, which asks for none, and below 1. Received: "
                 f"confidence={self.confidence!r}.{advice}"
             )
-        for name, most in (("slice_minimum", 1.0), ("max_slice_regression", math.inf)):
-            if not 0 <= getattr(self, name) <= most:
-                limits = "not be negative" if most == math.inf else f"be from 0 to {most:g}"
-                raise InputError(f"{name} must {limits}. Received: {name}={getattr(self, name)!r}.")
-        for name in ("top_k", "batch_size_per_replica"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}.")
-        for name in ("num_replicas", "num_pictures"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative. Received: {name}={getattr(self, name)}.")
-        for name, known in (("split", SPLITS), ("backend", BACKENDS), ("accelerator", ACCELERATORS)):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
 
     def check_task(self, task: str) -> None:
         """Check that every metric that is asked for is one of the task, and slices have the figure that is bounded.

@@ -1,25 +1,23 @@
 """KFP wrapper of export_model."""
 
-from typing import Dict, List
+from typing import Any, Dict
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.export_model.params import ExportParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@with_inputs(ExportParams)
 def export_model(
     records: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     exported: dsl.Output[dsl.Model],
-    tolerance: float = 1e-4,
-    min_agreement: float = 1.0,
-    max_int8_accuracy_drop: float = 0.01,
-    calibration_examples: int = 500,
-    split: str = "test",
-    required: List[str] = [],
     fingerprint: Dict[str, str] = {},
+    **inputs: Any,
 ) -> None:
     """Export a trained model for CPU serving, compared with the trained one in a fresh process."""
     inputs = dict(locals())

@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.typed_values import Positive, Share, check_fields
 from tpu_components.core.examples.artifacts import SPLITS, TEST
 from tpu_components.export_model.formats.table import FORMATS
 
@@ -26,31 +26,15 @@ class ExportParams:
             be made, or is not close enough, is left out with its reason.
     """
 
-    tolerance: float = 1e-4
-    min_agreement: float = 1.0
-    max_int8_accuracy_drop: float = 0.01
-    calibration_examples: int = 500
-    split: str = TEST
-    required: tuple[str, ...] = ()
+    tolerance: Share = 1e-4
+    min_agreement: Share = 1.0
+    max_int8_accuracy_drop: Share = 0.01
+    calibration_examples: Positive = 500
+    split: Annotated[str, SPLITS] = TEST
+    required: tuple[Annotated[str, tuple(FORMATS)], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tolerance", "max_int8_accuracy_drop"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} must be between 0 and 1. Received: {name}={getattr(self, name)}.")
-        if not 0 <= self.min_agreement <= 1:
-            raise InputError(f"min_agreement must be between 0 and 1. Received: min_agreement={self.min_agreement}.")
-        if self.calibration_examples < 1:
-            raise InputError(
-                f"calibration_examples must be at least 1. Received: calibration_examples={self.calibration_examples}."
-            )
-        if self.split not in SPLITS:
-            raise InputError(f"split must be one of {', '.join(SPLITS)}. Received: split={self.split!r}.")
-        for name in self.required:
-            if name not in FORMATS:
-                raise InputError(
-                    f"required must name some of {', '.join(FORMATS)}. Received: required={list(self.required)}."
-                    + did_you_mean(name, FORMATS)
-                )
+        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)

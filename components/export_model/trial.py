@@ -10,9 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import Interface
-from tpu_components.core.files import typed_json
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.export_model.exporting import try_out
 
@@ -20,8 +20,8 @@ from tpu_components.export_model.exporting import try_out
 def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
-    interface, error = typed_json.read(request["interface"], Interface), ""
-    training = typed_json.read(request["training"], TrainParams)
+    interface, error = typed_values.read(request["interface"], Interface), ""
+    training = typed_values.read(request["training"], TrainParams)
     warnings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="trial-") as work:
         try:

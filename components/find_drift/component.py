@@ -1,22 +1,23 @@
 """KFP wrapper of find_drift."""
 
-from typing import Dict
+from typing import Any, Dict
 
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.find_drift.params import DriftParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@with_inputs(DriftParams)
 def find_drift(
     records: dsl.Input[dsl.Dataset],
     drift: dsl.Output[dsl.Artifact],
     page: dsl.Output[dsl.HTML],
-    against: str,
-    confidence: float = 0.99,
-    stop: bool = False,
     fingerprint: Dict[str, str] = {},
+    **inputs: Any,
 ) -> bool:
     """Compare records with the data of a registered version; returns whether they have drifted."""
     inputs = dict(locals())

@@ -1,8 +1,9 @@
 """Parameters and result of find_drift."""
 
 import dataclasses
+from typing import Annotated
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import Range, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,12 +18,11 @@ class DriftParams:
     """
 
     against: str
-    confidence: float = 0.99
+    confidence: Annotated[float, Range(0.5, below=1)] = 0.99
     stop: bool = False
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.confidence < 1:
-            raise InputError(f"confidence must be at least 0.5 and below 1. Received: confidence={self.confidence}.")
+        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)

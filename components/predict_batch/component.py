@@ -5,24 +5,19 @@ from typing import Any, Dict, List
 from kfp import dsl
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
+from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.predict_batch.params import PredictParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+@with_inputs(PredictParams)
 def predict_batch(
     exported: dsl.Input[dsl.Model],
     predictions: dsl.Output[dsl.Dataset],
-    source: str,
-    columns: Dict[str, str] = {},
-    keep: List[str] = [],
-    form: str = "jsonl",
-    use_int8: bool = False,
-    part_examples: int = 4096,
-    num_workers: int = 0,
-    engine: str = "local",
-    beam_options: Dict[str, str] = {},
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
+    **inputs: Any,
 ) -> int:
     """Answer every example of a source with an exported model; returns the number of predictions."""
     inputs = dict(locals())

@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Annotated
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.typed_values import NotNegative, Positive, check_fields
 from tpu_components.core.sources.params import BEAM, FAN_OUT, LOCAL
 from tpu_components.core.work.beam.options import require_names
 
@@ -39,29 +41,22 @@ class PredictParams:
     source: str
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     keep: tuple[str, ...] = ()
-    form: str = JSONL
+    form: Annotated[str, FORMS] = JSONL
     use_int8: bool = False
-    part_examples: int = 4096
-    num_workers: int = 0
+    part_examples: Positive = 4096
+    num_workers: NotNegative = 0
     engine: str = LOCAL
     beam_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if taken := sorted({*self.keep} & {"id", *ANSWER_FIELDS}):
             raise InputError(
                 f"keep must not name {taken[0]!r}, as which every answer has a value of its own, or the id. Received: "
                 f"keep={list(self.keep)}. Leave it out, or rename the column."
             )
-        if self.form not in FORMS:
-            raise InputError(
-                f"form must be one of {', '.join(FORMS)}. Received: form={self.form!r}.{did_you_mean(self.form, FORMS)}"
-            )
         if self.form == PARQUET:
             import pyarrow  # noqa: F401 (it is missed now, not once all is predicted)
-        if self.part_examples < 1:
-            raise InputError(f"part_examples must be at least 1. Received: part_examples={self.part_examples}.")
-        if self.num_workers < 0:
-            raise InputError(f"num_workers must not be negative. Received: num_workers={self.num_workers}.")
         if self.engine not in ENGINES:
             advice = (
                 " Several commands are those of tpu_components.predict_batch.fan_out." if self.engine == FAN_OUT else ""

@@ -1,8 +1,6 @@
 """Everything that is decided before an example is answered; the same for all who answer some of them."""
 
 import dataclasses
-import hashlib
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base import fingerprint
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Names, pick
 from tpu_components.predict_batch.answering import Work, digest_model
@@ -108,8 +107,5 @@ def _digest(params: PredictParams, inputs: Inputs, model_digest: str) -> str:
     """Return the SHA-256 of all that decides what the files hold: what was begun with another is not gone on with."""
     code = fingerprint.code_of(["tpu_components.predict_batch.answering"])
     of_params = [params.form, params.use_int8, params.part_examples]
-    kept = hashlib.sha256()
-    for name, values in inputs.kept.items():
-        kept.update(json.dumps([name, list(values)]).encode())
-    facts = [*of_params, kept.hexdigest(), inputs.version, model_digest, code.digest, code.versions()]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    kept = {name: digest_of(list(values)) for name, values in inputs.kept.items()}
+    return digest_of([*of_params, kept, inputs.version, model_digest, code.digest, code.versions()])

@@ -14,6 +14,7 @@ from typing import Any
 
 import google_crc32c
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage, typed_json
 
@@ -81,9 +82,9 @@ class Begun:
         """
         uri = f"{self.root}/notes/{name}.json"
         try:
-            note: dict[str, Any] = typed_json.read(typed_json.decode(storage.read_bytes(uri)), Mapping[str, Any])
+            note: dict[str, Any] = typed_values.read(typed_json.decode(storage.read_bytes(uri)), Mapping[str, Any])
             for field, kind in _NOTE.items():
-                typed_json.read(note[field], kind, field)
+                typed_values.read(note[field], kind, field)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"Cannot use {uri}: expected the note of a finished file, received something else ({error!r}). Remove "

@@ -4,7 +4,6 @@ A file that is damaged, under another name, or that somebody else may have writt
 """
 
 import errno
-import hashlib
 import json
 import os
 import stat
@@ -12,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.files import storage, typed_json
 
 _MAX_BYTES = 64 * 2**20  # The largest outcome, of a program of a thousand layers, has a hundredth of that.
@@ -29,7 +29,7 @@ def recall(path: Path, read: Callable[[Any], T]) -> T | None:
     """
     try:
         kept = typed_json.decode(_read_own(path))
-        return read(kept["content"]) if kept["sha256"] == _digest(path.name, kept["content"]) else None
+        return read(kept["content"]) if kept["sha256"] == digest_of([path.name, kept["content"]]) else None
     except (OSError, LookupError, TypeError, ValueError, AttributeError):
         return None
 
@@ -49,7 +49,7 @@ def _write_own(path: Path, content: Mapping[str, Any]) -> None:
     if is_own(path.parent):
         path.parent.chmod(0o700)
         plain = json.loads(json.dumps(content))  # As it will be read.
-        storage.write_json(path, {"sha256": _digest(path.name, plain), "content": plain})
+        storage.write_json(path, {"sha256": digest_of([path.name, plain]), "content": plain})
 
 
 def is_own(directory: Path) -> bool:
@@ -70,7 +70,3 @@ def _read_own(path: Path) -> bytes:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or others_may_write:
             raise ValueError("a file that somebody else may have written")
         return file.read(_MAX_BYTES)
-
-
-def _digest(name: str, content: Any) -> str:
-    return hashlib.sha256(json.dumps([name, content], sort_keys=True).encode()).hexdigest()

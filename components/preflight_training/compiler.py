@@ -7,7 +7,6 @@ it, gives it a `Task` and hears what came of each `Compilation` through a pipe.
 import ast
 import contextlib
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -20,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base import typed_values
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
-from tpu_components.core.files import typed_json
 from tpu_components.core.models.lookup import build_model, source_files
 from tpu_components.core.models.step.compiling import compile_model
 from tpu_components.core.models.step.hyperparameters import TrainParams
@@ -330,13 +330,12 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
 
 def _program_key(program: _Program, layers: Sequence[str], compilation: Compilation) -> str:
     reader = code_of([hlo.__name__]).digest
-    facts = (program.text, layers, dataclasses.asdict(compilation), versions(), reader)
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return digest_of([program.text, layers, dataclasses.asdict(compilation), versions(), reader])
 
 
 def read_outcome(raw: Any) -> Outcome:
     """Read an outcome from its JSON form."""
-    return typing.cast(Outcome, typed_json.read(raw, Outcome))
+    return typing.cast(Outcome, typed_values.read(raw, Outcome))
 
 
 def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:
@@ -498,8 +497,8 @@ def main() -> None:
     """Read a request from stdin, and write what comes of it, a JSON line each, to the pipe given as argument."""
     request = json.load(sys.stdin)
     end_with(request["parent"])
-    task = typed_json.read(request["task"], Task)
-    compilations = typed_json.read(request["compilations"], tuple[Compilation, ...])
+    task = typed_values.read(request["task"], Task)
+    compilations = typed_values.read(request["compilations"], tuple[Compilation, ...])
     with os.fdopen(int(sys.argv[1]), "w") as pipe, contextlib.suppress(BrokenPipeError):
         for message in _serve(task, compilations, Path(request["cache_dir"])):
             pipe.write(json.dumps(message) + "\n")

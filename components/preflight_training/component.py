@@ -5,31 +5,19 @@ from typing import Any, Dict, NamedTuple
 from kfp import dsl
 
 from tpu_components.core.base.container_images import IMAGE, in_place_of_shell
+from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.preflight_training.params import PreflightParams
 
 
 @in_place_of_shell
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
+@with_inputs(PreflightParams)
 def preflight_training(
     records: dsl.Input[dsl.Dataset],
     preflight: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
-    training: Dict[str, Any],
-    epochs: int = 0,
-    paid: Dict[str, Any] = {
-        "machine": "v5e-1",
-        "region": "",
-        "spot": False,
-        "target": "vertex",
-        "timeout_seconds": 0,
-        "attempts": 1,
-    },
-    find_largest_batch: bool = False,
-    max_step_ms: float = 0.0,
-    max_price_usd: float = 0.0,
-    max_host_wait: float = 0.0,
-    compile_timeout_seconds: float = 900.0,
-    compile_memory_mib: int = 16384,
     fingerprint: Dict[str, str] = {},
+    **inputs: Any,
 ) -> NamedTuple("Results", [("timeout", str), ("footprint", Dict[str, Any])]):  # type: ignore[valid-type]
     """Compile the training step for its machine; fails where it does not fit or breaks a budget.
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import os
 import platform
 import threading
@@ -12,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base import typed_values
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.examples import feeding, records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
 from tpu_components.core.examples.interface import Interface
-from tpu_components.core.files import typed_json
 from tpu_components.preflight_training import compile_cache
 
 _MEASURED_SECONDS = 0.5
@@ -123,7 +122,7 @@ def load_facts(
 def facts_key(*parts: Any) -> str:
     """Return a key for facts about some data on this machine."""
     here = (platform.node(), _cpus(), code_of([__name__]).digest)
-    return hashlib.sha256(json.dumps([*parts, *here], default=str).encode()).hexdigest()
+    return digest_of([*parts, *here])
 
 
 def _cpus() -> int:
@@ -140,7 +139,7 @@ def _cpus() -> int:
 def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> DataFacts:
     """Return the facts kept under a key; where there are none, those that `find` gives, from now on."""
     path = cache_dir / f"data-{key}.json"
-    if (known := compile_cache.recall(path, lambda raw: typed_json.read(raw, DataFacts))) is not None:
+    if (known := compile_cache.recall(path, lambda raw: typed_values.read(raw, DataFacts))) is not None:
         return known
     facts = find()
     compile_cache.keep(path, dataclasses.asdict(facts))

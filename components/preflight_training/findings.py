@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
-from tpu_components.core.files import typed_json
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.preflight_training.accuracy import Accuracy
@@ -141,7 +141,7 @@ class MachineReport:
     global_batch: int
     parameters: int
     peak_bytes: int
-    capacity_bytes: Annotated[int, typed_json.Range(1)]
+    capacity_bytes: Annotated[int, typed_values.Range(1)]
     largest_batch: LargestBatch | None
     step: StepTime | None
     epoch: EpochTime | None

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Range, check_fields
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
@@ -50,29 +50,18 @@ class PreflightParams:
     """
 
     training: TrainParams
-    epochs: int = 0
+    epochs: NotNegative = 0
     paid: PaidMachine = dataclasses.field(default_factory=PaidMachine)
     find_largest_batch: bool = False
-    max_step_ms: float = 0.0
-    max_price_usd: float = 0.0
-    max_host_wait: float = 0.0
-    compile_timeout_seconds: float = 900.0
-    compile_memory_mib: int = 16_384
+    max_step_ms: Amount = 0.0
+    max_price_usd: Amount = 0.0
+    max_host_wait: Annotated[float, Range(0, below=1)] = 0.0
+    compile_timeout_seconds: Annotated[float, Range(above=0, below=math.inf)] = 900.0
+    compile_memory_mib: Positive = 16_384
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise InputError(f"epochs must not be negative; 0 takes the training's. Received: epochs={self.epochs}.")
+        check_fields(self)
         self.paid.require_backend(self.training.backend)
-        for name in ("max_step_ms", "max_price_usd", "max_host_wait"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name} must not be negative; 0 is no limit. Received: {name}={getattr(self, name)}.")
-        if self.max_host_wait >= 1:
-            raise InputError(
-                f"max_host_wait is a share of the time, below 1. Received: max_host_wait={self.max_host_wait}."
-            )
-        for name in ("compile_timeout_seconds", "compile_memory_mib"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be positive. Received: {name}={getattr(self, name)}.")
 
     @property
     def run_epochs(self) -> int:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import select
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base import progress
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.models.lookup import model_code
@@ -93,8 +93,7 @@ def compile_all(
 def _key(task: Task, compilation: Compilation) -> str:
     code = code_of([compiler.__name__]), model_code(task.training.model, task.training.model_parameters)
     digests = [part.digest for part in code]
-    facts = (dataclasses.asdict(task), dataclasses.asdict(compilation), digests, compiler.versions())
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return digest_of([dataclasses.asdict(task), dataclasses.asdict(compilation), digests, compiler.versions()])
 
 
 def _run_child(

@@ -1,27 +1,22 @@
 """Parameters of the server, from flags and Vertex's environment variables."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import (
+    Amount,
+    NotNegative,
+    Pattern,
+    Positive,
+    Range,
+    check_fields,
+    read_by_hand,
+)
 
-_LEAST = {
-    "port": 0,
-    "num_threads": 0,
-    "max_batch_size": 1,
-    "max_wait_ms": 0,
-    "max_connections": 1,
-    "max_requests": 1,
-    "max_instances": 1,
-    "max_body_bytes": 1,
-    "max_image_pixels": 1,
-    "max_request_pixels": 1,
-    "max_decode_seconds": 0,
-    "max_held_bytes": 1,
-}
 _HIGHEST_PORT = 65535
+_ROUTE = Pattern(r"/[^{}?#]*", "a path that starts with '/'")
 # https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements#aip-variables
 VERIFY_VARIABLE = "TPU_PIPELINES_VERIFY_KEY"
 _VARIABLES = {"AIP_HTTP_PORT": "port", "AIP_HEALTH_ROUTE": "health_route", "AIP_PREDICT_ROUTE": "predict_route"}
@@ -65,24 +60,24 @@ class ServeParams:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8080
-    health_route: str = "/health"
-    predict_route: str = "/predict"
-    model_name: str = ""
+    port: Annotated[int, Range(0, _HIGHEST_PORT)] = 8080
+    health_route: Annotated[str, _ROUTE] = "/health"
+    predict_route: Annotated[str, _ROUTE] = "/predict"
+    model_name: Annotated[str, Pattern(r"[\w.-]*", "letters, digits, '.', '-' and '_'")] = ""
     int8: bool = False
-    num_threads: int = 0
-    max_batch_size: int = 32
-    max_wait_ms: float = 0.0
-    max_connections: int = 1000
-    max_requests: int = 256
-    max_instances: int = 128
-    max_body_bytes: int = 1_572_864
-    max_image_pixels: int = 16_777_216
-    max_request_pixels: int = 67_108_864
-    max_decode_seconds: float = 2.0
-    max_held_bytes: int = 134_217_728
+    num_threads: NotNegative = 0
+    max_batch_size: Positive = 32
+    max_wait_ms: Amount = 0.0
+    max_connections: Positive = 1000
+    max_requests: Positive = 256
+    max_instances: Positive = 128
+    max_body_bytes: Positive = 1_572_864
+    max_image_pixels: Positive = 16_777_216
+    max_request_pixels: Positive = 67_108_864
+    max_decode_seconds: Annotated[float, Range(0)] = 2.0
+    max_held_bytes: Positive = 134_217_728
     log: str = ""
-    log_share: float = 0.1
+    log_share: Annotated[float, Range(above=0, most=1)] = 0.1
     log_content: bool = False
     verify: str = ""
 
@@ -92,24 +87,9 @@ class ServeParams:
         Raises:
             InputError: If a value is out of range, or the routes are equal or no paths.
         """
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not value >= least:  # Written so that NaN fails.
-                raise InputError(f"{name} must be at least {least}. Received: {name}={value}.")
-        if not 0 < self.log_share <= 1:
-            raise InputError(f"log_share must be above 0 and at most 1. Received: log_share={self.log_share}.")
+        check_fields(self)
         if not self.log and (self.log_content or self.log_share != type(self).log_share):
             raise InputError("log_share and log_content say what is logged. Received: no log. Set log=FILE too.")
-        if self.port > _HIGHEST_PORT:
-            raise InputError(f"port must be at most {_HIGHEST_PORT}. Received: port={self.port}.")
-        for name in ("health_route", "predict_route"):
-            route = getattr(self, name)
-            if not route.startswith("/") or set(route) & set("{}?#"):
-                raise InputError(f"{name} must be a path that starts with '/'. Received: {name}={route!r}.")
-        if not re.fullmatch(r"[\w.-]*", self.model_name):
-            raise InputError(
-                f"model_name must be letters, digits, '.', '-' and '_'. Received: model_name={self.model_name!r}."
-            )
         if self.health_route == self.predict_route:
             raise InputError(f"The two routes must differ. Received: health_route=predict_route={self.health_route!r}.")
 
@@ -126,10 +106,7 @@ def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {field: environ[name] for name, field in _VARIABLES.items() if environ.get(name)}
     if "port" in settings:
-        try:
-            settings["port"] = int(settings["port"])
-        except ValueError as error:
-            raise InputError(f"AIP_HTTP_PORT must be a number. Received: {settings['port']!r}.") from error
+        settings["port"] = read_by_hand(settings["port"], int, "AIP_HTTP_PORT")
     return {"host": "0.0.0.0", **settings}
 
 

@@ -7,7 +7,6 @@ shared volume and write the model to it. Kubeflow's TrainJob would create a JobS
 import contextlib
 import copy
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base import progress, termination
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.retries import Backoff, MissingError, OutageError, PlatformError
 from tpu_components.core.base.terminal import printable
@@ -138,9 +138,8 @@ def _name(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
 
     Names of pods have up to 63 characters, 20 more than the JobSet's: jobset/pkg/webhooks/jobset_webhook.go.
     """
-    made_of = json.dumps([ask, dataclasses.asdict(params), records], sort_keys=True)
     prefix = ask["manifest"]["metadata"]["generateName"]
-    return f"{prefix[:24].strip('-')}-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+    return f"{prefix[:24].strip('-')}-{digest_of([ask, dataclasses.asdict(params), records])[:12]}"
 
 
 def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path, followed: Path) -> dict[str, Any]:

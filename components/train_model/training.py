@@ -144,6 +144,7 @@ def _fixed(params: TrainParams) -> list[tuple[str, Any]]:
 
 
 def _digest(*facts: Any) -> str:
+    # By repr and not by `digest_of`: checkpoints of earlier versions hold it, and would not be continued.
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

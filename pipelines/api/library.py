@@ -69,7 +69,7 @@ class Run:
     @property
     def reasons(self) -> "tuple[Rule, ...]":
         """Rules of the gate: each with `passed`, the `metric` and a `text`."""
-        from tpu_components.core.files.typed_json import read
+        from tpu_components.core.base.typed_values import read
         from tpu_components.core.results.evaluation_info import Decision
 
         gate: Decision = read(self.summary["gate"], Decision, any_version=True)

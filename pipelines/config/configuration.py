@@ -1,17 +1,18 @@
 """A run's configuration: a YAML file or a ready example, every key checked against what the steps take."""
 
+import contextlib
 import dataclasses
 import math
 import os
-import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.typed_values import Mistakes, fields_of, read_by_hand, unknown_key
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
@@ -30,19 +31,9 @@ from tpu_pipelines.config.step_resources import StepResources
 from tpu_pipelines.config.steps import STEP_TABLE
 from tpu_pipelines.config.yaml_files import read_mapping
 
-PREFLIGHT_KEYS = (
-    "find_largest_batch",
-    "max_step_ms",
-    "max_price_usd",
-    "max_host_wait",
-    "compile_timeout_seconds",
-    "compile_memory_mib",
-)
 _OF_THE_RUN: dict[str, Any] = {"lineage": {}, "preflight": {}}  # Parameters of deploy_model that nobody sets by hand.
-DEPLOY_KEYS = tuple(field.name for field in dataclasses.fields(DeployParams) if field.name not in _OF_THE_RUN)
 CONFIGS_DIR = Path(__file__).parents[1] / "configs"
 _NAME_LENGTH = 64
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,18 +92,16 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the sections as they stand in a YAML file, defaults filled in."""
-        training = dataclasses.asdict(self.training)
-        model = {"name": training.pop("model"), "parameters": training.pop("model_parameters")}
+        model = {"name": self.training.model, "parameters": self.training.model_parameters}
         if self.model_files:
             model["files"] = self.model_files
-        sections = {name: dataclasses.asdict(getattr(self, name)) for name in ("data", "gate")}
-        plain: dict[str, Any] = {"name": self.name, "model": model, "training": training, **sections}
-        plain["export"] = dataclasses.asdict(self.export) if self.export else False
-        if self.machine:
-            plain["machine"] = self.machine.as_dict()
-        for section, keys in (("preflight", PREFLIGHT_KEYS), ("deploy", DEPLOY_KEYS)):
-            params = getattr(self, section)
-            plain[section] = {name: getattr(params, name) for name in keys} if params else False
+        plain: dict[str, Any] = {"name": self.name, "model": model}
+        for section in ("training", "data", "gate", "export", "machine", "preflight", "deploy"):
+            if params := getattr(self, section):
+                values = dataclasses.asdict(params)
+                plain[section] = {name: values[name] for name in SETTINGS[section]}
+            elif section != "machine":
+                plain[section] = False
         if self.resources:
             plain["resources"] = step_resources.as_dict(self.resources)
         return typing.cast(dict[str, Any], without_tuples(plain))
@@ -155,8 +144,10 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
     raw: dict[str, Any] = {"export": {**values} if isinstance(values, Mapping) else {}}
     for text in overrides:
         override(raw, text)
-    _check_keys(raw, ("export",), "--set")
-    return _build(ExportParams, raw["export"], {}, "export")
+    if strange := [key for key in raw if key != "export"]:
+        raise InputError(unknown_key(strange[0], ("export",), "--set"))
+    params: ExportParams = read_by_hand(raw["export"], ExportParams, "export")
+    return params
 
 
 def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
@@ -169,7 +160,8 @@ def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
     for text in overrides:
         if text.startswith("data."):
             override(raw, text)
-    return _build(WriteParams, raw["data"], {}, "data")
+    params: WriteParams = read_by_hand(raw["data"], WriteParams, "data")
+    return params
 
 
 def _read(name_or_path: str) -> dict[str, Any]:
@@ -209,16 +201,48 @@ def override(raw: dict[str, Any], change: str) -> None:
         raise InputError(f"Cannot use --set {change!r}: the value is not YAML.") from error
 
 
-_SECTIONS: dict[str, type] = {
+@dataclasses.dataclass(frozen=True)
+class ModelSection:
+    """Section `model`: which model is trained.
+
+    Attributes:
+        name: A ready model, a .py or .keras file, or `module:function`; may stand for the whole section.
+        parameters: What `build_model` is given beside what follows from the data.
+        files: Files and folders, here or on gs://, that the model's code reads: with other content it is another
+            model. Those that its code or a parameter names are known without.
+    """
+
+    name: str
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    files: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for file in self.files:
+            if not storage.is_remote(file) and not Path(file).exists():
+                raise InputError(f"model.files names {file!r}, and there is no such file. Check it, or remove it.")
+        check_model(self.name, self.parameters)
+
+
+PARAMS: dict[str, Any] = {
     "data": WriteParams,
+    "model": ModelSection,
     "training": TrainParams,
+    "machine": MachineSpec,
+    "preflight": PreflightParams,
     "gate": EvaluateParams,
     "export": ExportParams,
+    "deploy": DeployParams,
+    "resources.STEP": StepResources,
 }
-SETTINGS: dict[str, tuple[str, ...]] = {
-    **{section: tuple(field.name for field in dataclasses.fields(kind)) for section, kind in _SECTIONS.items()},
-    "preflight": PREFLIGHT_KEYS,
-    "deploy": DEPLOY_KEYS,
+_SET_ELSEWHERE = {
+    "training": ("model", "model_parameters"),
+    "preflight": ("training", "epochs", "paid"),
+    "deploy": tuple(_OF_THE_RUN),
+}
+# Type and field of every setting, by section and name.
+SETTINGS = {
+    section: {name: kind for name, kind in fields_of(params).items() if name not in _SET_ELSEWHERE.get(section, ())}
+    for section, params in PARAMS.items()
 }
 KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "export", "deploy", "resources")
 
@@ -229,69 +253,85 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     Raises:
         InputError: If a key is unknown, a required one is missing, or a value is of the wrong type or out of range.
     """
-    _check_sections(raw, where)
+    mistakes = Mistakes()
+    with mistakes.kept():
+        _check_sections(raw, where)
     raw = _at_home(raw)
     if missing := [key for key in ("name", "data", "model") if key not in raw]:
-        raise InputError(f"Missing in {where}: {', '.join(missing)}. Expected name, data and model at least.")
-    name = raw["name"]
-    if (
-        not isinstance(name, str)
-        or not name
-        or len(name) > _NAME_LENGTH
-        or not all(c.isalnum() or c in "-_." for c in name)
-        or name[0] in ".-"
-    ):
+        mistakes.add(f"Missing in {where}: {', '.join(missing)}. Expected name, data and model at least.")
+        mistakes.raise_all()
+    sections: dict[str, Any] = {}
+
+    def read(section: str, make: Callable[..., Any], *values: Any) -> None:
+        with mistakes.kept():
+            sections[section] = make(raw.get(section), *values)
+
+    read("name", _check_name)
+    read("model", _read_model)
+    read("data", _read_section, WriteParams, "data")
+    read("training", _read_training, sections.get("model"))
+    read("gate", _read_gate, sections.get("data"))
+    read("export", _read_export)
+    # A stand-in for what is wrong, so that the mistakes of the sections that need it are shown as well.
+    training = sections.get("training", TrainParams(model=""))
+    read("machine", lambda value: None if value is None else parse_machine(value, training.backend))
+    # Compiling for a TPU takes time: only where one is configured, or preflight itself.
+    machine = sections.get("machine")
+    if "preflight" not in raw and raw.get("machine") is None:
+        raw["preflight"] = False
+    read("preflight", _read_preflight, training, machine.paid if machine else PaidMachine())
+    read("deploy", _read_deploy, sections.get("name", "name"), raw.get("export") is not False)
+    read("resources", step_resources.parse_resources)
+    mistakes.raise_all()
+    return Config(model_files=sections.pop("model").files, **sections)
+
+
+def _check_name(name: Any) -> str:
+    is_plain = isinstance(name, str) and all(c.isalnum() or c in "-_." for c in name)
+    if not is_plain or not 0 < len(name) <= _NAME_LENGTH or name[0] in ".-":
         raise InputError(
             f"Cannot use the name {name!r}: expected letters, digits, '-', '_' and '.', at most {_NAME_LENGTH}, "
             "and not '-' or '.' first."
         )
-    model = {"name": raw["model"]} if isinstance(raw["model"], str) else raw["model"]
-    if not isinstance(model, dict) or "name" not in model:
-        raise InputError(f"Cannot use model: expected a name, or a mapping with a name, received {raw['model']!r}.")
-    parameters = model.get("parameters", {})
-    _check_keys(model, ("name", "parameters", "files"), f"{where}, section model")
-    files = _convert(model.get("files", []), tuple[str, ...], "model.files")
-    for file in files:
-        if not storage.is_remote(file) and not Path(file).exists():
-            raise InputError(f"Cannot read what model.files names: there is no {file!r}. Check the path, or remove it.")
-    if not isinstance(parameters, dict):
-        raise InputError(f"Cannot use model.parameters: expected a mapping, received {parameters!r}.")
-    _check_plain(parameters, "model.parameters")
-    check_model(str(model["name"]), parameters)
-    sections: dict[str, Any] = {}
-    for section, params in _SECTIONS.items():
-        values = {} if raw.get(section) is None else raw[section]
-        if section == "export" and (values := _optional_section(values, section)) is None:
-            sections[section] = None
-            continue
-        if not isinstance(values, dict):
-            raise InputError(f"Cannot use {section}: expected a mapping, received {values!r}.")
-        fixed = {"model": str(model["name"]), "model_parameters": parameters} if section == "training" else {}
-        if section == "training":
-            values = _with_all_epochs(values)
-        if section == "gate":
-            values = {"max_regression": {TASKS[sections["data"].asked].judged: 0.0}, **values}
-        sections[section] = _build(params, values, fixed, section)
+    return str(name)
+
+
+def _read_model(value: Any) -> ModelSection:
+    if isinstance(value, str):
+        return ModelSection(value)
+    if not isinstance(value, dict):
+        raise InputError(f"Cannot use model: expected a name, or a mapping with a name, received {value!r}.")
+    _check_plain(value.get("parameters"), "model.parameters")
+    section: ModelSection = read_by_hand(value, ModelSection, "model")
+    return section
+
+
+def _read_section(values: Any, kind: type, section: str, fixed: Mapping[str, Any] = {}) -> Any:
+    return read_by_hand({} if values is None else values, kind, section, fixed)
+
+
+def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
+    """Read section training; the epochs of its stages together are its own, where it does not say how many."""
+    if isinstance(values, dict) and "stages" in values and "epochs" not in values:
+        with contextlib.suppress(InputError):  # Which is said with the section's other mistakes.
+            stages = read_by_hand(values["stages"], tuple[Stage, ...], "training.stages")
+            values = {**values, "epochs": sum(stage.epochs for stage in stages)} if stages else values
+    fixed = {"model": model.name if model else "", "model_parameters": model.parameters if model else {}}
+    training: TrainParams = _read_section(values, TrainParams, "training", fixed)
+    return training
+
+
+def _read_gate(values: Any, data: WriteParams | None) -> EvaluateParams:
+    if data and (values is None or isinstance(values, dict)):
+        values = {"max_regression": {TASKS[data.asked].judged: 0.0}, **(values or {})}
+    gate: EvaluateParams = _read_section(values, EvaluateParams, "gate")
     try:
-        sections["gate"].check_task(sections["data"].asked)
-        sections["gate"].check_slices([CLASS, LENGTH, SIZE, *sections["data"].slice_columns])
+        if data:
+            gate.check_task(data.asked)
+            gate.check_slices([CLASS, LENGTH, SIZE, *data.slice_columns])
     except InputError as error:
-        raise InputError(f"Section gate: {error}") from error
-    machine = raw.get("machine")
-    if machine is not None:
-        machine = parse_machine(machine, sections["training"].backend)
-    # Compiling for a TPU takes time: only where one is configured, or preflight itself.
-    asked = raw.get("preflight") if "preflight" in raw or machine is not None else False
-    preflight = _build_preflight(asked, sections["training"], machine.paid if machine else PaidMachine())
-    deploy = _build_deploy(raw.get("deploy"), name, sections["export"] is not None)
-    sections["resources"] = step_resources.parse_resources(raw.get("resources"))
-    return Config(name=name, machine=machine, preflight=preflight, deploy=deploy, model_files=files, **sections)
-
-
-def _with_all_epochs(training: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return section training with the epochs of its stages together, where it does not say how many there are."""
-    stages = _convert(training.get("stages", []), tuple[Stage, ...], "training.stages")
-    return {"epochs": sum(stage.epochs for stage in stages), **training} if stages else training
+        raise InputError(f"Cannot use gate: {error}") from error
+    return gate
 
 
 def _check_sections(raw: Mapping[str, Any], where: str) -> None:
@@ -302,7 +342,8 @@ def _check_sections(raw: Mapping[str, Any], where: str) -> None:
             raise InputError(
                 f"Unknown key {key!r} in {where}: a setting has its section before it. Did you mean {full}?"
             )
-    _check_keys(raw, KEYS, where)
+    if strange := [unknown_key(key, KEYS, where) for key in raw if key not in KEYS]:
+        raise InputError("\n".join(strange))
 
 
 def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,26 +366,28 @@ def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
     return expanded
 
 
-def _build_preflight(values: Any, training: TrainParams, paid: PaidMachine) -> PreflightParams | None:
-    """Build preflight from the training as it is, the machine that it runs on, and its own section."""
-    values = _optional_section(values, "preflight")
-    return None if values is None else _preflight_on(paid, values, training)
+def _read_export(values: Any) -> ExportParams | None:
+    asked = _optional_section(values, "export")
+    return None if asked is None else _read_section(asked, ExportParams, "export")
 
 
-def _preflight_on(paid: PaidMachine, values: Mapping[str, Any], training: TrainParams) -> PreflightParams:
-    return _build(PreflightParams, values, {"training": training, "epochs": 0, "paid": paid}, "preflight")
+def _read_preflight(values: Any, training: TrainParams, paid: PaidMachine) -> PreflightParams | None:
+    """Read preflight with the training as it is, and the machine that it runs on."""
+    asked = _optional_section(values, "preflight")
+    fixed = {"training": training, "epochs": 0, "paid": paid}
+    return None if asked is None else _read_section(asked, PreflightParams, "preflight", fixed)
 
 
-def _build_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | None:
-    asked, values = values, _optional_section(values, "deploy")
-    if asked is not None and values is not None and not is_exported:
+def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | None:
+    asked = _optional_section(values, "deploy")
+    if values is not None and asked is not None and not is_exported:
         raise InputError(
             "Cannot deploy what is not exported: export is false, which ends the run after the gate. Received: "
-            f"deploy={asked!r}. Remove deploy, or export: false."
+            f"deploy={values!r}. Remove deploy, or export: false."
         )
-    if values is None or not is_exported:
+    if asked is None or not is_exported:
         return None
-    return _build(DeployParams, {"registry": "", "model_name": name, **values}, _OF_THE_RUN, "deploy")
+    return _read_section({"registry": "", "model_name": name, **asked}, DeployParams, "deploy", _OF_THE_RUN)
 
 
 def _optional_section(values: Any, section: str) -> dict[str, Any] | None:
@@ -362,8 +405,8 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
     Raises:
         InputError: If the machine does not run the training's backend.
     """
-    values = {name: getattr(config.preflight, name) for name in PREFLIGHT_KEYS} if config.preflight else {}
-    return _preflight_on(paid, values, config.training)
+    values = {name: getattr(config.preflight, name) for name in SETTINGS["preflight"]} if config.preflight else {}
+    return dataclasses.replace(PreflightParams(config.training, paid=paid), **values)
 
 
 def _check_plain(value: Any, where: str) -> None:
@@ -381,72 +424,3 @@ def _check_plain(value: Any, where: str) -> None:
             f"Cannot use {where}: expected a text, a finite number, true, false, a list or a mapping, received "
             f"{value!r}. Put it in quotes if it is a text."
         )
-
-
-def _check_keys(raw: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for key in raw:
-        if key not in known:
-            raise InputError(
-                f"Unknown key {key!r} in {where}: expected one of {', '.join(known)}.{did_you_mean(str(key), known)}"
-            )
-
-
-def _build(params: type[T], values: Mapping[str, Any], fixed: Mapping[str, Any], section: str) -> T:
-    hints = typing.get_type_hints(params)
-    fields = {field.name: field for field in dataclasses.fields(params) if field.name not in fixed}  # type: ignore[arg-type]
-    _check_keys(values, tuple(fields), f"section {section}")
-    for name, field in fields.items():
-        no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if no_default and name not in values:
-            raise InputError(f"Missing in section {section}: {name}.")
-    typed = {name: _convert(value, hints[name], f"{section}.{name}") for name, value in values.items()}
-    try:
-        return params(**typed, **fixed)
-    except InputError as error:
-        raise InputError(f"Section {section}: {error}") from error
-
-
-def _split(value: str | float, kind: type) -> list[Any]:
-    """Return the values of a list that is written as one on a command line: `64,64`, or a single one."""
-    if not isinstance(value, str):
-        return [value]
-    items = [item.strip() for item in value.split(",")] if value.strip() else []
-    return items if kind is str else [yaml.safe_load(item) for item in items]
-
-
-def _convert(value: Any, kind: Any, where: str) -> Any:
-    """Convert a value to the type that a field asks for, and refuse what only looks like it."""
-    origin = typing.get_origin(kind)
-    if origin in (types.UnionType, typing.Union):
-        raise TypeError(f"{where}: fields that are unions are not supported.")
-    if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        # YAML reads 1e-4 as a string.
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    elif origin is tuple and dataclasses.is_dataclass(item_kind := typing.get_args(kind)[0]):
-        if isinstance(value, list):
-            return tuple(_convert(item, item_kind, f"{where}[{place}]") for place, item in enumerate(value))
-    elif origin is tuple and isinstance(value, list | str | int | float) and not isinstance(value, bool):
-        items = value if isinstance(value, list) else _split(value, item_kind)
-        return tuple(_convert(item, item_kind, where) for item in items)
-    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _build(typing.cast(type, kind), value, {}, where)
-    elif origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        return {str(key): _convert(item, typing.get_args(kind)[1], f"{where}.{key}") for key, item in value.items()}
-    elif kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    elif isinstance(kind, type) and type(value) is kind:
-        return value
-    raise InputError(f"{where} must be {_describe(kind)}. Received: {value!r}.")
-
-
-def _describe(kind: Any) -> str:
-    if dataclasses.is_dataclass(kind):
-        return f"a mapping of {', '.join(field.name for field in dataclasses.fields(kind))}"
-    origin, items = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        is_simple = not dataclasses.is_dataclass(items[0])
-        return "a list, or values with commas between them" if is_simple else f"a list, each {_describe(items[0])}"
-    return "a mapping" if origin is Mapping else getattr(kind, "__name__", str(kind))

@@ -3,48 +3,22 @@
 import dataclasses
 import functools
 import json
+import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from tpu_components.core.examples.artifacts import SPLITS
-from tpu_components.core.examples.text import END, START
-from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
+from tpu_components.core.base.typed_values import Pattern, Range, default_of, fields_of, has_default
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue
 from tpu_components.core.models.ready import REGISTRY
-from tpu_components.core.models.step import hyperparameters
-from tpu_components.core.sources.params import ENCODINGS, ENGINES, SETTABLE_TASKS
 from tpu_components.core.step.command_line import attribute_docs
-from tpu_components.export_model.formats.table import FORMATS
-from tpu_pipelines.config.configuration import KEYS, SETTINGS, Config
+from tpu_pipelines.config.configuration import PARAMS, SETTINGS, Config
 from tpu_pipelines.config.settings import Settings, variable
-from tpu_pipelines.config.step_resources import StepResources
 from tpu_pipelines.config.steps import STEPS
 
 SCHEMA_FILE = "tpu-pipelines.schema.json"
-_HINTS = {section: typing.get_type_hints(Config)[section] for section in SETTINGS}
-# Of which `false` leaves the step out.
-_OPTIONAL = tuple(section for section, hint in _HINTS.items() if type(None) in typing.get_args(hint))
-_PARAMS: Mapping[str, Any] = {section: (*typing.get_args(hint), hint)[0] for section, hint in _HINTS.items()}
-CHOICES: Mapping[str, tuple[Any, ...]] = {
-    **{f"training.{name}": known for name, known in hyperparameters.CHOICES.items()},
-    "data.task": SETTABLE_TASKS,
-    "data.channels": (0, 1, 3),
-    "data.encoding": ENCODINGS,
-    "data.engine": ENGINES,
-    "data.truncate": (START, END),
-    "gate.split": SPLITS,
-    "gate.backend": BACKENDS,
-    "gate.accelerator": ACCELERATORS,
-    "export.split": SPLITS,
-    "export.required": tuple(FORMATS),
-}
+_OPTIONAL = ("preflight", "export", "deploy")  # Of which `false` leaves the step out.
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
-_MODEL_DOCS = {
-    "name": "A ready model, a .py or .keras file, or `module:function`; may stand for the whole section.",
-    "parameters": "What `build_model` is given beside what follows from the data.",
-}
-_NAME_DOC = "Short name, as `tpu-pipelines machines` lists them; may stand for the whole section."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,80 +39,65 @@ class Setting:
 
     def as_schema(self) -> dict[str, Any]:
         """Return the setting as JSON Schema."""
-        schema = {"description": self.meaning, **_type_of(self.kind, CHOICES.get(self.name, ()))}
+        schema = {"description": self.meaning, **_type_of(self.kind)}
         return schema if self.default is None else {**schema, "default": _plain(self.default)}
 
 
 def settings() -> Iterator[Setting]:
     """Yield every setting, in the order of the sections."""
     yield Setting("name", str, None, _docs(Config)["name"])
-    for section in KEYS[1:]:
-        yield from _SPECIAL[section]() if section in _SPECIAL else _of(section, _PARAMS[section], SETTINGS[section])
+    for section, fields in SETTINGS.items():
+        yield from _settings_of(f"{section}.", PARAMS[section], fields)
 
 
-def _of(section: str, params: Any, names: tuple[str, ...]) -> Iterator[Setting]:
-    hints, docs = typing.get_type_hints(params), _docs(params)
-    fields = {field.name: field for field in dataclasses.fields(params)}
-    for name in names:
-        if name not in ("model", "model_parameters"):  # Which are a section of their own.
-            yield Setting(f"{section}.{name}", hints[name], _default(fields[name]), docs[name])
+def _settings_of(before: str, params: Any, fields: Mapping[str, Any]) -> Iterator[Setting]:
+    docs = _docs(params)
+    for name, (kind, field) in fields.items():
+        yield Setting(before + name, kind, default_of(field) if has_default(field) else None, docs[name])
 
 
 @functools.cache
-def _docs(params: type) -> dict[str, str]:
+def _docs(params: Any) -> dict[str, str]:
     return {name: text.replace("%%", "%") for name, text in attribute_docs(params).items()}
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
-
-
-def _model() -> Iterator[Setting]:
-    yield Setting("model.name", str, None, _MODEL_DOCS["name"])
-    yield Setting("model.parameters", Mapping[str, Any], {}, _MODEL_DOCS["parameters"])
-    yield Setting("model.files", tuple[str, ...], (), _docs(Config)["model_files"])
-
-
-def _machine() -> Iterator[Setting]:
-    yield Setting("machine.name", str, None, _NAME_DOC)
-    names = tuple(field.name for field in dataclasses.fields(MachineSpec))
-    for setting in _of("machine", MachineSpec, names):
-        yield dataclasses.replace(setting, kind=tuple[Any, ...]) if setting.name == "machine.fallbacks" else setting
-
-
-def _resources() -> Iterator[Setting]:
-    names = tuple(field.name for field in dataclasses.fields(StepResources))
-    yield from _of("resources.STEP", StepResources, names)
-
-
-_SPECIAL = {"model": _model, "machine": _machine, "resources": _resources}
-
-
-def _type_of(kind: Any, choices: tuple[Any, ...] = ()) -> dict[str, Any]:
+def _type_of(kind: Any, allowed: Any = None) -> dict[str, Any]:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _type_of(*inner)
+    if kind is MachineSpec:  # A fallback, also by its name.
+        return {}
     if dataclasses.is_dataclass(kind):
-        return _object(_of("", kind, tuple(field.name for field in dataclasses.fields(kind))))
+        return _object(_settings_of("", kind, fields_of(typing.cast(Any, kind))))
     if origin is tuple:
-        item = _type_of(inner[0], choices)
+        item = _type_of(inner[0])
         if dataclasses.is_dataclass(inner[0]):
             return {"type": "array", "items": item}
         # Or values with commas between them.
-        choice = f"({'|'.join(choices)})"
-        joined = {"type": "string", **({"pattern": f"^{choice}(, *{choice})*$"} if choices else {})}
+        choice = f"({'|'.join(item.get('enum', ()))})"
+        joined = {"type": "string", **({"pattern": f"^{choice}(, *{choice})*$"} if "enum" in item else {})}
         return {"anyOf": [{"type": "array", "items": item}, *([item] if item else []), joined]}
     if origin is Mapping:
         return {"type": "object", "additionalProperties": _type_of(inner[1]) or True}
-    if choices:
-        return {"enum": list(choices)}
-    return {"type": _NAMES[kind]} if kind in _NAMES else {}
+    if isinstance(allowed, tuple):
+        return {"enum": list(allowed)}
+    return {"type": _NAMES[kind]} | _bounds(allowed) if kind in _NAMES else {}
 
 
-def _object(settings: Iterable[Setting], has_required: bool = True) -> dict[str, Any]:
-    """Return settings as one mapping; those without a default are required, unless none is."""
-    inside = {setting.name.rpartition(".")[2]: setting for setting in settings}
-    needed = [name for name, setting in inside.items() if setting.default is None and has_required]
+def _bounds(allowed: Range | Pattern | None) -> dict[str, Any]:
+    if isinstance(allowed, Pattern):
+        return {"pattern": f"^{allowed.regex}$"}
+    if allowed is None:
+        return {}
+    bounds: dict[str, float | None] = {"minimum": allowed.least, "maximum": allowed.most}
+    bounds |= {"exclusiveMinimum": allowed.above, "exclusiveMaximum": allowed.below}
+    return {name: bound for name, bound in bounds.items() if bound is not None and math.isfinite(bound)}
+
+
+def _object(settings: Iterable[Setting]) -> dict[str, Any]:
+    """Return settings as one mapping; those without a default are required."""
+    inside = {setting.name: setting for setting in settings}
+    needed = [name for name, setting in inside.items() if setting.default is None]
     return {
         "type": "object",
         "properties": {name: setting.as_schema() for name, setting in inside.items()},
@@ -153,35 +112,27 @@ def _plain(value: Any) -> Any:
 
 def as_json_schema() -> dict[str, Any]:
     """Return the configuration as JSON Schema (https://json-schema.org/draft-07)."""
-    known = {entry.name: entry for entry in settings()}
-    sections = {name: _section(name, known) for name in (*_PARAMS, "model", "machine")}
+    sections = {section: _object(_settings_of("", PARAMS[section], fields)) for section, fields in SETTINGS.items()}
+    del sections["deploy"]["required"]  # A configuration has a default for what its step needs.
+    step = sections.pop("resources.STEP")
     sections["model"] = {"anyOf": [{"type": "string", "examples": list(REGISTRY)}, sections["model"]]}
     sections["machine"] = {"anyOf": [{"enum": [entry.name for entry in load_catalogue().slices]}, sections["machine"]]}
-    for name in _OPTIONAL:
-        sections[name] = {"anyOf": [sections[name], {"type": "boolean"}]}
-    step = _section("resources.STEP", known)
+    for key in _OPTIONAL:
+        sections[key] = {"anyOf": [sections[key], {"type": "boolean"}]}
+    name = Setting("name", str, None, _docs(Config)["name"])
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A configuration of tpu-pipelines",
         "type": "object",
         "properties": {
-            "name": known["name"].as_schema(),
-            **{name: _or_nothing(section) for name, section in sections.items()},
+            "name": name.as_schema(),
+            # A section may be a heading with nothing below it.
+            **{key: {"anyOf": [section, {"type": "null"}]} for key, section in sections.items()},
             "resources": {"type": "object", "properties": dict.fromkeys(STEPS, step), "additionalProperties": False},
         },
         "required": ["name", "data", "model"],
         "additionalProperties": False,
     }
-
-
-def _or_nothing(section: dict[str, Any]) -> dict[str, Any]:
-    """Return a section, which may be a heading with nothing below it."""
-    return {"anyOf": [section, {"type": "null"}]}
-
-
-def _section(section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
-    inside = [setting for name, setting in known.items() if name.startswith(f"{section}.")]
-    return _object(inside, has_required=section in ("data", "model"))
 
 
 def as_text() -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import read_by_hand
 
 _PREFIX = "TPU_PIPELINES_"
 # Without these nothing can be sent to a platform.
@@ -198,11 +199,18 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
         >>> load_settings({"TPU_PIPELINES_LABELS": "team=vision,stage=test"}).labels
         {'team': 'vision', 'stage': 'test'}
     """
-    values = _read(file) if file else {}
+    values: dict[str, Any] = {}
+    if file:
+        from tpu_pipelines.config.yaml_files import read_mapping  # Not by the command line, which asks for the targets.
+
+        values = read_mapping(file, "the settings", "names and values")
+    if "image" in values:
+        raise InputError(f"Cannot use {file}: the image is set by TPU_PIPELINES_IMAGE alone. Remove image.")
     for field in dataclasses.fields(Settings):
         if text := environment.get(variable(field.name), ""):
             values[field.name] = _split(field.name, text) if _is_mapping(field) else text
-    return Settings(**values)
+    settings: Settings = read_by_hand(values, Settings, "settings" if file else "")
+    return settings
 
 
 def _is_mapping(field: dataclasses.Field[Any]) -> bool:
@@ -217,24 +225,3 @@ def _split(name: str, text: str) -> dict[str, str]:
             "into the file that --settings names."
         )
     return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    from tpu_pipelines.config.yaml_files import (
-        read_mapping,  # Not by the command line, which asks here for the targets.
-    )
-
-    raw = read_mapping(file, "the settings", "names and values")
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    values: dict[str, Any] = {}
-    for name, value in raw.items():
-        if name not in fields:
-            raise InputError(
-                f"Unknown setting {name!r} in {file}: expected one of {', '.join(fields)}."
-                f"{did_you_mean(str(name), fields)} The image is set by TPU_PIPELINES_IMAGE alone."
-            )
-        if isinstance(value, dict) != _is_mapping(fields[name]) or value is None:
-            kind = "a mapping" if _is_mapping(fields[name]) else "text"
-            raise InputError(f"The setting {name} in {file} must be {kind}. Received: {value!r}.")
-        values[name] = {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else str(value)
-    return values

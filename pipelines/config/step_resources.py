@@ -3,15 +3,12 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.typed_values import NotNegative, Pattern, Range, check_fields, read_by_hand
 from tpu_pipelines.config.steps import STEPS
 
-KEYS = ("cpu", "memory", "disk", "retries", "timeout")
-
-
-_QUANTITY = re.compile(r"([1-9]\d*)(Mi|Gi|Ti|M|G|T)")
+_QUANTITY = Pattern(r"(?:([1-9]\d*)(Mi|Gi|Ti|M|G|T))?", "a whole number with a unit, as 16Gi")
 
 
 _GIB = {"Mi": 2.0**-10, "Gi": 1.0, "Ti": 2.0**10, "M": 1e6 / 2**30, "G": 1e9 / 2**30, "T": 1e12 / 2**30}
@@ -32,19 +29,14 @@ class StepResources:
         InputError: If a value is none that a platform takes.
     """
 
-    cpu: int = 0
-    memory: str = ""
-    disk: str = ""
-    retries: int = -1
-    timeout: int = 0
+    cpu: NotNegative = 0
+    memory: Annotated[str, _QUANTITY] = ""
+    disk: Annotated[str, _QUANTITY] = ""
+    retries: Annotated[int, Range(-1)] = -1
+    timeout: NotNegative = 0
 
     def __post_init__(self) -> None:
-        for name in ("memory", "disk"):
-            if (text := getattr(self, name)) and not _QUANTITY.fullmatch(text):
-                raise InputError(f"{name} must be a whole number with a unit, as 16Gi. Received: {text!r}.")
-        for name, least in (("cpu", 0), ("retries", -1), ("timeout", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must not be negative. Received: {getattr(self, name)}.")
+        check_fields(self)
 
 
 def parse_resources(raw: Any) -> dict[str, StepResources]:
@@ -53,35 +45,9 @@ def parse_resources(raw: Any) -> dict[str, StepResources]:
     Raises:
         InputError: If a step or key is unknown, or a value is of the wrong type or form.
     """
-    if raw is None:
-        return {}
-    if not isinstance(raw, Mapping):
-        raise InputError(f"Cannot use resources: expected a mapping of steps, received {raw!r}.")
-    return {_known(step, STEPS, "resources"): _parse_step(step, values) for step, values in raw.items()}
-
-
-def _known(key: Any, known: tuple[str, ...], where: str) -> str:
-    if key not in known:
-        raise InputError(
-            f"Unknown key {key!r} in section {where}: expected one of {', '.join(known)}."
-            f"{did_you_mean(str(key), known)}"
-        )
-    return str(key)
-
-
-def _parse_step(step: str, values: Any) -> StepResources:
-    where = f"resources.{step}"
-    if not isinstance(values, Mapping):
-        raise InputError(f"Cannot use {where}: expected a mapping, received {values!r}.")
-    kinds = {field.name: field.type for field in dataclasses.fields(StepResources)}
-    for key, value in values.items():
-        kind = kinds[_known(key, KEYS, where)]
-        if type(value) is not kind:
-            raise InputError(f"{where}.{key} must be {getattr(kind, '__name__', kind)}. Received: {value!r}.")
-    try:
-        return StepResources(**values)
-    except InputError as error:
-        raise InputError(f"Section {where}: {error}") from error
+    kind = Mapping[Annotated[str, STEPS], StepResources]
+    resources: dict[str, StepResources] = read_by_hand({} if raw is None else raw, kind, "resources")
+    return resources
 
 
 def as_dict(resources: Mapping[str, StepResources]) -> dict[str, dict[str, Any]]:
@@ -100,5 +66,5 @@ def gib(quantity: str) -> float:
         >>> gib("512Mi"), gib("2Ti")
         (0.5, 2048.0)
     """
-    number, unit = _QUANTITY.fullmatch(quantity).groups()  # type: ignore[union-attr]  # Checked when it was read.
+    number, unit = re.fullmatch(_QUANTITY.regex, quantity).groups()  # type: ignore[union-attr]  # Checked when it was read.
     return int(number) * _GIB[unit]

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base import fingerprint
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.fingerprint import Code, LookedUp, code_of, digest_files
 from tpu_components.core.files import storage
@@ -26,10 +25,6 @@ _WITHOUT_EFFECT = (
     *("num_workers", "engine", "engine_tasks", "beam_options"),
     *("checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib"),
 )
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @functools.cache
@@ -66,19 +61,19 @@ def code_version(step: str) -> str:
 
 def _code_here(step: str) -> str:
     """Return the same with the libraries that this machine runs it with; elsewhere, an image holds them."""
-    return _digest(code_version(step), _code(step).versions())
+    return digest_of([code_version(step), _code(step).versions()])
 
 
 def _model(config: Config, is_here: bool) -> str:
     """Return the fingerprint of a model's code and of the files that it names, or that the configuration does."""
     code = model_code(config.training.model, config.training.model_parameters)
-    return _digest(code.digest, code.versions() if is_here else {}, [_content(file) for file in config.model_files])
+    return digest_of([code.digest, code.versions() if is_here else {}, [_content(file) for file in config.model_files]])
 
 
 def _content(place: str) -> str:
     """Return the fingerprint of a file, or of all in a folder; in an object store by their checksums."""
     if storage.is_remote(place):
-        return _digest(_remote_files(place))
+        return digest_of([_remote_files(place)])
     return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
 
 
@@ -143,7 +138,7 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
     version = code_version if image else _code_here
     code = ({step: version(step) for step in STEPS}, _model(config, not image), image)
     parts = {"data": data, "configuration": _decisive(config), "code": code}
-    return {name: _digest(part)[:12] for name, part in parts.items()}
+    return {name: digest_of([part])[:12] for name, part in parts.items()}
 
 
 def platform_fingerprints(
@@ -162,7 +157,7 @@ def platform_fingerprints(
     """
     of_model, of_training = {"model": _model(config, is_here=False)[:12]}, {"image": image, "machine": machine}
     if environment:
-        of_training["environment"] = _digest(dict(environment))[:12]
+        of_training["environment"] = digest_of([dict(environment)])[:12]
     more = {"preflight_training": of_model, "train_model": {**of_model, **of_training}}
     return {step: {"code": code_version(step)[:12], **more.get(step, {})} for step in STEPS}
 
@@ -176,7 +171,7 @@ def trained(config: Config, fingerprint: Mapping[str, str]) -> dict[str, str]:
         config: Configuration of the run, as it is compiled.
         fingerprint: That of the training step, from `platform_fingerprints`.
     """
-    asked = _digest(_params(config.data), _params(config.training))[:12]
+    asked = digest_of([_params(config.data), _params(config.training)])[:12]
     return {**{part: value for part, value in fingerprint.items() if part != "machine"}, "configuration": asked}
 
 
@@ -195,7 +190,7 @@ def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str,
     model = _model(config, is_here=True)
     champion, champion_files = config.gate.champion, champion_digest
     if storage.is_remote(champion):
-        champion_files = _digest(storage.list_files(champion))
+        champion_files = digest_of([storage.list_files(champion)])
     elif champion and Path(champion).is_dir():
         champion_files = _folder_content(Path(champion))
     beside: dict[str, tuple[Any, ...]] = {
@@ -208,5 +203,5 @@ def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str,
     for name, step in STEP_TABLE.items():
         params = getattr(config, step.section)
         read = (keys[other] for other in step.reads)
-        keys[name] = _digest(_code_here(name), params and _params(params), *beside.get(name, ()), *read)
+        keys[name] = digest_of([_code_here(name), params and _params(params), *beside.get(name, ()), *read])
     return keys

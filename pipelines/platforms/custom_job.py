@@ -5,12 +5,12 @@ the launcher step itself, so that the package is not needed.
 """
 
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
@@ -78,7 +78,7 @@ def as_custom_job(
     values = {key: _input(key) if key in inputs else value for key, value in fields.items()}
     spec = json_format.MessageToDict(component.pipeline_spec)
     (executor,) = spec["deploymentSpec"]["executors"].values()
-    version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
+    version = digest_of(fingerprint)[:12]
     job = _job(_pool(executor["container"], machine, settings), values, machine, f"{name}/{version}", settings)
     executor["container"] = {
         "image": LAUNCHER_IMAGE,

@@ -15,8 +15,8 @@ import yaml
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import ExistsError, MissingError, OutageError
 from tpu_components.core.base.states import State
+from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
-from tpu_components.core.step.step_inputs import whole_numbers
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials
 from tpu_pipelines.platforms.jobs import DIGEST, Job, Submission, fingerprints_in, now
 from tpu_pipelines.platforms.schedules import Schedule, comparable

@@ -1,11 +1,11 @@
 """Training step on a Kubeflow cluster: a pod that requests a TPU, or a pod that starts a JobSet of several hosts."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import MachineSpec, Slice, load_catalogue
@@ -83,7 +83,7 @@ def as_tpu_pod(
     import kfp.kubernetes as kubernetes
 
     # The folder depends on code and model, so that finished weights of others are not reused.
-    version = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:12]
+    version = digest_of(fingerprint)[:12]
     folder = next((f"{path.rstrip('/')}/{name}/{version}" for path in settings.volumes.values()), "")
     pod = _tpu_pod(machine, settings, asked, folder)
     timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS

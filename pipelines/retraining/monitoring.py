@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.answers import FLOAT, sketch_answers
 from tpu_components.core.drift.comparison import Shift, find_shifts, judge, say_power
@@ -31,11 +32,11 @@ class Prediction:
     model: str
     version: str
     name: str
-    confidence: Annotated[float, typed_json.Range(0, 1 + 1e-6)]
-    ms: typed_json.Amount
+    confidence: Annotated[float, typed_values.Range(0, 1 + 1e-6)]
+    ms: typed_values.Amount
     format: str = FLOAT  # Old logs lack this and the following fields.
     instance: int = 0
-    share: typed_json.Share = 0.0
+    share: typed_values.Share = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _read(log: Path, origin: Origin, info: ExportInfo) -> tuple[list[Prediction]
     for line in lines:
         try:
             raw = typed_json.decode(line)
-            read = typed_json.read({**raw, "name": raw["class"]}, Prediction, "line", any_version=True)
+            read = typed_values.read({**raw, "name": raw["class"]}, Prediction, "line", any_version=True)
         except (KeyError, TypeError, ValueError):  # For example truncated by a full disk.
             left_out["no prediction of a class"] += 1
             continue

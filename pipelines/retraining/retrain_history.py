@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.states import LOOKS, NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.pages.blocks import Cell, Table
@@ -52,8 +53,8 @@ class Entry:
     run: str = ""
     outcome: str = ""
     machine: str = ""
-    training_hours: typed_json.Amount = 0.0
-    usd: typed_json.Amount | None = None
+    training_hours: typed_values.Amount = 0.0
+    usd: typed_values.Amount | None = None
     url: str = ""
 
     @classmethod
@@ -127,7 +128,7 @@ def entries(
         for file in storage.list_files(place):
             content = storage.read_bytes(storage.join(place, file.name))
             try:
-                entry = typed_json.read(typed_json.decode(content), Entry, file.name, any_version=True)
+                entry = typed_values.read(typed_json.decode(content), Entry, file.name, any_version=True)
             except (KeyError, TypeError, ValueError):
                 entry = None
             if entry and file.name == _name(entry):

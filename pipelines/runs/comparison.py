@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
 from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
@@ -176,7 +177,7 @@ def _load(folder: Path, label: str) -> Run:
         model_dir / MODEL_FILE,
         "the description of a model",
         "the pipeline",
-        lambda raw: typed_json.read(raw, _Model, any_version=True),
+        lambda raw: typed_values.read(raw, _Model, any_version=True),
     )
     return Run(label, summary, info.training, load_history(model_dir), info.dataset_fingerprint)
 

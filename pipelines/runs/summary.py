@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from tpu_components.core.base.states import State
-from tpu_components.core.files.typed_json import JsonFile, read
+from tpu_components.core.base.typed_values import read
+from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.evaluation_info import Decision
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.deploy_model.params import DeployResult

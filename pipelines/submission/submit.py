@@ -5,8 +5,6 @@ whoever sends the same again, at the same time or from another machine, finds th
 """
 
 import dataclasses
-import hashlib
-import json
 import re
 import tempfile
 import time
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_image
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
@@ -157,7 +156,7 @@ def _digest(package: str, fingerprints: Mapping[str, str]) -> str:
     """
     pipeline, *platforms = yaml.safe_load_all(package)
     spec = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
-    return hashlib.sha256(json.dumps([spec, *platforms, fingerprints], sort_keys=True).encode()).hexdigest()[:12]
+    return digest_of([spec, *platforms, fingerprints])[:12]
 
 
 def submit(plan: RunPlan, submitter: Submitter, again: bool = False) -> Submission:

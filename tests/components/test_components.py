@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib
+import inspect
 import json
 import typing
 from collections.abc import Mapping
@@ -16,11 +17,12 @@ from sklearn.datasets import load_digits
 from tests.fakes.vertex_rules import check_outputs
 from tests.html_page import Page
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.step import command_line
-from tpu_components.core.step.step_inputs import params_from, whole_numbers
+from tpu_components.core.step.step_inputs import params_from
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 from tpu_components.train_model import TrainParams
@@ -102,10 +104,10 @@ def test_every_input_reaches_its_field_with_its_type_after_it_has_travelled_as_j
 @pytest.mark.parametrize("step", _STEPS)
 def test_component_defaults_are_literals(step):
     """KFP ships the function alone: a name of its module is not known where it runs."""
-    tree = ast.parse(Path(_component(step).python_func.__code__.co_filename).read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert step in [function.name for function in functions]
-    for default in (default for function in functions for default in function.args.defaults):
+    tree = ast.parse(inspect.getsource(_component(step).python_func))
+    (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert function.name == step
+    for default in filter(None, [*function.args.defaults, *function.args.kw_defaults]):
         ast.literal_eval(default)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.examples.images import ImageRule
 from tpu_components.core.examples.interface import AnyInput, ImageInput
-from tpu_components.core.files import typed_json
 from tpu_components.create_tfrecords.encoders import ImageEncoder
 from tpu_components.serving.inputs import _decode_image
 from tpu_components.serving.instances import parse_image
@@ -36,7 +36,7 @@ def test_records_predictions_and_the_server_turn_alike(photo, upright):
 
 def test_models_from_before_leave_photos_as_they_lie():
     raw = {"kind": "image", "image_shape": [8, 16, 1], "encoding": "raw"}
-    assert typed_json.read(raw, AnyInput, any_version=True).upright is False
-    assert typed_json.read({**raw, "upright": True}, AnyInput, any_version=True).upright is True
+    assert typed_values.read(raw, AnyInput, any_version=True).upright is False
+    assert typed_values.read({**raw, "upright": True}, AnyInput, any_version=True).upright is True
     with pytest.raises(TypeError, match="upright"):
-        typed_json.read({**raw, "upright": "yes"}, AnyInput, any_version=True)
+        typed_values.read({**raw, "upright": "yes"}, AnyInput, any_version=True)

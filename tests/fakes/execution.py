@@ -22,8 +22,8 @@ from google.rpc import code_pb2
 from tests.fakes import gcsfuse, vertex_rules
 from tests.fakes.execution_cache import ExecutionCache, Scope
 from tests.fakes.google_api import ServiceError
+from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
-from tpu_components.core.step.step_inputs import whole_numbers
 
 RUN_LABEL = "vertex-ai-pipelines-run"  # Of a custom job: the pipeline job that started it.
 _TASK = v1.PipelineTaskDetail.State

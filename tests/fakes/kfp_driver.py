@@ -19,7 +19,7 @@ from tests.fakes.execution import in_order
 from tests.fakes.execution_cache import Scope
 from tests.fakes.kfp_launcher import STORE, local_path, result_file
 from tests.fakes.kubeflow import executor_config
-from tpu_components.core.step.step_inputs import whole_numbers
+from tpu_components.core.base.typed_values import whole_numbers
 
 BUCKET = "s3://pipelines"
 _RUN = "run-1"

@@ -129,7 +129,7 @@ def test_a_list_is_taken_as_people_type_it(text, size):
 def test_names_with_commas_between_them_are_names():
     assert load_config("imdb_lstm", ["data.class_names=no, yes"]).data.class_names == ("no", "yes")
     done = tpu_pipelines_here("check", "digits", "--set", "data.image_size=64x64")
-    assert_user_error(done, "data.image_size must be int. Received: '64x64'")
+    assert_user_error(done, "data.image_size[0] is '64x64', expected a whole number")
 
 
 def test_the_tilde_is_the_users_home(tmp_path, monkeypatch):

@@ -1,1 +1,1 @@
-"""Errors, states, retries, termination, progress, terminal text and code fingerprints: no ML, no files."""
+"""Errors, typed values, digests, states, retries, termination, progress, code fingerprints: no ML, no files."""

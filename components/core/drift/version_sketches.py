@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.answers import ANSWERS, ANSWERS_FILE, INT8
 from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
@@ -46,7 +47,7 @@ def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
             f"received one that has none: of another task or tool, or from before versions kept it. {advice}"
         )
     try:
-        sketch: DataSketch = typed_json.read(kept, DataSketch, name, any_version=True)
+        sketch: DataSketch = typed_values.read(kept, DataSketch, name, any_version=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"Cannot compare {what} with those of {origin.name}: its sketch is not of this version ({error!r}). "
@@ -79,7 +80,7 @@ def answers_of(origin: Origin, form: str) -> DataSketch:
             storage.localize(uri, Path(scratch)),
             "a sketch of answers",
             "export_model",
-            lambda raw: typed_json.read(raw, Mapping[str, DataSketch], any_version=True),
+            lambda raw: typed_values.read(raw, Mapping[str, DataSketch], any_version=True),
         )
     if form not in sketches:
         raise InputError(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 
 import google_crc32c
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
@@ -168,7 +169,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
                 name: {"distributions": {}, **split} if isinstance(split, dict) else split
                 for name, split in splits.items()
             }
-        manifest: Self = typed_json.read(_with_nested_input(raw), cls)
+        manifest: Self = typed_values.read(_with_nested_input(raw), cls)
         splits = manifest.splits.values()
         if len({len(split.class_counts) for split in splits}) > 1:
             raise TypeError("class_counts is expected to have a number for each class, in every split")
@@ -246,7 +247,7 @@ def _with_flat_input(artifact: Any) -> dict[str, Any]:
 
 def _with_nested_input(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Put the fields of the input, as `_with_flat_input` left them, in a mapping of their own."""
-    fields = typed_json.read({**raw, "kind": raw["input"]}, AnyInput, "input", any_version=True)
+    fields = typed_values.read({**raw, "kind": raw["input"]}, AnyInput, "input", any_version=True)
     of_input = json.loads(json.dumps(dataclasses.asdict(fields)))  # With those that older files lack.
     return {**{name: value for name, value in raw.items() if name not in of_input}, "input": of_input}
 
@@ -341,7 +342,7 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """See `JsonFile`."""
-        info: Self = typed_json.read(_with_nested_input({"digests": {}, **raw}), cls)
+        info: Self = typed_values.read(_with_nested_input({"digests": {}, **raw}), cls)
         return info
 
 
@@ -356,9 +357,9 @@ def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
         return ()
     try:
         lines = [typed_json.decode(line, lambda _: None) for line in path.read_text().splitlines()]
-        history = typed_json.read(lines, tuple[Mapping[str, int | float | None], ...], "line")
+        history = typed_values.read(lines, tuple[Mapping[str, int | float | None], ...], "line")
         for epoch in history:
-            typed_json.read(epoch.get("epoch"), int, "epoch")
+            typed_values.read(epoch.get("epoch"), int, "epoch")
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
             f"Cannot use {path}: it is not the history of a training ({error!r}). Run train_model again."

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from tpu_components.core.base import typed_values
+from tpu_components.core.base.typed_values import Amount
 from tpu_components.core.examples.feeding import steps_per_epoch
-from tpu_components.core.files import typed_json
-from tpu_components.core.files.typed_json import Amount
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Footprint:
     machine: str
     region: str
     spot: bool
-    num_examples: Annotated[int, typed_json.Range(1)]
+    num_examples: Annotated[int, typed_values.Range(1)]
     num_validation: int
     epochs: int
-    global_batch: Annotated[int, typed_json.Range(1)]
+    global_batch: Annotated[int, typed_values.Range(1)]
     parameters: int
     step_ms: Amount
     peak_bytes: int
-    capacity_bytes: Annotated[int, typed_json.Range(1)]
+    capacity_bytes: Annotated[int, typed_values.Range(1)]
     usd_per_hour: Amount
     compiler: Mapping[str, str]
     target: str = ""
-    price_factor: Annotated[float, typed_json.Range(1)] = 1.0
+    price_factor: Annotated[float, typed_values.Range(1)] = 1.0
 
     @property
     def epoch_seconds(self) -> float:
@@ -74,5 +74,5 @@ class Footprint:
         Raises:
             KeyError, TypeError, ValueError: If the value is no footprint.
         """
-        footprint: Footprint = typed_json.read(raw, cls, "preflight", any_version=True)
+        footprint: Footprint = typed_values.read(raw, cls, "preflight", any_version=True)
         return footprint

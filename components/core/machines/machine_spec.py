@@ -12,15 +12,17 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.typed_values import NotNegative, Positive, Range, check_fields, read_by_hand
 
 CATALOGUE_FILE = Path(__file__).parent / "machine_catalogue.json"
 CHEAPEST_MACHINE = "v5e-1"
 VERTEX_FIELDS = ("machine_type", "accelerator_type", "accelerator_count", "tpu_topology")
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
+_OWN_FIELDS = ("name", *VERTEX_FIELDS, "reservation", "fallbacks")  # What no fallback takes from its machine.
 _RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z]+-[a-z]+\d+)-[a-z]/reservations/[^/]+")
 VERTEX, KUBEFLOW = "vertex", "kubeflow"
 # Whose price applies, by target: a GKE cluster is billed for Compute Engine's machines.
@@ -320,19 +322,12 @@ class PaidMachine:
     machine: str = CHEAPEST_MACHINE
     region: str = ""
     spot: bool = False
-    target: str = VERTEX
-    timeout_seconds: int = 0
-    attempts: int = 1
+    target: Annotated[str, tuple(BILLED_BY)] = VERTEX
+    timeout_seconds: NotNegative = 0
+    attempts: Positive = 1
 
     def __post_init__(self) -> None:
-        if self.target not in BILLED_BY:
-            known = " or ".join(BILLED_BY)
-            raise InputError(f"Unknown target {self.target!r}: expected {known}.{did_you_mean(self.target, BILLED_BY)}")
-        if self.timeout_seconds < 0 or self.attempts < 1:
-            raise InputError(
-                "timeout_seconds must not be negative, and attempts must be positive. Received: "
-                f"timeout_seconds={self.timeout_seconds}, attempts={self.attempts}."
-            )
+        check_fields(self)
         self.require_backend("auto")
 
     def require_backend(self, backend: str) -> None:
@@ -341,9 +336,9 @@ class PaidMachine:
         Raises:
             InputError: If it does not; the message lists machines that do.
         """
-        parse_machine({"name": self.machine, "region": self.region, "spot": self.spot}, backend)
+        MachineSpec(self.machine, region=self.region, spot=self.spot).require_backend(backend)
 
-    @property
+    @functools.cached_property
     def slice(self) -> Slice:
         """The catalogue's row."""
         return load_catalogue().find(self.machine)
@@ -359,6 +354,8 @@ class MachineSpec:
     """Machine of a training job on Vertex. Every instance is valid for Vertex.
 
     Attributes:
+        name: Short name, as `tpu-pipelines machines` lists them; may stand for the whole section. Vertex's own fields,
+            the next four, say the same, and follow from it where they are left out.
         machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`.
         accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; else empty.
         accelerator_count: Number of cores with `cloud-tpu`; else 0.
@@ -379,23 +376,27 @@ class MachineSpec:
         InputError: If Vertex would refuse the machine; the message lists the nearest.
     """
 
-    machine_type: str
+    name: str = ""
+    machine_type: str = ""
     accelerator_type: str = ""
     accelerator_count: int = 0
     tpu_topology: str = ""
     region: str = ""
-    boot_disk_type: str = ""
-    boot_disk_size_gb: int = MIN_BOOT_DISK_GB
+    boot_disk_type: Annotated[str, ("", *BOOT_DISK_TYPES)] = ""
+    boot_disk_size_gb: Annotated[int, Range(MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB)] = MIN_BOOT_DISK_GB
     spot: bool = False
     reservation: str = ""
-    timeout_seconds: int = 0
+    timeout_seconds: NotNegative = 0
     restart_job_on_worker_restart: bool = False
     disable_retries: bool = False
-    max_wait_seconds: int = 24 * 3600
+    max_wait_seconds: NotNegative = 24 * 3600
     fallbacks: tuple["MachineSpec", ...] = ()
 
     def __post_init__(self) -> None:
-        machine = self.slice
+        check_fields(self)
+        machine = self._find_slice()
+        for key, value in {"name": machine.name, **machine.vertex_fields}.items():
+            object.__setattr__(self, key, value)
         if self.region and self.region not in machine.regions:
             raise InputError(_explain_region(machine, self.region))
         if self.spot and machine.hosts > 1:
@@ -406,27 +407,11 @@ class MachineSpec:
                 f"Set spot: false; nearest single host: {_names(_nearest(single, machine.chips))}."
             )
         self._check_reservation()
-        if self.boot_disk_type not in ("", *BOOT_DISK_TYPES):
-            raise InputError(
-                f"boot_disk_type must be one of {', '.join(BOOT_DISK_TYPES)}. Received: {self.boot_disk_type!r}."
-                + did_you_mean(self.boot_disk_type, BOOT_DISK_TYPES)
-            )
         able = machine.generation.boot_disk_types
         if self.boot_disk_type and self.boot_disk_type not in able:
             raise InputError(
                 f"TPU {machine.generation.name} has no disk of the type {self.boot_disk_type}: expected boot_disk_type "
                 f"to be {' or '.join(able)}, or left out. Received: {self.boot_disk_type!r} with {machine.name}."
-            )
-        if not MIN_BOOT_DISK_GB <= self.boot_disk_size_gb <= MAX_BOOT_DISK_GB:
-            raise InputError(
-                f"boot_disk_size_gb must be from {MIN_BOOT_DISK_GB} to {MAX_BOOT_DISK_GB}. "
-                f"Received: {self.boot_disk_size_gb}."
-            )
-        if self.timeout_seconds < 0:
-            raise InputError(f"timeout_seconds must not be negative; 0 is derived. Received: {self.timeout_seconds}.")
-        if self.max_wait_seconds < 0:
-            raise InputError(
-                f"max_wait_seconds must not be negative; 0 waits without limit. Received: {self.max_wait_seconds}."
             )
         if self.disable_retries and self.restart_job_on_worker_restart:
             raise InputError(
@@ -451,24 +436,47 @@ class MachineSpec:
                 f"{self.reservation!r}."
             )
 
-    @property
+    def _find_slice(self) -> Slice:
+        said = {key: getattr(self, key) for key in VERTEX_FIELDS}
+        if self.name:
+            named = load_catalogue().find(self.name)
+            for key, expected in named.vertex_fields.items():
+                if said[key] and said[key] != expected:
+                    raise InputError(
+                        f"The name {self.name!r} means {key}={expected!r}. Received: {key}={said[key]!r}. Leave "
+                        "out one of them."
+                    )
+            return named
+        if not self.machine_type:
+            raise InputError("Expected a name or a machine_type. Received: neither. Add name: v5e-8, or such.")
+        for entry in load_catalogue().slices:
+            if entry.vertex_fields == said:
+                return entry
+        raise InputError(_explain_mismatch(said))
+
+    @functools.cached_property
     def slice(self) -> Slice:
         """The catalogue's row."""
-        wanted = {key: getattr(self, key) for key in VERTEX_FIELDS}
-        for entry in load_catalogue().slices:
-            if entry.vertex_fields == wanted:
-                return entry
-        raise InputError(_explain_mismatch(wanted))
-
-    @property
-    def name(self) -> str:
-        """Short name of the slice."""
-        return self.slice.name
+        return load_catalogue().find(self.name)
 
     @property
     def paid(self) -> PaidMachine:
         """The slice with its price on Vertex AI; for other targets see `resources.paid_on`."""
         return PaidMachine(self.name, self.region, self.spot, timeout_seconds=self.timeout_seconds)
+
+    def require_backend(self, backend: str) -> None:
+        """Check that the machine runs `tensorflow`, `jax` or `auto`, which chooses one that it runs.
+
+        Raises:
+            InputError: If it does not; names the nearest that do.
+        """
+        if backend == "tensorflow" and not self.slice.generation.supports_tensorflow:
+            able = [entry for entry in load_catalogue().slices if entry.generation.supports_tensorflow]
+            raise InputError(
+                f"TPU {self.slice.generation.name} does not run TensorFlow. Received: {self.name}, "
+                f"backend='tensorflow'. Use the backend jax, or one of "
+                f"{_names(_nearest_of_each_generation(able, self.slice.chips))}."
+            )
 
     def require_one_host(self, reason: str) -> None:
         """Check that this machine and all its fallbacks have one host.
@@ -496,8 +504,7 @@ class MachineSpec:
 
     def as_dict(self) -> dict[str, Any]:
         """Return values for JSON, which `parse_machine` reads."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {"name": self.name, **values, "fallbacks": [fallback.as_dict() for fallback in self.fallbacks]}
+        return dataclasses.asdict(self)
 
 
 def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: str = "machine") -> MachineSpec:
@@ -518,69 +525,28 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
         >>> parse_machine({"name": "v5e-8", "spot": True, "fallbacks": ["v6e-8"]}).fallbacks[0].machine_type
         'ct6e-standard-8t'
     """
-    fields = _as_mapping(value, where)
-    fallbacks = fields.pop("fallbacks", ())
-    if not isinstance(fallbacks, list | tuple):
-        raise InputError(f"Cannot use {where}.fallbacks: expected a list of machines. Received: {fallbacks!r}.")
-    try:
-        spec = MachineSpec(**_resolve_name(fields))
-        _check_backend(spec.slice, backend)
-    except InputError as error:
-        raise InputError(f"Cannot use {where}: {error}") from error
-    shared = {key: value for key, value in fields.items() if key not in ("name", "reservation", *VERTEX_FIELDS)}
-    parsed = []
-    for i, fallback in enumerate(fallbacks):
-        place = f"{where}.fallbacks[{i}]"
-        parsed.append(parse_machine(shared | _as_mapping(fallback, place), backend, place))
-    try:
-        return dataclasses.replace(spec, fallbacks=tuple(parsed))
-    except InputError as error:
-        raise InputError(f"Cannot use {where}: {error}") from error
+    spec: MachineSpec = read_by_hand(_with_fallbacks(value, where), MachineSpec, where)
+    for i, machine in enumerate(spec.candidates):
+        try:
+            machine.require_backend(backend)
+        except InputError as error:
+            place = f"{where}.fallbacks[{i - 1}]" if i else where
+            raise InputError(f"Cannot use {place}: {error}") from error
+    return spec
 
 
-def _as_mapping(value: Any, where: str) -> dict[str, Any]:
-    """Return a machine's fields after checking their names and types."""
+def _with_fallbacks(value: Any, where: str) -> dict[str, Any]:
+    """Return a machine as a mapping. Its fallbacks are mappings too, with the fields that they share with it."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):
         raise InputError(f"Cannot use {where}: expected a short name or a mapping of fields. Received: {value!r}.")
-    types = {"name": str} | {field.name: field.type for field in dataclasses.fields(MachineSpec)}
-    for key, item in value.items():
-        if key not in types:
-            raise InputError(
-                f"Unknown key {key!r} in {where}: expected one of {', '.join(types)}.{did_you_mean(str(key), types)}"
-            )
-        kind = types[key]
-        if isinstance(kind, type) and type(item) is not kind and key != "fallbacks":
-            raise InputError(f"{where}.{key} must be {kind.__name__}. Received: {item!r}.")
-    return dict(value)
-
-
-def _resolve_name(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the short name by Vertex's own fields."""
-    if "name" not in fields:
-        if "machine_type" not in fields:
-            raise InputError(
-                f"Expected a name or a machine_type. Received: {dict(fields)!r}. Add a name, for example name: v5e-8."
-            )
-        return dict(fields)
-    named = load_catalogue().find(fields["name"])
-    for key, expected in named.vertex_fields.items():
-        if fields.get(key, expected) != expected:
-            raise InputError(
-                f"The name {fields['name']!r} means {key}={expected!r}. Received: {key}={fields[key]!r}. "
-                "Leave out one of them."
-            )
-    return {key: item for key, item in fields.items() if key != "name"} | named.vertex_fields
-
-
-def _check_backend(machine: Slice, backend: str) -> None:
-    if backend == "tensorflow" and not machine.generation.supports_tensorflow:
-        able = [entry for entry in load_catalogue().slices if entry.generation.supports_tensorflow]
-        raise InputError(
-            f"TPU {machine.generation.name} does not run TensorFlow. Received: {machine.name}, backend='tensorflow'. "
-            f"Use the backend jax, or one of {_names(_nearest_of_each_generation(able, machine.chips))}."
-        )
+    fallbacks = value.get("fallbacks", ())
+    if not isinstance(fallbacks, list | tuple):
+        raise InputError(f"Cannot use {where}.fallbacks: expected a list of machines. Received: {fallbacks!r}.")
+    shared = {key: item for key, item in value.items() if key not in _OWN_FIELDS}
+    whole = [_with_fallbacks(fallback, f"{where}.fallbacks[{i}]") for i, fallback in enumerate(fallbacks)]
+    return {**value, "fallbacks": [shared | fallback for fallback in whole]}
 
 
 def _topology_name(entry: Slice) -> str:

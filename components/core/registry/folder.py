@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.registry.reference import (
@@ -293,7 +294,7 @@ class ModelRegistry:
     def _read_aliases(self) -> dict[str, tuple[Move, ...]]:
         path = self.directory / ALIASES_FILE
         try:
-            moves = typed_json.read(typed_json.decode(path.read_bytes()), Mapping[str, tuple[Move, ...]])
+            moves = typed_values.read(typed_json.decode(path.read_bytes()), Mapping[str, tuple[Move, ...]])
             if not all(re.fullmatch(VERSION_NUMBER, move.version) for of_one in moves.values() for move in of_one):
                 raise ValueError("a move to what is no version")
         except FileNotFoundError:

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from tpu_components.core.base import typed_values
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import (
     ARCHITECTURE_FILE,
@@ -115,8 +117,8 @@ class Version:
     @classmethod
     def _parse(cls, directory: Path, described: bytes) -> Self:
         kinds = typing.get_type_hints(cls)
-        raw = typed_json.read(typed_json.decode(described), Mapping[str, Any])
-        facts = {name: typed_json.read(value, kinds[name], name) for name, value in raw.items()}
+        raw = typed_values.read(typed_json.decode(described), Mapping[str, Any])
+        facts = {name: typed_values.read(value, kinds[name], name) for name, value in raw.items()}
         version = cls(directory=directory, **{"content_digest": facts["digest"], **facts})
         for name, file in version.files.items():
             storage.join("", name)
@@ -343,7 +345,7 @@ def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
 
 def short_digest(value: Any) -> str:
     """Return a digest of 16 characters of a JSON value; empty for an empty value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] if value else ""
+    return digest_of(value)[:16] if value else ""
 
 
 def _is_seen(name: str) -> bool:
@@ -352,5 +354,4 @@ def _is_seen(name: str) -> bool:
 
 def digest_listing(files: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the digest of a version's listed files."""
-    listing = [[name, files[name]["num_bytes"], files[name][_CHECKSUM]] for name in sorted(files)]
-    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+    return digest_of([[name, files[name]["num_bytes"], files[name][_CHECKSUM]] for name in sorted(files)])

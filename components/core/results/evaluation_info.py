@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.examples.artifacts import EVALUATION_FILE
-from tpu_components.core.files import typed_json
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.metric_table import BY_NAME, show
 
@@ -138,7 +138,7 @@ class Difference:
     advantage: float
     least: float | None
     most: float | None
-    luck: typed_json.Share
+    luck: typed_values.Share
     detectable: float | None = None
     num_better: int | None = None
     num_worse: int | None = None
@@ -274,7 +274,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
             for name, value in figures.items():
                 if name in BY_NAME and value is not None:
                     most = BY_NAME[name].most + _ROUNDING
-                    typed_json.read(value, Annotated[float, typed_json.Range(-math.inf, most)], f"{role}.{name}")
+                    typed_values.read(value, Annotated[float, typed_values.Range(-math.inf, most)], f"{role}.{name}")
                 elif name in _DETAILS:
-                    typed_json.read(value, _DETAILS[name], f"{role}.{name}", any_version=True)
+                    typed_values.read(value, _DETAILS[name], f"{role}.{name}", any_version=True)
         return evaluation

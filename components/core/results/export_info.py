@@ -5,10 +5,11 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from tpu_components.core.base import typed_values
+from tpu_components.core.base.typed_values import Amount, Share
 from tpu_components.core.examples.artifacts import EXPORT_FILE
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, TASKS, AnyInput, as_fields
-from tpu_components.core.files import typed_json
-from tpu_components.core.files.typed_json import Amount, JsonFile, Share
+from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.metric_table import BY_NAME
 
 _TRAINED = "trained_"  # Before the name of the figure, in the file.
@@ -151,15 +152,15 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields under their own names, from a file of any age; the first knew images and classes alone."""
-        task = typed_json.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
+        task = typed_values.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
         judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
-        fields = typed_json.read(raw["input"], Mapping[str, Any], "input")
-        shape = typed_json.read(fields["shape"], tuple[int | None, ...], "input.shape")
+        fields = typed_values.read(raw["input"], Mapping[str, Any], "input")
+        shape = typed_values.read(fields["shape"], tuple[int | None, ...], "input.shape")
         fields = {"kind": IMAGE, "image_shape": list(shape[1:]), "encoding": "raw", **fields}
-        known = typed_json.read(fields, AnyInput, "input", any_version=True)
+        known = typed_values.read(fields, AnyInput, "input", any_version=True)
         if shape[1:] != known.shape:
             raise TypeError(f"input.shape is {list(shape)}, expected {[None, *known.shape]}")
-        formats = typed_json.read(raw["formats"], Mapping[str, Mapping[str, Any]], "formats")
+        formats = typed_values.read(raw["formats"], Mapping[str, Mapping[str, Any]], "formats")
         return {
             "output": {"name": TASKS[task].answer},
             **raw,
@@ -180,7 +181,7 @@ def read_format_facts(raw: Mapping[str, Any], judged: str) -> FormatFacts:
         raw: Facts as the file has them.
         judged: The name of the judged figure in it.
     """
-    facts: FormatFacts = typed_json.read(_renamed(raw, judged, "score"), FormatFacts, "formats")
+    facts: FormatFacts = typed_values.read(_renamed(raw, judged, "score"), FormatFacts, "formats")
     return facts
 
 

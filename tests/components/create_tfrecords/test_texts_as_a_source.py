@@ -168,7 +168,7 @@ def test_keras_reviews_are_put_back_into_words():
     [
         ({"vocabulary_size": 2}, "vocabulary_size must be at least 3.*vocabulary_size=2"),
         ({"num_tokens": 0}, "num_tokens must be at least 1. Received: num_tokens=0"),
-        ({"truncate": "middle"}, "truncate must be 'start' or 'end'. Received: truncate='middle'"),
+        ({"truncate": "middle"}, "truncate must be one of start, end. Received: truncate='middle'"),
         ({"image_size": (8, 8)}, r"image_size is for images. Received: image_size=\(8, 8\) with texts"),
     ],
 )

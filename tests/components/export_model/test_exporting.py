@@ -72,7 +72,7 @@ def expected(trained_digits, test_images):
         ({"min_agreement": 1.5}, r"min_agreement=1\.5"),
         ({"max_int8_accuracy_drop": -0.1}, r"max_int8_accuracy_drop=-0\.1"),
         ({"calibration_examples": 0}, "calibration_examples=0"),
-        ({"required": ("int4",)}, r"some of saved_model, float, int8\. Received: required=\['int4'\]"),
+        ({"required": ("int4",)}, r"one of saved_model, float, int8\. Received: required='int4'\. Did you mean"),
         ({"split": "dev"}, "train, validation, test.*split='dev'"),
     ],
 )

@@ -9,9 +9,9 @@ import types
 import numpy as np
 import pytest
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN, Manifest
-from tpu_components.core.files import typed_json
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.preflight_training import data
 from tpu_components.preflight_training.data import DataFacts, load_facts
@@ -69,7 +69,7 @@ def test_rates_are_measured_once_per_data_set_and_reader(digits_records, tmp_pat
     first = _load(digits_records, tmp_path)
     assert _load(digits_records, tmp_path) == first  # To the last digit: read from the file.
     (kept,) = tmp_path.glob("data-*.json")
-    assert typed_json.read(json.loads(kept.read_text())["content"], DataFacts) == first
+    assert typed_values.read(json.loads(kept.read_text())["content"], DataFacts) == first
     _load(digits_records, tmp_path, in_memory_mib=0)
     assert len(list(tmp_path.glob("data-*.json"))) == 2
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tpu_components.core.files import typed_json
+from tpu_components.core.base import typed_values
 from tpu_components.preflight_training.hlo import (
     OPTIMIZER,
     OTHER,
@@ -361,7 +361,7 @@ def test_cost_survives_json():
         "  %s = f32[8,128] all-reduce(%p), to_apply=%fused",
     )
     cost = _cost(line, _work("w", 5), computations=[condition, body])
-    assert typed_json.read(json.loads(json.dumps(dataclasses.asdict(cost))), ProgramCost) == cost
+    assert typed_values.read(json.loads(json.dumps(dataclasses.asdict(cost))), ProgramCost) == cost
 
 
 _COUNT = """
@@ -369,7 +369,6 @@ import dataclasses, json, os, sys
 import keras
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.preflight_training import compiler
-from tpu_components.core.files import typed_json as schema
 from tpu_components.preflight_training.hlo import read_cost
 from tests.components.preflight_training.conftest import TRAINING, make_compilation
 model, shape, machine = sys.argv[1], tuple(json.loads(sys.argv[2])), sys.argv[3]

@@ -20,8 +20,8 @@ from typing import Any, TextIO
 
 import pytest
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.files import typed_json
 from tpu_components.preflight_training import compiler, sandbox
 from tpu_components.preflight_training.compiler import Compilation, Outcome, Task
 
@@ -120,7 +120,7 @@ def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if "code" in request:
         yield _run(request["code"], request["arguments"])
         return
-    task, cache_dir = typed_json.read(request["task"], Task), Path(request["cache_dir"])
+    task, cache_dir = typed_values.read(request["task"], Task), Path(request["cache_dir"])
     yield from compiler._serve(task, [Compilation(**one) for one in request["compilations"]], cache_dir)
 
 

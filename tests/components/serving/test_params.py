@@ -16,10 +16,10 @@ from tpu_pipelines import cli
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"port": -1}, "port must be at least 0. Received: port=-1"),
+        ({"port": -1}, "port must be from 0 to 65535. Received: port=-1"),
         ({"log_share": 1.0}, "Received: no log. Set log=FILE"),
         ({"log_content": True}, "Received: no log. Set log=FILE"),
-        ({"port": 65536}, "port must be at most 65535. Received: port=65536"),
+        ({"port": 65536}, "port must be from 0 to 65535. Received: port=65536"),
         ({"num_threads": -1}, "num_threads=-1"),
         ({"max_batch_size": 0}, "max_batch_size=0"),
         ({"max_wait_ms": float("nan")}, "max_wait_ms=nan"),
@@ -29,6 +29,7 @@ from tpu_pipelines import cli
         ({"max_body_bytes": 0}, "max_body_bytes=0"),
         ({"max_image_pixels": 0}, "max_image_pixels=0"),
         ({"health_route": "health"}, "health_route='health'"),
+        ({"health_route": ""}, "health_route must be a path that starts with '/'. Received: health_route=''"),
         ({"predict_route": "/{model}"}, r"predict_route='/\{model\}'"),
         ({"predict_route": "/health"}, "health_route=predict_route='/health'"),
     ],
@@ -46,7 +47,7 @@ def test_vertex_says_where_to_listen():
 
 
 def test_port_that_is_no_number_is_refused():
-    with pytest.raises(InputError, match=r"AIP_HTTP_PORT must be a number\. Received: 'http'"):
+    with pytest.raises(InputError, match=r"AIP_HTTP_PORT is 'http', expected a whole number"):
         vertex_defaults({"AIP_HTTP_PORT": "http"})
 
 

@@ -192,7 +192,7 @@ def test_declared_files_in_a_bucket_count_by_their_content(bucket):
 
 
 def test_a_declared_file_that_is_not_there_is_refused():
-    with pytest.raises(InputError, match=r"Cannot read what model.files names: there is no '/none.npz'"):
+    with pytest.raises(InputError, match=r"model.files names '/none.npz', and there is no such file"):
         load_config("digits", ["model={name: digits_cnn, files: [/none.npz]}"])
 
 

@@ -19,11 +19,11 @@ from tests.fakes.vertex_rules import hosts_of
 from tests.signing_keys import write_keys
 from tpu_components.core.base.container_images import IMAGE
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue, parse_machine
 from tpu_components.core.models import lookup
 from tpu_components.core.models.lookup import bundle_of
-from tpu_components.core.step.step_inputs import whole_numbers
 from tpu_components.train_model.component import train_model
 from tpu_pipelines import cli
 from tpu_pipelines.checking.platform_check import model_findings

@@ -3,9 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Range, Share, check_fields
 from tpu_components.core.examples.feeding import RESIDENCIES
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS, PRECISIONS
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, SHARDINGS
@@ -13,15 +14,6 @@ from tpu_components.core.models.step.sharding import FULLY_SHARDED, SHARDINGS
 OF_THE_TASK = "auto"
 SCALINGS = ("auto", "linear", "sqrt", "none")
 FLIPS = ("none", "horizontal", "vertical", "horizontal_and_vertical")
-CHOICES = {
-    "learning_rate_scaling": SCALINGS,
-    "random_flip": FLIPS,
-    "backend": BACKENDS,
-    "accelerator": ACCELERATORS,
-    "precision": PRECISIONS,
-    "residency": RESIDENCIES,
-    "sharding": SHARDINGS,
-}
 # Parameters that do not change the compiled program: the host uses them, or the program takes them as arguments.
 _OUTSIDE_THE_PROGRAM = (
     "batch_size_per_replica",
@@ -46,18 +38,12 @@ class Stage:
         learning_rate: Peak learning rate for one replica; 0 is the training's.
     """
 
-    epochs: int
+    epochs: Positive
     frozen: tuple[str, ...] = ()
-    learning_rate: float = 0.0
+    learning_rate: Amount = 0.0
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise InputError(f"epochs of a stage must be at least 1. Received: epochs={self.epochs}.")
-        if not 0 <= self.learning_rate < math.inf:
-            raise InputError(
-                "learning_rate of a stage must be positive, or 0 for the training's. Received: "
-                f"learning_rate={self.learning_rate}."
-            )
+        check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,87 +106,50 @@ class TrainParams:
 
     model: str
     model_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    epochs: int = 10
-    batch_size_per_replica: int = 128
+    epochs: Positive = 10
+    batch_size_per_replica: Positive = 128
     optimizer: str = "adam"
     optimizer_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    learning_rate: float = 0.001
-    learning_rate_scaling: str = "auto"
+    learning_rate: Annotated[float, Range(above=0, below=math.inf)] = 0.001
+    learning_rate_scaling: Annotated[str, SCALINGS] = "auto"
     learning_rate_schedule: str = "constant"
     schedule_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    warmup_epochs: float = 0.0
+    warmup_epochs: Amount = 0.0
     stages: tuple[Stage, ...] = ()
-    weight_decay: float = 0.0
+    weight_decay: Amount = 0.0
     loss: str = OF_THE_TASK
     loss_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     balance_classes: bool = False
-    class_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    random_flip: str = "none"
-    random_crop_pixels: int = 0
-    random_resized_crop: float = 0.0
-    mixup_alpha: float = 0.0
-    label_smoothing: float = 0.0
-    ema_decay: float = 0.0
-    early_stopping_epochs: int = 0
-    seed: int = 0
-    backend: str = "auto"
-    accelerator: str = "auto"
-    num_replicas: int = 0
-    precision: str = "auto"
-    in_memory_mib: int = 4096
-    shuffle_buffer: int = 20_000
-    residency: str = "auto"
-    steps_per_execution: int = 0
-    sharding: str = "replicated"
-    checkpoint_seconds: float = 60.0
-    profile_steps: int = 0
+    class_weights: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
+    random_flip: Annotated[str, FLIPS] = "none"
+    random_crop_pixels: NotNegative = 0
+    random_resized_crop: Share = 0.0
+    mixup_alpha: Annotated[float, Range(0, 10)] = 0.0
+    label_smoothing: Annotated[float, Range(0, below=1)] = 0.0
+    ema_decay: Annotated[float, Range(0, below=1)] = 0.0
+    early_stopping_epochs: NotNegative = 0
+    seed: Annotated[int, Range(0, below=2**32)] = 0
+    backend: Annotated[str, BACKENDS] = "auto"
+    accelerator: Annotated[str, ACCELERATORS] = "auto"
+    num_replicas: NotNegative = 0
+    precision: Annotated[str, PRECISIONS] = "auto"
+    in_memory_mib: NotNegative = 4096
+    shuffle_buffer: Positive = 20_000
+    residency: Annotated[str, RESIDENCIES] = "auto"
+    steps_per_execution: NotNegative = 0
+    sharding: Annotated[str, SHARDINGS] = "replicated"
+    checkpoint_seconds: Amount = 60.0
+    profile_steps: NotNegative = 0
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={getattr(self, name)!r}.")
-        for name in ("epochs", "batch_size_per_replica", "shuffle_buffer"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1. Received: {name}={getattr(self, name)}.")
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(f"learning_rate must be positive. Received: learning_rate={self.learning_rate}.")
+        check_fields(self)
         if self.stages and self.epochs != (total := sum(stage.epochs for stage in self.stages)):
             raise InputError(
                 f"epochs must be those of all stages together. Received: epochs={self.epochs}, and {total} in stages. "
                 f"Set training.epochs={total}, or leave it out of the configuration."
             )
-        for name in (
-            "warmup_epochs",
-            "weight_decay",
-            "early_stopping_epochs",
-            "num_replicas",
-            "in_memory_mib",
-            "steps_per_execution",
-            "checkpoint_seconds",
-            "profile_steps",
-        ):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name} must not be negative, and finite. Received: {name}={getattr(self, name)}.")
-        for name in ("ema_decay", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 0 and below 1. Received: {name}={getattr(self, name)}.")
         if self.sharding == FULLY_SHARDED and self.backend == "tensorflow":
             raise InputError("sharding=fully_sharded needs backend=jax. Received: backend=tensorflow.")
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed must be at least 0 and below 2**32. Received: seed={self.seed}.")
-        if self.random_crop_pixels < 0:
-            raise InputError(
-                f"random_crop_pixels must not be negative. Received: random_crop_pixels={self.random_crop_pixels}."
-            )
-        if not 0 <= self.random_resized_crop <= 1:
-            raise InputError(
-                f"random_resized_crop must be from 0 to 1. Received: random_resized_crop={self.random_resized_crop}."
-            )
-        if not 0 <= self.mixup_alpha <= 10:
-            raise InputError(f"mixup_alpha must be from 0 to 10. Received: mixup_alpha={self.mixup_alpha}.")
-        for name, weight in self.class_weights.items():
-            if not 0 <= weight < math.inf:
-                raise InputError(f"class_weights must not be negative, and finite. Received: {name}={weight}.")
         if self.weight_decay and "weight_decay" in self.optimizer_parameters:
             raise InputError("weight_decay is set twice: as training.weight_decay and as the optimizer's. Remove one.")
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from sklearn import metrics as judge
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.examples.interface import TASKS, ImageInput, Interface, MultiLabel, Regression
-from tpu_components.core.files import typed_json
 from tpu_components.core.machines import device
 
 _REGRESSION = Interface(ImageInput((8, 8, 1), "raw"), 2, "regression", (3.5, 2000.0), (1.5, 0.02))
@@ -24,7 +24,7 @@ def _numbers(num_examples=40):
 
 
 def test_an_interface_comes_back_from_json_with_the_scale_of_its_targets():
-    again = typed_json.read(json.loads(json.dumps(dataclasses.asdict(_REGRESSION))), Interface)
+    again = typed_values.read(json.loads(json.dumps(dataclasses.asdict(_REGRESSION))), Interface)
     assert again == _REGRESSION
     assert again.task == Regression((3.5, 2000.0), (1.5, 0.02))
 

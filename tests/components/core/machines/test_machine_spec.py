@@ -112,8 +112,8 @@ def test_machine_spec_imports_nothing_heavy():
     ],
 )
 def test_short_names_and_vertex_fields_say_the_same(name, fields):
-    assert parse_machine(name) == MachineSpec(*fields)
     given = dict(zip(("machine_type", "accelerator_type", "accelerator_count", "tpu_topology"), fields, strict=True))
+    assert parse_machine(name) == MachineSpec(name) == MachineSpec(**given)
     assert parse_machine({key: value for key, value in given.items() if value}).name == name
     assert parse_machine(given | {"name": name}).name == name
 
@@ -146,7 +146,7 @@ def test_other_names_are_understood_where_they_mean_one_slice(alias, name):
         ("tpu7x-8", r"'tpu7x-8' may count chips or cores\. Expected 7x- and the number of chips: 7x-4, 7x-8\."),
         ("ct6e-standard-8t", r"is a machine type, not a slice\. Expected one of v6e-8 \(ct6e-standard-8t, 2x4\)\."),
         ("v5-8", r"no machine 'v5-8'\. .*Did you mean 'v5e-8'\? `tpu-pipelines machines` lists all"),
-        ("", r"no machine ''\. Expected a short name such as v5e-8"),
+        ("", r"Expected a name or a machine_type\. Received: neither\. Add name: v5e-8"),
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest(name, message):
@@ -196,7 +196,7 @@ def test_unknown_names_are_refused_with_the_nearest(name, message):
         ),
         ({"machine_type": "ct5p-hightpu-4t", "tpu_topology": "2x2x1"}, r"does not offer v5p .*Nearest: v2-8, v3-8"),
         ({"name": "v5e-8", "tpu_topology": "4x4"}, r"'v5e-8' means tpu_topology='2x4'\. Received: tpu_topology='4x4'"),
-        ({"spot": True}, r"Expected a name or a machine_type\. Received: {'spot': True}"),
+        ({"spot": True}, r"Expected a name or a machine_type\. Received: neither"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, message):
@@ -227,7 +227,7 @@ def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, mes
             {"name": "v5e-8", "reservation": RESERVATION, "region": "us-east1"},
             r"must be in the region 'us-east1'\. Received: one in 'us-west1'",
         ),
-        ({"name": "v5e-8", "boot_disk_type": "pd-sdd"}, r"Received: 'pd-sdd'\. Did you mean 'pd-ssd'\?"),
+        ({"name": "v5e-8", "boot_disk_type": "pd-sdd"}, r"Received: boot_disk_type='pd-sdd'\. Did you mean 'pd-ssd'\?"),
         (
             {"name": "v5e-8", "boot_disk_type": "hyperdisk-balanced"},
             r"v5e has no disk .* pd-ssd or pd-standard, or left",
@@ -236,12 +236,15 @@ def test_fields_that_do_not_go_together_are_refused_with_the_nearest(fields, mes
             {"name": "v6e-8", "boot_disk_type": "pd-ssd"},
             r"v6e has no disk of the type pd-ssd: .* hyperdisk-balanced, or",
         ),
-        ({"name": "v5e-8", "boot_disk_size_gb": 50}, r"boot_disk_size_gb must be from 100 to 64000\. Received: 50"),
+        ({"name": "v5e-8", "boot_disk_size_gb": 50}, r"boot_disk_size_gb must be from 100 to 64000\. Received: .*=50"),
         (
             {"name": "v5e-8", "timeout_seconds": -1},
-            r"timeout_seconds must not be negative; 0 is derived\. Received: -1",
+            r"timeout_seconds must be at least 0\. Received: timeout_seconds=-1",
         ),
-        ({"name": "v5e-8", "max_wait_seconds": -1}, r"max_wait_seconds must not be negative.*Received: -1"),
+        (
+            {"name": "v5e-8", "max_wait_seconds": -1},
+            r"max_wait_seconds must be at least 0.*max_wait_seconds=-1",
+        ),
         (
             {"name": "v5e-8", "disable_retries": True, "restart_job_on_worker_restart": True},
             r"disable_retries would override restart_job_on_worker_restart\. Received: both true",
@@ -257,9 +260,9 @@ def test_what_vertex_would_refuse_is_refused(fields, message):
     ("value", "message"),
     [
         (8, r"Cannot use machine: expected a short name or a mapping of fields\. Received: 8"),
-        ({"name": 8}, r"machine\.name must be str\. Received: 8"),
-        ({"name": "v5e-8", "spot": "yes"}, r"machine\.spot must be bool\. Received: 'yes'"),
-        ({"name": "v5e-8", "timeout_seconds": 1.5}, r"machine\.timeout_seconds must be int\. Received: 1\.5"),
+        ({"name": 8}, r"Cannot use machine: There is no machine '8'"),
+        ({"name": "v5e-8", "spot": "yes"}, r"machine\.spot is 'yes', expected true or false"),
+        ({"name": "v5e-8", "timeout_seconds": 1.5}, r"machine\.timeout_seconds is 1\.5, expected a whole number"),
         ({"name": "v5e-8", "spto": True}, r"Unknown key 'spto' in machine: .*Did you mean 'spot'\?"),
         ({"machineType": "cloud-tpu"}, r"Unknown key 'machineType' in machine: .*Did you mean 'machine_type'\?"),
         ({"name": "v5e-8", "fallbacks": "v6e-8"}, r"machine\.fallbacks: expected a list .*Received: 'v6e-8'"),
@@ -293,7 +296,7 @@ def test_tensorflow_is_refused_on_v6e_and_later(name):
     [(("v5e-7",), "v5e-7"), (("v5e-8", "mars-west1"), "mars-west1"), (("v3-32", "", True), r"spot=True")],
 )
 def test_a_machine_that_cannot_be_paid_for_is_refused(fields, message):
-    with pytest.raises(InputError, match=f"Cannot use machine: .*{message}"):
+    with pytest.raises(InputError, match=message):
         PaidMachine(*fields)
 
 
@@ -315,7 +318,7 @@ def test_a_machine_is_paid_for_by_a_known_target_for_a_time(values):
 
 def test_a_spec_made_in_code_is_checked_as_well():
     with pytest.raises(InputError, match=r"has no accelerator_count=9"):
-        MachineSpec("cloud-tpu", "TPU_V2", 9)
+        MachineSpec(machine_type="cloud-tpu", accelerator_type="TPU_V2", accelerator_count=9)
 
 
 def test_fallbacks_take_what_they_do_not_set_from_the_machine_but_its_reservation():

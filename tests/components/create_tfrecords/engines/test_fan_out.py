@@ -123,7 +123,7 @@ def test_the_wrappers_write_what_the_step_alone_writes(params, tmp_path):
     assert sum(counts) == fan_out.PartsPlan.load(tmp_path / "plan").num_parts
     parts, records = [places["0"], places["1"]], places["out"]
     alone = types.SimpleNamespace(path=str(tmp_path / "alone"), metadata={})
-    count = create_tfrecords.python_func(alone, source, max_bad_fraction=0.1, image_size=[8, 8])
+    count = create_tfrecords.python_func(alone, source=source, max_bad_fraction=0.1, image_size=[8, 8])
     assert merge_parts.python_func(places["plan"], parts, records, source, data) == count
     assert records.metadata == alone.metadata
     assert same_files(tmp_path / "out", tmp_path / "alone")

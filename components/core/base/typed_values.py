@@ -1,0 +1,357 @@
+"""Values of the types that dataclasses name, read from JSON, YAML, flags and variables, and checked."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import re
+import types
+import typing
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from tpu_components.core.base.errors import InputError, did_you_mean
+
+_LARGEST = 2**63 - 1  # What 64 bits hold.
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers from the least to the most, both included, that are above and below two others, if these are given."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, number: Any) -> bool:
+        is_inside = self.above is None or self.above < number
+        return self.least <= number <= self.most and is_inside and (self.below is None or number < self.below)
+
+    def __str__(self) -> str:
+        if math.isfinite(self.most - self.least):
+            return f"from {_number(self.least)} to {_number(self.most)}"
+        bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        finite = {word: bound for word, bound in bounds.items() if bound is not None and math.isfinite(bound)}
+        named = [f"{word} {_number(bound)}" for word, bound in finite.items()]
+        return " and ".join(named + ["finite"] * (self.below == math.inf)) or "a number"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Texts that a regular expression matches.
+
+    Attributes:
+        regex: The expression; the whole text has to match it.
+        words: What it says, for a message: "like 16Gi".
+    """
+
+    regex: str
+    words: str
+
+    def __contains__(self, text: Any) -> bool:
+        return re.fullmatch(self.regex, text) is not None
+
+    def __str__(self) -> str:
+        return self.words
+
+
+Share = Annotated[float, Range(0, 1)]
+Amount = Annotated[float, Range(0, below=math.inf)]
+Positive = Annotated[int, Range(1)]
+NotNegative = Annotated[int, Range(0)]
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def allowed_by(kind: Any) -> Container[Any] | None:
+    """Return the values that a type allows, which `Annotated[T, values]` names for a value, or for each of a tuple."""
+    if typing.get_origin(kind) is Annotated:
+        return typing.cast(Container[Any], typing.get_args(kind)[1])
+    return allowed_by(typing.get_args(kind)[0]) if typing.get_origin(kind) is tuple else None
+
+
+def describe(allowed: Container[Any]) -> str:
+    """Return what values are allowed, in words: "one of a, b" or "at least 1"."""
+    if isinstance(allowed, Iterable):
+        return f"one of {', '.join(str(item) for item in allowed if item != '')}"
+    return str(allowed)
+
+
+@functools.cache
+def fields_of(kind: Any) -> "dict[str, tuple[Any, dataclasses.Field[Any]]]":
+    """Return the type and the field of every name of a dataclass."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: (hints[field.name], field) for field in dataclasses.fields(kind)}
+
+
+def has_default(field: "dataclasses.Field[Any]") -> bool:
+    """Return whether a field may be left out."""
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def default_of(field: "dataclasses.Field[Any]") -> Any:
+    """Return the default of a field that has one."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def check_fields(value: Any) -> None:
+    """Check a dataclass's fields against the values that their types allow.
+
+    Raises:
+        InputError: If some are none of these; names them all.
+    """
+    mistakes = Mistakes()
+    for name, (kind, _) in fields_of(value.__class__).items():
+        if (allowed := allowed_by(kind)) is None:
+            continue
+        held = getattr(value, name)
+        for item in held if isinstance(held, tuple) else [held]:
+            if item not in allowed:
+                mistakes.add(f"{name} must be {describe(allowed)}. Received: {name}={item!r}.{_nearest(item, allowed)}")
+    mistakes.raise_all()
+
+
+def _nearest(word: Any, known: Container[Any]) -> str:
+    names = [name for name in known if isinstance(name, str)] if isinstance(known, Iterable) else []
+    return did_you_mean(word, names) if isinstance(word, str) else ""
+
+
+def unknown_key(key: Any, known: Container[Any], where: str) -> str:
+    """Return a sentence that refuses a key, and names the known ones and the nearest."""
+    return f"Unknown key {key!r} in {where}: expected {describe(known)}.{_nearest(key, known)}"
+
+
+class Mistakes:
+    """Mistakes of a user, kept so that all are shown at once.
+
+    Args:
+        is_first_enough: Whether a mistake is raised as soon as it is known, as in a file that a program wrote.
+    """
+
+    def __init__(self, is_first_enough: bool = False) -> None:
+        self._is_first_enough = is_first_enough
+        self._sentences: list[str] = []
+
+    def add(self, mistake: str) -> None:
+        """Keep a mistake.
+
+        Raises:
+            InputError: If the first one is enough.
+        """
+        if self._is_first_enough:
+            raise InputError(mistake)
+        self._sentences.append(mistake if mistake.endswith((".", "?")) else f"{mistake}.")
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the mistake that the block raises, and go on after the block."""
+        try:
+            yield
+        except InputError as error:
+            self.add(str(error))
+
+    def raise_all(self) -> None:
+        """Raise the mistakes, each on a line.
+
+        Raises:
+            InputError: If there are some.
+        """
+        if self._sentences:
+            raise InputError("\n".join(self._sentences))
+
+
+def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> Any:
+    """Turn parsed JSON into a value of a type, refusing what only looks like one.
+
+    Args:
+        raw: Value that `json.loads` gave.
+        kind: A dataclass, `int` (not negative, of 64 bits), `float` (finite), `str`, `bool`, `tuple[T, ...]`,
+            `tuple[T, T]`, `list[T]`, `Mapping[str, T]`, `T | None`, `int | float`, dataclasses that differ in a field
+            `kind`, or `Any`; `Annotated[T, Container]` holds the values that are allowed. A dataclass checks further
+            what it wants to in its `__post_init__`.
+        where: The place in the file, for the message.
+        any_version: Whether a field that has a default may be missing, as older files have it, and unknown ones are
+            passed over, as newer files have them. A dataclass whose older form differs more has a static method
+            `upgrade`.
+
+    Raises:
+        InputError: If a value is of another type or range, a field is missing or unknown; names its place.
+
+    Example:
+        >>> read([1, 2], tuple[int, ...])
+        (1, 2)
+    """
+    return _read(raw, kind, where, _Form(any_version=any_version))
+
+
+def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {}) -> Any:
+    """Turn what a person wrote, or a platform handed on, into a value of a type.
+
+    Beside JSON a number may be a text, as YAML has 1e-4 and as flags and variables have all, or be 32.0 for 32, as KFP
+    has it. A tuple may be one value, or a text with commas between its values. Fields that have a default may be
+    missing. Ranges are checked by `check_fields`, which dataclasses of parameters call.
+
+    Args:
+        raw: The value.
+        kind: Type, as for `read`.
+        where: Name of the value in messages, as `training`; empty leaves it out.
+        fixed: Fields of a dataclass that are not read, with their values.
+
+    Raises:
+        InputError: If values are of another type or range, or fields are missing or unknown; names the place of each,
+            and the field that is nearest to an unknown one.
+
+    Example:
+        >>> read_by_hand("64,64", tuple[int, ...], "data.image_size")
+        (64, 64)
+    """
+    return _read(raw, kind, where, _Form(is_by_hand=True, fixed=fixed))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """How freely values are written: as `read` and `read_by_hand` say."""
+
+    any_version: bool = False
+    is_by_hand: bool = False
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
+    origin, items = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        value = _read(raw, items[0], where, form)
+        if not form.is_by_hand and value not in items[1]:
+            raise InputError(f"{where} is {raw!r}, expected {describe(items[1])}")
+        return value
+    if origin in (types.UnionType, typing.Union):
+        no_value = raw is None and types.NoneType in items
+        return None if no_value else _read(raw, _choose(raw, items, where), where, form)
+    if form.is_by_hand:
+        raw = _as_json(raw, kind)
+    if dataclasses.is_dataclass(kind):
+        known = [name for name in fields_of(typing.cast(Any, kind)) if name not in form.fixed]
+        names = f" of {', '.join(known)}" * form.is_by_hand
+        return _dataclass(_of(raw, dict, where, names), typing.cast(type, kind), where, form)
+    if origin in (tuple, list):
+        is_simple = form.is_by_hand and not dataclasses.is_dataclass(items[0])
+        values = _of(raw, list, where, ", or values with commas between them" * is_simple)
+        if origin is tuple and items[-1] is not ... and len(values) != len(items):
+            raise InputError(f"{where} has {len(values)} values, expected {len(items)}")
+        return origin(_read(value, items[0], f"{where}[{i}]", form) for i, value in enumerate(values))
+    if origin is Mapping:
+        return _mapping(_of(raw, dict, where), items, where, form)
+    return raw if kind is Any else _plain(raw, kind, where, form)
+
+
+def _plain(raw: Any, kind: type, where: str, form: _Form) -> Any:
+    if type(raw) is int and abs(raw) > _LARGEST:
+        raise InputError(f"{where} is beyond {_LARGEST}, the largest number of 64 bits")
+    value = float(raw) if kind is float and type(raw) is int else _of(raw, kind, where)
+    if kind is int and value < 0 and not form.is_by_hand:
+        raise InputError(f"{where} is {value}, expected no negative number")
+    if kind is float and not math.isfinite(value):
+        raise InputError(f"{where} is {value}, expected a finite number")
+    return value
+
+
+def _mapping(raw: Mapping[Any, Any], items: Sequence[Any], where: str, form: _Form) -> dict[str, Any]:
+    mistakes, values = Mistakes(is_first_enough=not form.is_by_hand), {}
+    for name, value in raw.items():
+        if (allowed := allowed_by(items[0])) is not None and name not in allowed:
+            mistakes.add(unknown_key(name, allowed, where))
+            continue
+        with mistakes.kept():
+            values[str(name)] = _read(value, items[1], f"{where}.{name}", form)
+    mistakes.raise_all()
+    return values
+
+
+def _as_json(raw: Any, kind: Any) -> Any:
+    """Return a value as JSON has it, if a person or KFP wrote it another way."""
+    origin = typing.get_origin(kind)
+    if kind is Any:
+        return whole_numbers(raw)
+    if origin is tuple and isinstance(raw, tuple):
+        return list(raw)
+    if origin is tuple and not dataclasses.is_dataclass(typing.get_args(kind)[0]):
+        if isinstance(raw, str):
+            return [item.strip() for item in raw.split(",")] if raw.strip() else []
+        return [raw] if type(raw) in (int, float) else raw
+    if kind in (int, float) and isinstance(raw, str):
+        with contextlib.suppress(ValueError):
+            return kind(raw)
+    if kind is int and isinstance(raw, float) and raw.is_integer():
+        return int(raw)
+    return str(raw) if kind is str and type(raw) in (int, float) else raw
+
+
+def whole_numbers(value: Any) -> Any:
+    """Return a value, nested or not, as it was before it travelled as JSON, whose 32.0 was a 32.
+
+    Example:
+        >>> whole_numbers({"filters": [8.0, 0.5]})
+        {'filters': [8, 0.5]}
+    """
+    if isinstance(value, Mapping):
+        return {name: whole_numbers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _of(raw: Any, kind: type, where: str, more: str = "") -> Any:
+    if type(raw) is not kind:
+        raise InputError(f"{where} is {raw!r}, expected {_NAMES[kind]}{more}")
+    return raw
+
+
+_NAMES = {
+    dict: "a mapping",
+    list: "a list",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+}
+
+
+def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
+    """Return the kind of several that a value is of: by its type, or by the field `kind` of dataclasses."""
+    known = [kind for kind in kinds if kind is not types.NoneType]
+    if len(known) > 1 and all(map(dataclasses.is_dataclass, known)):
+        by_name = {kind.kind: kind for kind in known}
+        name = _of(raw, dict, where).get("kind")
+        if not isinstance(name, str) or name not in by_name:
+            raise InputError(f"{where} is of the kind {name!r}, expected {describe(tuple(by_name))}")
+        return by_name[name]
+    return next((kind for kind in known if type(raw) is kind), known[0])
+
+
+def _dataclass(raw: Mapping[str, Any], kind: type, where: str, form: _Form) -> Any:
+    if hasattr(kind, "upgrade") and form.any_version:
+        raw = kind.upgrade(raw)
+    fields, nested = fields_of(kind), dataclasses.replace(form, fixed={})
+    wanted = {name: hint for name, (hint, field) in fields.items() if field.init and name not in form.fixed}
+    constant = {name for name, (_, field) in fields.items() if not field.init and raw.get(name) == field.default}
+    needs_all = not (form.any_version or form.is_by_hand)
+    mistakes, values = Mistakes(is_first_enough=not form.is_by_hand), {}
+    known = tuple(wanted)
+    for name in [] if form.any_version else [name for name in raw if name not in (*known, *constant)]:
+        mistakes.add(unknown_key(name, known, where))
+    for name in wanted:
+        if name in raw:
+            with mistakes.kept():
+                values[name] = _read(raw[name], wanted[name], f"{where}.{name}" if where else name, nested)
+        elif needs_all or not has_default(fields[name][1]):
+            mistakes.add(f"{where or 'it'} lacks the field {name!r}")
+    mistakes.raise_all()
+    try:
+        return kind(**values, **form.fixed)
+    except InputError as error:
+        if form.is_by_hand and where:
+            raise InputError(f"Cannot use {where}: {error}") from error
+        raise
