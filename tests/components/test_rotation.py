@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tpu_components.core.examples.images import ImageRule
-from tpu_components.core.examples.interface import AnyInput, ImageInput
+from tpu_components.core.examples.interface import AnyInput, ImageInput, ImageRule
 from tpu_components.core.files import typed_json
 from tpu_components.create_tfrecords.encoders import ImageEncoder
 from tpu_components.serving.inputs import _decode_image

@@ -4,7 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.examples.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    CORPUS,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    REGRESSION,
+    ImageRule,
+)
 from tpu_components.core.examples.text import END, START
 from tpu_components.core.work.beam.options import require_names
 
@@ -189,6 +196,11 @@ class WriteParams:
                 f"engine_tasks must be from 1 to {_MOST_ENGINE_TASKS}. Received: engine_tasks={self.engine_tasks}."
             )
         require_names(self.beam_options)
+
+    @property
+    def image_rule(self) -> ImageRule:
+        """Rule by which the images of the source are read at their own sizes."""
+        return ImageRule(None, self.channels, upright=self.apply_rotation)
 
     @property
     def asked(self) -> str:

@@ -12,7 +12,6 @@ from tpu_components.core.files import storage, typed_json
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.unpacking import read_arrays
-from tpu_components.create_tfrecords.parts import content_of
 
 # Labels, keys, contents and hashes of a task's examples, as `write_part` takes them.
 Arguments = tuple[list[Any], list[str], Any, np.ndarray | None]
@@ -21,7 +20,7 @@ Arguments = tuple[list[Any], list[str], Any, np.ndarray | None]
 def arguments_of(listing: Listing, indices: np.ndarray) -> Arguments:
     """Return what a worker is told of some examples, int[…]."""
     hashes = None if listing.hashes is None else listing.hashes[indices]
-    return listing.labels[indices].tolist(), *content_of(listing, indices), hashes
+    return listing.labels[indices].tolist(), *listing.held(indices), hashes
 
 
 def save_tasks(uri: str, key: str, listing: Listing, tasks: Mapping[int, np.ndarray]) -> None:
