@@ -10,7 +10,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -93,8 +93,7 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(pixels[::rows, ::columns])
 
 
-@dataclasses.dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """An image that has been read.
 
     Attributes:
@@ -173,7 +172,7 @@ def open_image(
 
         def decode_middle() -> Picture:
             picture = whole.decode()
-            return dataclasses.replace(picture, pixels=middle(picture.pixels[None], size)[0])
+            return picture._replace(pixels=middle(picture.pixels[None], size)[0])
 
         return dataclasses.replace(whole, decode=decode_middle)
     height, width, kind = jpeg_header(content, rule.max_pixels)

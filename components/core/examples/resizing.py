@@ -1,6 +1,5 @@
 """Pictures at another size as Pillow makes them, in a fifth of its time, for who has the library; a server has not."""
 
-import dataclasses
 import threading
 from typing import Any
 
@@ -55,7 +54,7 @@ def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes,
     if rule.image_size and rule.image_size != pixels.shape[:2]:
         pixels = np.empty((*rule.image_size, pixels.shape[2]), np.uint8)
         resize_into(picture.pixels, pixels)
-        picture = dataclasses.replace(picture, pixels=pixels)
+        picture = picture._replace(pixels=pixels)
     has_shape = (*picture.size, 1 if picture.jpeg == "Gray" else 3) == pixels.shape
     is_kept = has_shape and picture.jpeg not in ("", UNUSUAL) and not picture.was_turned
     return content if is_kept else encode_jpeg(pixels, quality), pixels.shape, picture
