@@ -34,7 +34,6 @@ STEPS = {
     "find_drift": DriftParams,
 }
 USES = {
-    "predict_batch": "create_tfrecords",  # It answers what that one reads: the sources are the same.
     "find_drift": "create_tfrecords",  # It measures pictures as that one does.
 }
 SOURCES = ROOT / "components/core/sources"  # A file for each kind of source.

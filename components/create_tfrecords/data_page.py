@@ -15,7 +15,7 @@ from PIL import Image
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.histograms import draw_histograms
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Manifest
-from tpu_components.core.examples.images import ImageRule, UnreadableImageError, decode_pixels, encode_jpeg
+from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, encode_jpeg
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
@@ -90,9 +90,7 @@ def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:
         if listing.kind == TEXT:
             text = listing.read(example).decode("utf-8", "replace")
             return Sample(key, text=text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
-        rule = ImageRule(None, params.channels, upright=params.apply_rotation)
-        pixels = decode_pixels(listing.read(example), rule) if listing.images is None else listing.images[example]
-        return Sample(key, thumbnail(pixels))
+        return Sample(key, thumbnail(decode_pixels(listing.read(example), params.image_rule)))
     return None
 
 

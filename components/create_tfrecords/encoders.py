@@ -15,17 +15,14 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TEXT_FEATURE
 from tpu_components.core.examples.example_ids import identify
 from tpu_components.core.examples.images import (
-    ImageRule,
+    Picture,
     UnreadableImageError,
     check_encoded,
-    convert_pixels,
     decode_pixels,
-    is_turned,
     open_image,
-    resize_pixels,
-    size_of_image,
+    read_image,
 )
-from tpu_components.core.examples.interface import ImageInput, TextInput
+from tpu_components.core.examples.interface import ImageInput, ImageRule, TextInput
 from tpu_components.core.examples.records import ENCODED, RAW, RESIZED
 from tpu_components.core.examples.resizing import check_resized
 from tpu_components.core.examples.text import WORDS, Tokenizer, UnreadableTextError, build_vocabulary, vocabulary_bytes
@@ -130,36 +127,31 @@ class ImageEncoder:
     def store(self, content: Any, known: bytes | None) -> EncodedExample:
         """Check and encode an example, as `Encoder` says."""
         try:
-            payload, shape, pixels = self._encode(content)
+            payload, shape, picture = self._encode(content)
         except UnreadableImageError as error:
             raise UnusableError(str(error)) from error
         if shape != self.input.fed_shape:
             raise OddShapeError(shape)
         # Of what stays encoded the look alone tells that two files hold the same pixels.
-        identity = known if known and pixels is content else identify(payload)
-        was_turned = self.image.upright and isinstance(content, bytes) and is_turned(content)
-        height, width = content.shape[:2] if isinstance(content, np.ndarray) else size_of_image(content)
+        identity = known if known and picture.pixels is content else identify(payload)
+        height, width = picture.size
         sides = min(height, MOST_COUNTED), min(width, MOST_COUNTED)
         return EncodedExample(
             {ImageInput.feature: payload},
             identity,
-            thin_out(pixels),
-            (was_turned,),
+            thin_out(picture.pixels),
+            (picture.was_turned,),
             sides if is_measured(identity, self.measured_share) else None,
             height * width,
         )
 
-    def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], np.ndarray]:
+    def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], Picture]:
         if self.input.encoding == ENCODED:
             return check_encoded(content, self.image)
         if self.input.encoding == RESIZED:
             return check_resized(content, self.image, self.jpeg_quality)
-        if isinstance(content, bytes):
-            pixels = decode_pixels(content, self.image)
-        else:
-            height, width, channels = self.input.image_shape
-            pixels = resize_pixels(convert_pixels(content, channels), (height, width))
-        return pixels.tobytes(), pixels.shape, pixels
+        picture = read_image(content, self.image)
+        return picture.pixels.tobytes(), picture.pixels.shape, picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +220,7 @@ def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageE
     margin = _margin(size, params.crop_margin)
     if size:  # In records pictures have their margin.
         size = size[0] + margin[0], size[1] + margin[1]
-    image = ImageRule(size, params.channels, upright=params.apply_rotation, reduced=listing.images is None)
+    image = dataclasses.replace(params.image_rule, image_size=size, reduced=listing.images is None)
     if listing.images is not None:
         height, width, channels = listing.images.shape[1:]
         shape = (*(size or (height, width)), params.channels or channels)

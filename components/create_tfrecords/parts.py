@@ -15,8 +15,6 @@ from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, Q
 from tpu_components.core.examples.example_ids import IDENTITY_TYPE
 from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.examples.records import encode_example, frame_record
-from tpu_components.core.sources.columns import pick
-from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import place_of, read_content
 from tpu_components.core.work.workers import ahead
 from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
@@ -66,16 +64,6 @@ class Part:
 # What a part has of each example that it kept, beside its place in the run.
 BOOKS = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
 Written = Generator[tuple[Part, bytes], None, None]  # Of tasks, in order: their books, and their framed records.
-
-
-def content_of(listing: Listing, indices: np.ndarray) -> tuple[list[str], Any]:
-    """Return the keys of examples, and their content where the listing has it; see `read_content`."""
-    keys = pick(listing.keys, indices)
-    if listing.spans is not None:
-        return keys, [listing.spans[i] for i in indices.tolist()]
-    if listing.texts is not None:
-        return keys, pick(listing.texts, indices)
-    return keys, None if listing.images is None else listing.images[indices]
 
 
 def count_per_task(bytes_each: int) -> int:

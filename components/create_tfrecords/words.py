@@ -19,7 +19,7 @@ from tpu_components.core.sources.spans import Span, read_content
 from tpu_components.core.work.workers import in_processes
 from tpu_components.create_tfrecords.copies import Copies, same_words
 from tpu_components.create_tfrecords.log_messages import STEP
-from tpu_components.create_tfrecords.parts import TASK_EXAMPLES, content_of
+from tpu_components.create_tfrecords.parts import TASK_EXAMPLES
 from tpu_components.create_tfrecords.planning import DatasetPlan
 
 _MOST_COMMON = 200  # Words, which are half of what is written.
@@ -84,7 +84,7 @@ def _read_texts(
     if not chunks:
         return b"", counts
     with progress.track(f"{STEP} vocabulary", len(examples), "texts") as bar:
-        calls = ((listing.root, *content_of(listing, chunk), are_counted[chunk].tolist()) for chunk in chunks)
+        calls = ((listing.root, *listing.held(chunk), are_counted[chunk].tolist()) for chunk in chunks)
         with in_processes(_read_words, calls, num_workers) as results:
             for chunk, (hashed, counted) in zip(chunks, results, strict=True):
                 hashes += hashed

@@ -18,10 +18,10 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput
 from tpu_components.core.files import storage
 from tpu_components.core.sources.spans import place_of
+from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.core.work.workers import in_threads
 from tpu_components.predict_batch.inputs import Reader, UnusableError
 from tpu_components.predict_batch.params import PARQUET
-from tpu_components.predict_batch.resume_state import Begun
 from tpu_components.predict_batch.stored import read_frames
 from tpu_components.serving.exported import BATCH_SIZE, ExportedModel, load_model
 
@@ -82,7 +82,7 @@ def answer_part(
     keys: Sequence[str],
     contents: Sequence[Any] | None,
     kept: Sequence[dict[str, Any]],
-    begun: Begun,
+    begun: ResumeState,
     name: str,
 ) -> None:
     """Write the predictions of a run of examples as a file of some name, with `kept` beside each."""

@@ -1,25 +1,22 @@
 """Files of predictions as a pipeline of Apache Beam, on any of its runners: each worker answers some of them.
 
-TEMP/JOB/tasks/00007.npz   the examples of a file: this process lists the source, and no worker does
-TEMP/JOB/export            the model, of which a folder in a bucket has a copy for workers elsewhere
-TEMP/JOB/whole, notes      what is finished, as `begun` says; it stays when a worker or this step is started again
+TEMP/JOB          tasks and finished files, as `resume_state` says: this process lists the source, and no worker does
+TEMP/JOB/export   the model, of which a folder in a bucket has a copy for workers elsewhere
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tpu_components.core.files import storage
+from tpu_components.core.sources.tasks import load_tasks, pack_arguments
 from tpu_components.core.work.beam.options import complete
 from tpu_components.core.work.beam.running import call_for_each
-from tpu_components.core.work.workers import ahead
-from tpu_components.create_tfrecords.engines.tasks import load_tasks, save_arguments
+from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.predict_batch.answering import Work, answer_part
 from tpu_components.predict_batch.inputs import location_of
 from tpu_components.predict_batch.params import PredictParams
 from tpu_components.predict_batch.planning import Plan, file_name
 from tpu_components.predict_batch.publishing import STEP, collect
-from tpu_components.predict_batch.resume_state import Begun
 
 
 def options_of(params: PredictParams, export: str) -> dict[str, str]:
@@ -32,7 +29,7 @@ def options_of(params: PredictParams, export: str) -> dict[str, str]:
     return complete(params.beam_options, reads)
 
 
-def answer_with_beam(plan: Plan, options: Mapping[str, str], begun: Begun) -> None:
+def answer_with_beam(plan: Plan, options: Mapping[str, str], begun: ResumeState) -> None:
     """Have the files that are not there yet written by the workers of a Beam runner.
 
     Args:
@@ -46,11 +43,17 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], begun: Begun) -> No
     """
     job = f"tpu-pipelines-answers-{plan.digest[:16]}"
     place = storage.join(options.get("temp_location", "") or f"{begun.root}/beam", job)
-    there = Begun(place)
+    there = ResumeState(place)
     there.begin(plan.digest)
     finished = there.finished()
+
+    def pack(number: int) -> bytes:
+        keys, contents, kept = plan.contents(number)
+        arguments = (kept, keys, contents, None)  # In place of labels.
+        return pack_arguments(plan.digest, arguments, {number: len(keys)}, plan.inputs.are_in_place)
+
     if missing := [number for number, name in enumerate(plan.names) if name not in finished]:
-        _hand_over(plan, missing, place)
+        there.hand_over(missing, pack)
         # One thread: a runner has a worker for each processor.
         work = plan.work(num_threads=1, export=_place_of_model(plan, place))
         arguments = {"work": work, "place": place, "digest": plan.digest, "num_files": plan.num_files}
@@ -68,29 +71,11 @@ def answer_file(number: int, work: Work, place: str, digest: str, num_files: int
         digest: Digest of all that decides what the files hold.
         num_files: Number of files.
     """
-    begun, name = Begun(place), file_name(number, num_files, work.form)
-    if begun.has(name):
+    begun, name = ResumeState(place), file_name(number, num_files, work.form)
+    if begun.is_whole(name):
         return
-    for _, (kept, keys, contents, _) in load_tasks(_tasks(place, number), digest):
+    for _, (kept, keys, contents, _) in load_tasks(begun.task(number), digest):
         answer_part(work, keys, contents, kept, begun, name)
-
-
-def _tasks(place: str, number: int) -> str:
-    return f"{place}/tasks/{number:05d}.npz"
-
-
-def _hand_over(plan: Plan, numbers: Sequence[int], place: str) -> None:
-    """Write the examples of files that are not there: what they follow from is in the name of the job's folder."""
-
-    def save(number: int, told: tuple[list[str], Any, list[Any]]) -> None:
-        keys, contents, kept = told
-        arguments = (kept, keys, contents, None)  # In place of labels.
-        save_arguments(_tasks(place, number), plan.digest, arguments, {number: len(keys)}, plan.inputs.are_in_place)
-
-    there = storage.names_in(f"{place}/tasks")
-    missing = [number for number in numbers if f"{number:05d}.npz" not in there]
-    for _ in ahead(save, place, missing, map(plan.contents, missing)):
-        pass
 
 
 def _place_of_model(plan: Plan, place: str) -> str:

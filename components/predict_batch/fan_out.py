@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.partition import Share
 from tpu_components.core.files import storage
 from tpu_components.core.step import command_line
+from tpu_components.core.work.resume_state import ResumeState, range_of
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.planning import plan_answers
 from tpu_components.predict_batch.predicting import answer_files
 from tpu_components.predict_batch.publishing import SUMMARY_FILE, begun_beside, collect, publish
-from tpu_components.predict_batch.resume_state import Begun
 
 _PROGRAM = "python -m tpu_components.predict_batch.fan_out"
 
@@ -46,13 +44,9 @@ def answer_range(params: PredictParams, export: str, directory: str, number: int
         InputError: If the model or the source cannot be used, there is no such range, or the folder, in a bucket, has
             answers of another model, source or parameters.
     """
-    if not 0 <= number < num_ranges:
-        raise InputError(f"There is no range {number}: expected one from 0 to {num_ranges - 1}. Correct the number.")
-    if not storage.is_remote(directory):
-        storage.require_writable(Path(directory))
-    plan, begun = plan_answers(params, export), Begun(directory)
+    plan, begun = plan_answers(params, export), ResumeState(directory)
+    wanted = range_of(number, num_ranges, plan.num_files)
     begun.begin(plan.digest)
-    wanted = Share(number, num_ranges).within(plan.num_files)
     return AnsweredRange(len(wanted), answer_files(plan, begun, wanted))
 
 
@@ -70,15 +64,9 @@ def merge_ranges(params: PredictParams, export: str, folders: Sequence[str], dir
             says.
     """
     storage.require_output(directory, SUMMARY_FILE)
-    plan, parts = plan_answers(params, export), [Begun(folder) for folder in folders]
-    if others := [part.root for part in parts if not part.holds(plan.digest)]:
-        raise InputError(
-            f"Cannot put {others[0]} together with the others: expected answers of this model to this source by these "
-            "parameters and this code, received others or none. Answer that range again."
-        )
-    begun = begun_beside(directory)
+    plan, begun = plan_answers(params, export), begun_beside(directory)
     begun.begin(plan.digest)
-    collect(plan, parts, begun)
+    collect(plan, [ResumeState(folder) for folder in folders], begun)
     return publish(plan, begun, directory)
 
 

@@ -10,14 +10,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest
-from tpu_components.core.examples.images import (
-    ImageRule,
-    UnreadableImageError,
-    convert_pixels,
-    decode_pixels,
-    middle,
-    resize_pixels,
-)
+from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, middle
 from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageInput, TextInput
 from tpu_components.core.examples.records import RAW, DamagedRecordError, read_fields
 from tpu_components.core.examples.text import Tokenizer, UnreadableTextError
@@ -26,7 +19,6 @@ from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.kinds import find_location, find_source, list_unlabelled
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_components.core.sources.spans import Spans, read_content
-from tpu_components.create_tfrecords.parts import content_of
 from tpu_components.predict_batch.params import PredictParams
 from tpu_components.predict_batch.stored import Places
 from tpu_components.serving.exported import ExportedModel
@@ -91,7 +83,7 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
     return Inputs(
         listing.keys,
         listing.stat_digest(),
-        lambda some: content_of(listing, some)[1],
+        lambda some: listing.held(some)[1],
         isinstance(listing.spans, Spans),
         listing.root,
         kept={name: _of_one_type(values) for name, values in listing.slices.items()},
@@ -187,23 +179,16 @@ class Reader:
 
     def _picture(self, content: Any) -> np.ndarray:
         """Read an image file, or an array's element, as create_tfrecords reads what a model is trained on."""
-        wanted = self.model.input
-        assert isinstance(wanted, ImageInput)
-        height, width, channels = wanted.image_shape
-        if isinstance(content, np.ndarray):
-            return resize_pixels(convert_pixels(content, channels), (height, width))
-        rule = ImageRule(
-            (height, width), channels, upright=wanted.upright, reduced=wanted.reduced, margin=wanted.margin
-        )
-        return decode_pixels(content, rule)
+        assert isinstance(self.model.input, ImageInput)
+        return decode_pixels(content, self.model.input.rule)
 
     def _read_stored(self, fields: dict[str, list[Any]]) -> np.ndarray:
         if isinstance(self.stored, TextInput):  # The model may have another vocabulary: its own counts.
             return self._read_text(fields[TEXT_FEATURE][0])
         assert isinstance(self.stored, ImageInput)
-        content, shape = fields[ImageInput.feature][0], self.stored.fed_shape
+        content = fields[ImageInput.feature][0]
         if self.stored.encoding == RAW:
-            pixels = np.frombuffer(content, np.uint8).reshape(shape)
-        else:  # Turned already where it had to be.
-            pixels = decode_pixels(content, ImageRule(shape[:2], shape[2], reduced=self.stored.reduced))
+            pixels = np.frombuffer(content, np.uint8).reshape(self.stored.fed_shape)
+        else:
+            pixels = decode_pixels(content, self.stored.stored_rule)
         return self._picture(np.ascontiguousarray(middle(pixels[None], self.stored.shape)[0]))

@@ -7,13 +7,13 @@ from pathlib import Path
 from tpu_components.core.base import progress
 from tpu_components.core.files import storage
 from tpu_components.core.sources.params import BEAM
+from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.core.work.workers import in_processes
 from tpu_components.predict_batch import beam
 from tpu_components.predict_batch.answering import answer_part
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.planning import Plan, plan_answers
 from tpu_components.predict_batch.publishing import STEP, SUMMARY_FILE, begun_beside, publish
-from tpu_components.predict_batch.resume_state import Begun
 
 
 def predict_batch(params: PredictParams, export: str | Path, directory: Path) -> PredictResult:
@@ -44,9 +44,10 @@ def predict_batch(params: PredictParams, export: str | Path, directory: Path) ->
     return publish(plan, begun, directory)
 
 
-def answer_files(plan: Plan, begun: Begun, wanted: Sequence[int]) -> int:
+def answer_files(plan: Plan, begun: ResumeState, wanted: Sequence[int]) -> int:
     """Write those of some files that are not there yet, in worker processes; returns how many were there."""
-    there, names = begun.finished(), plan.names
+    names = plan.names
+    there = begun.whole(names[number] for number in wanted)
     missing = [number for number in wanted if names[number] not in there]
     num_workers = max(1, min(plan.params.num_workers or os.cpu_count() or 1, len(missing)))
     work = plan.work(max(1, (os.cpu_count() or 1) // num_workers))

@@ -3,29 +3,29 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
-from tpu_components.core.work.workers import ahead
+from tpu_components.core.work.resume_state import ResumeState, gather
 from tpu_components.predict_batch.params import PredictResult
 from tpu_components.predict_batch.planning import Plan
-from tpu_components.predict_batch.resume_state import Begun
 
 STEP = "predict_batch"
 SUMMARY_FILE, ASIDE_FILE = "predictions.json", "set_aside.jsonl"
 _SHOWN = 5
+_NOTE = {"set_aside": list[Mapping[str, Any]], "predicted": Mapping[str, int]}  # What each file's note says of it.
 
 
-def begun_beside(directory: Path) -> Begun:
+def begun_beside(directory: Path) -> ResumeState:
     """Return the hidden folder of what is finished of a folder to come."""
-    return Begun(str(directory.parent / f".{directory.name}.begun"))
+    return ResumeState(str(directory.parent / f".{directory.name}.begun"))
 
 
-def collect(plan: Plan, folders: Sequence[Begun], begun: Begun) -> None:
+def collect(plan: Plan, folders: Sequence[ResumeState], begun: ResumeState) -> None:
     """Copy the files that others have finished.
 
     Args:
@@ -34,22 +34,15 @@ def collect(plan: Plan, folders: Sequence[Begun], begun: Begun) -> None:
         begun: Folder that gets those that it has not.
 
     Raises:
-        InputError: If one is missing or damaged.
+        InputError: If one is missing, damaged, or of another model, source, parameters or code.
     """
-    held = {name: folder for folder in folders for name in folder.finished()}
-    if missing := [name for name in plan.names if name not in held]:
-        raise InputError(
-            f"{len(missing):,} of {plan.num_files:,} files are missing, {missing[0]} the first: expected "
-            f"the folders of all ranges, received {len(folders)}. Answer the others, and name all folders."
-        )
     there = begun.finished()
     wanted = [name for name in plan.names if name not in there]
-    files = ahead(lambda name: held[name].read(name), folders[0].root, wanted)
-    for name, (content, note) in zip(wanted, files, strict=True):
-        begun.finish(name, content, note)
+    for name, piece in zip(wanted, gather(folders, plan.digest, wanted), strict=True):
+        begun.finish(name, piece.content, piece.note)
 
 
-def publish(plan: Plan, begun: Begun, directory: Path) -> PredictResult:
+def publish(plan: Plan, begun: ResumeState, directory: Path) -> PredictResult:
     """Write what all files hold, and let the folder appear; what was begun of it goes.
 
     Raises:
@@ -62,10 +55,10 @@ def publish(plan: Plan, begun: Begun, directory: Path) -> PredictResult:
     return result
 
 
-def _describe(plan: Plan, begun: Begun, whole: Path) -> PredictResult:
+def _describe(plan: Plan, begun: ResumeState, whole: Path) -> PredictResult:
     """Write what was set aside, and what the files hold."""
     params, model, names, num_examples = plan.params, plan.model, plan.names, len(plan.inputs.keys)
-    notes = [begun.note(name) for name in names]
+    notes = [begun.note(name, _NOTE) for name in names]
     aside: list[dict[str, Any]] = [item for note in notes for item in note["set_aside"]]
     predicted: Counter[str] = sum((Counter(note["predicted"]) for note in notes), Counter())
     for item in aside[:_SHOWN]:

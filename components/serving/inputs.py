@@ -20,13 +20,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.examples.generation import Alphabet, generate
-from tpu_components.core.examples.images import (
-    ImageRule,
-    UnreadableImageError,
-    are_shares,
-    decode_pixels,
-    pixels_of_shares,
-)
+from tpu_components.core.examples.images import UnreadableImageError, are_shares, decode_pixels, pixels_of_shares
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, ImageInput
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
 from tpu_components.core.files import storage
@@ -316,12 +310,8 @@ def _read_image(path: str, wanted: ImageInput) -> np.ndarray:
 
 
 def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:
-    height, width, channels = wanted.image_shape
     try:
-        rule = ImageRule(
-            (height, width), channels, upright=wanted.upright, reduced=wanted.reduced, margin=wanted.margin
-        )
-        return decode_pixels(content, rule)[None]
+        return decode_pixels(content, wanted.rule)[None]
     except UnreadableImageError as error:
         raise InputError(
             f"Cannot read {path}: {error}. Expected an image file, a folder of them, or .npy/.npz."

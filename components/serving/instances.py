@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.examples.images import SERVED_FORMATS, ImageRule, OpenImage, UnreadableImageError, open_image
+from tpu_components.core.examples.images import SERVED_FORMATS, OpenImage, UnreadableImageError, open_image
 from tpu_components.core.examples.interface import MULTI_LABEL, REGRESSION, ImageInput
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.serving.exported import ExportedModel, PromptReader
@@ -108,7 +108,7 @@ class PredictRequest:
         for number in numbers:
             with _naming(number), self._time.spending(), _naming_what_is_expected():
                 self._time.check()
-                self.inputs[number] = self.waiting.pop(number).decode()
+                self.inputs[number] = self.waiting.pop(number).decode().pixels
 
 
 def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
@@ -336,9 +336,7 @@ def _(wanted: PromptReader | Tokenizer, instance: Any, limits: ServeParams, time
 
 
 def _open_file(content: bytes, wanted: ImageInput, limits: ServeParams, time: _ProcessorTime) -> OpenImage:
-    height, width, channels = wanted.image_shape
-    size, most = (height, width), limits.max_image_pixels
-    rule = ImageRule(size, channels, most, wanted.upright, SERVED_FORMATS, wanted.reduced, wanted.margin)
+    rule = dataclasses.replace(wanted.rule, max_pixels=limits.max_image_pixels, formats=SERVED_FORMATS)
     with time.spending(), _naming_what_is_expected():
         time.check()
         return open_image(content, rule, time.check)

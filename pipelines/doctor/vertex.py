@@ -46,7 +46,7 @@ _DEPLOYER = ("aiplatform.models.upload", "aiplatform.endpoints.create", "aiplatf
 _DATAFLOW = "dataflow.googleapis.com"
 # Of the account that starts Dataflow's job and follows it, and of the one that its workers run as:
 # https://cloud.google.com/dataflow/docs/concepts/access-control has roles and permissions.
-_STARTER = (*(f"dataflow.jobs.{verb}" for verb in ("create", "get", "list", "cancel")), "dataflow.messages.list")
+_STARTER = (*(f"dataflow.jobs.{verb}" for verb in ("create", "get", "cancel")), "dataflow.messages.list")
 _WORKER = tuple(f"dataflow.workItems.{verb}" for verb in ("lease", "update", "sendMessage"))
 _READER = ("storage.objects.get", "storage.objects.list")
 _WRITER = (*_READER, "storage.objects.create", "storage.objects.delete")  # To write an object again takes both.

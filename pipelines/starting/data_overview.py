@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.images import ImageRule, UnreadableImageError, decode_pixels, has_image_suffix
+from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, has_image_suffix
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     CORPUS,
@@ -277,7 +277,6 @@ def _count_classes(listing: Listing, params: WriteParams) -> dict[str, int]:
 
 def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataOverview:
     sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0
-    rule = ImageRule(None, overview.params.channels, upright=overview.params.apply_rotation)
     for name, content in _some_contents(plan):
         if name in overview.unusable:
             continue
@@ -290,7 +289,7 @@ def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataO
             if overview.kind == TEXT:
                 lengths.append(len(split_words(content)))
                 continue
-            height, width, depth = decode_pixels(content, rule).shape
+            height, width, depth = decode_pixels(content, overview.params.image_rule).shape
             sizes.append((height, width))
             channels.add(depth)
         except UnreadableImageError as error:

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from tpu_components.core.base import typed_values
-from tpu_components.core.examples.images import ImageRule
-from tpu_components.core.examples.interface import AnyInput, ImageInput
+from tpu_components.core.examples.interface import AnyInput, ImageInput, ImageRule
 from tpu_components.create_tfrecords.encoders import ImageEncoder
 from tpu_components.serving.inputs import _decode_image
 from tpu_components.serving.instances import parse_image

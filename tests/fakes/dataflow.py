@@ -18,9 +18,10 @@ from tests.fakes.local_server import LocalServer
 PROJECT, REGION = "my-project", "us-central1"
 # Rule: these states are a job's last (googleapis google/dataflow/v1beta3/jobs.proto: JobState)
 ENDED = tuple(f"JOB_STATE_{state}" for state in ("DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"))
-# Rule: importance grows from debug over detailed, basic and warning to error, in other order than its numbers
-# (apache/beam sdks/python/apache_beam/runners/dataflow/internal/apiclient.py: list_messages)
+# Rule: importance grows from debug over detailed, basic and warning to error, in other order than its numbers, which
+# Beam's client sends (apache/beam sdks/python/apache_beam/runners/dataflow/internal/apiclient.py: list_messages)
 IMPORTANCE = tuple(f"JOB_MESSAGE_{level}" for level in ("DEBUG", "DETAILED", "BASIC", "WARNING", "ERROR"))
+_NUMBERS = "12534"  # messages.proto: JobMessageImportance.
 _PAGE = 2  # Small, so that every listing has several pages.
 
 
@@ -103,7 +104,7 @@ class FakeDataflow(LocalServer):
                 raise RefusedError(404, f"There is no {path}.")
             _, region, job_id, messages = found.groups()
             if not job_id:
-                return self._create(region, json.loads(body)) if verb == "POST" else self._list(region, asked)
+                return self._create(region, json.loads(body))
             job = next((job for job in self.jobs if (job.id, job.region) == (job_id, region)), None)
             if job is None:
                 raise RefusedError(404, f"(f00): Information about job {job_id} could not be found in our system.")
@@ -135,25 +136,16 @@ class FakeDataflow(LocalServer):
         self.jobs.append(job)
         return job.public()
 
-    def _list(self, region: str, asked: dict[str, str]) -> dict[str, Any]:
-        # Rule: a region's jobs can be listed by name (jobs.proto: ListJobs, ListJobsRequest.name)
-        jobs = [
-            job
-            for job in self.jobs
-            if job.region == region and asked.get("name", job.asked["name"]) == job.asked["name"]
-        ]
-        return _page([job.public() for job in jobs], "jobs", asked)
-
     def _messages(self, job: StoredJob, asked: dict[str, str]) -> dict[str, Any]:
         # Rule: messages can be asked for from an importance on (messages.proto: ListJobMessagesRequest)
-        least = IMPORTANCE.index(asked.get("minimumImportance", IMPORTANCE[0]))
+        least = _NUMBERS.index(asked.get("minimumImportance", "1"))
         told = [each for each in job.messages if IMPORTANCE.index(each["messageImportance"]) >= least]
         return _page(told, "jobMessages", asked)
 
     def _update(self, job: StoredJob, asked: dict[str, Any]) -> dict[str, Any]:
         # Rule: a job is cancelled by the state that is requested, and has ended some time later (jobs.proto:
         # Job.requested_state, JOB_STATE_CANCELLING)
-        if asked.get("requestedState") != "JOB_STATE_CANCELLED":
+        if asked.get("requestedState") != 5:  # JOB_STATE_CANCELLED, by its number as Beam's client sends it.
             raise RefusedError(400, f"Cannot request {asked}.")
         # Rule: what a requested state does to a job that has ended is documented nowhere, and here it is refused
         # (jobs.proto: Job.requested_state)

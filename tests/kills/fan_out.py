@@ -32,7 +32,7 @@ def make_steps(shared: Path) -> list[Step]:
         return Step(name, "tpu_components.create_tfrecords.engines", words, (pattern,))
 
     writers = [
-        step(f"write{number}", "write", "parts", "parts/*.npz", flags={"plan": plan, "number": number})
+        step(f"write{number}", "write", "parts", "parts/whole/*.npz", flags={"plan": plan, "number": number})
         for number in range(NUM_RANGES)
     ]
     merge = step("merge", "merge", "records", "records", words=["--parts", *parts], flags={"plan": plan})

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from tpu_components.core.examples.images import UNUSUAL, ImageRule, decode_jpeg, decode_pixels, jpeg_header, reduction
-from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.examples.images import UNUSUAL, decode_jpeg, decode_pixels, jpeg_header, reduction
+from tpu_components.core.examples.interface import ImageInput, ImageRule
 from tpu_components.core.examples.resizing import resize_into
 
 _ALIGNMENT = 64  # Of TensorFlow's tensors, in bytes.
@@ -34,9 +34,7 @@ def decode_batch(files: Sequence[bytes], inputs: ImageInput) -> np.ndarray:
     Raises:
         UnreadableImageError: If one is damaged.
     """
-    height, width, channels = inputs.fed_shape
-    rule = ImageRule((height, width), channels, reduced=inputs.reduced)
-    batch = _aligned((len(files), height, width, channels))
+    batch, rule = _aligned((len(files), *inputs.fed_shape)), inputs.stored_rule
     size = max(1, len(files) // (_RUNS_PER_WORKER * _WORKERS))
 
     def decode(start: int) -> None:

@@ -4,16 +4,19 @@ import contextlib
 import dataclasses
 import functools
 import io
+import math
 import re
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
+
+from tpu_components.core.examples.interface import MOST_PIXELS, ImageRule
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
@@ -25,7 +28,7 @@ _BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"hevc": "HEIC", b"mif1": "HEIC", b
 _EXIF_IN_JPEG = b"Exif\0"
 _SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xdb-\xfe]")  # Of a JPEG file, with its size: ITU-T T.81, table B.1.
 _MAX_SEGMENTS = 1000  # That are looked into one by one; a photo has some tens.
-_EXIF, _EXIF_ORIENTATION = re.compile(b"exif", re.IGNORECASE), 0x0112
+_EXIF_ORIENTATION = 0x0112
 _TIFF_SIDES = _WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 322, 323  # TIFF 6.0, sections 8 and 15.
 _TIFF_TYPES = {3: "H", 4: "I"}  # Of sides: SHORT and LONG.
 _MODES = {1: "L", 3: "RGB"}
@@ -33,8 +36,6 @@ _MODES = {1: "L", 3: "RGB"}
 UNUSUAL = "unusual"
 REDUCTIONS = (8, 4, 2)  # Those that libjpeg and TensorFlow both have.
 _GREY_MODES = ("1", "L", "LA")
-# A few kilobytes can claim 65,535 × 65,535 pixels.
-_MAX_PIXELS = 1 << 27
 # Pillow asks for so much of a file at a time, and a kilobyte may hold a megapixel; see `open_image`.
 _WATCHED_BLOCK_BYTES = 1 << 14
 _START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each of a progressive JPEG is a pass over all pixels; 10 are usual.
@@ -42,30 +43,6 @@ _START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each of a progressive JPEG is a 
 
 class UnreadableImageError(Exception):
     """The bytes are no image, or a damaged one. The message is the reason, without the path."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageRule:
-    """The size and channels that every image must have, or is turned into.
-
-    Attributes:
-        image_size: (height, width) to resize to, or None: no resizing.
-        channels: 1 or 3 to convert to, or 0: no conversion.
-        max_pixels: The largest image to decode, as its header says. The default takes 400 MB.
-        upright: Whether to turn a photo as its EXIF says, before all else.
-        formats: Formats that may be read, by Pillow's names; empty for all that can be.
-        reduced: Whether libjpeg decodes a JPEG file at the smallest scale that leaves no side shorter than
-            `image_size`; see `reduction`.
-        margin: Rows and columns by which to resize to more than `image_size`, of which the middle is taken then.
-    """
-
-    image_size: tuple[int, int] | None
-    channels: int
-    max_pixels: int = _MAX_PIXELS
-    upright: bool = False
-    formats: tuple[str, ...] = ()
-    reduced: bool = False
-    margin: tuple[int, int] = (0, 0)
 
 
 def has_image_suffix(name: str) -> bool:
@@ -85,21 +62,12 @@ def _formats() -> tuple[str, ...]:
     return (*SERVED_FORMATS, *(name for name in sorted(set(_PLUGIN_FORMATS.values())) if name in Image.OPEN))
 
 
-def is_turned(content: bytes) -> bool:
-    """Return whether a photo's EXIF says that it is to be turned or mirrored."""
-    return _orientation(content) > 1
-
-
-def _orientation(content: bytes) -> int:
-    """Read EXIF's orientation of an image file, from 1 (as it is) to 8; 1 where it has none."""
-    # Where nothing is called so, nothing is opened for it, but for TIFF. In a JPEG it stands before the pixels.
-    if content[:3] == b"\xff\xd8\xff":
-        if _EXIF_IN_JPEG not in content or _EXIF_IN_JPEG not in _before_pixels(content):
-            return 1
-    elif content[:4] not in (b"II*\0", b"MM\0*") and not _EXIF.search(content):
+def _orientation(jpeg: bytes) -> int:
+    """Read EXIF's orientation of a JPEG file, from 1 (as it is) to 8; 1 where it has none."""
+    if _EXIF_IN_JPEG not in jpeg or _EXIF_IN_JPEG not in _before_pixels(jpeg):
         return 1
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content), formats=_formats()) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
             orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
     except Exception:  # Damaged metadata turn nothing; whether the pixels are damaged is found by reading them.
         return 1
@@ -125,6 +93,22 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(pixels[::rows, ::columns])
 
 
+class Picture(NamedTuple):
+    """An image that has been read.
+
+    Attributes:
+        pixels: uint8[height, width, channels], as the rule says.
+        size: (height, width) of the file: before the image was turned or resized; of a TIFF file once it was turned.
+        was_turned: Whether it was turned or mirrored, as its EXIF says.
+        jpeg: Color space of a JPEG file, see `jpeg_header`; empty for every other image.
+    """
+
+    pixels: np.ndarray
+    size: tuple[int, int]
+    was_turned: bool = False
+    jpeg: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class OpenImage:
     """An image file of which no more than the header has been read.
@@ -133,23 +117,37 @@ class OpenImage:
         num_pixels: Number of pixels to decode by the header, before it is resized; of a TIFF file in tiles, those of
             whole tiles.
         num_bytes: Size of the file.
-        decode: Reads the rest: uint8[height, width, channels], as `decode_pixels`.
+        decode: Function that reads the rest, as `read_image`.
     """
 
     num_pixels: int
     num_bytes: int
-    decode: Callable[[], np.ndarray]
+    decode: Callable[[], Picture]
 
 
-def decode_pixels(content: bytes, rule: ImageRule) -> np.ndarray:
-    """Return uint8[height, width, channels] of an image file, resized and converted as the rule says.
+def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = False) -> Picture:
+    """Read an image, resized and converted as the rule says.
 
     Transparency is dropped, 16 bits are cut to the upper 8, and of an animation the first frame counts.
+
+    Args:
+        content: An image file; or pixels, uint8[height, width, 1 or 3], which are resized without a margin.
+        rule: Size and channels that it is converted to.
+        keep_size: Whether to leave out the last step, resizing; a JPEG file may be reduced all the same.
 
     Raises:
         UnreadableImageError: If the file is no image, is truncated, or has more pixels than the rule allows.
     """
-    return open_image(content, rule).decode()
+    if isinstance(content, bytes):
+        return open_image(content, rule, keep_size=keep_size).decode()
+    height, width, channels = content.shape
+    pixels = _convert_pixels(content, rule.channels or channels)
+    return Picture(resize_pixels(pixels, rule.image_size or (height, width)), (height, width))
+
+
+def decode_pixels(content: bytes | np.ndarray, rule: ImageRule) -> np.ndarray:
+    """Return the pixels of an image, uint8[height, width, channels]; see `read_image`."""
+    return read_image(content, rule).pixels
 
 
 def open_image(
@@ -162,24 +160,33 @@ def open_image(
         rule: Size and channels that it is converted to.
         watch: Called again and again while the file is read; to give up, it raises UnreadableImageError. Between two
             calls some milliseconds pass, or, where the format cannot be read in parts, the time of `num_pixels`.
-        keep_size: Whether to leave out the last step, resizing; a JPEG file may be reduced all the same.
+        keep_size: See `read_image`.
 
     Raises:
-        UnreadableImageError: If `decode_pixels` raises it; `decode` raises it too.
+        UnreadableImageError: If `read_image` raises it; `decode` raises it too.
     """
     if rule.image_size and any(rule.margin):
         size = rule.image_size
         larger = size[0] + rule.margin[0], size[1] + rule.margin[1]
         whole = open_image(content, dataclasses.replace(rule, image_size=larger, margin=(0, 0)), watch)
-        return dataclasses.replace(whole, decode=lambda: middle(whole.decode()[None], size)[0])
+
+        def decode_middle() -> Picture:
+            picture = whole.decode()
+            return picture._replace(pixels=middle(picture.pixels[None], size)[0])
+
+        return dataclasses.replace(whole, decode=decode_middle)
     height, width, kind = jpeg_header(content, rule.max_pixels)
     if kind in ("", UNUSUAL) or content.count(_START_OF_SCAN) > _MAX_SCANS:
         image = _open_with_pillow(content, rule, watch)
-        height, width = _decoded_size(image, content)
-        last = dataclasses.replace(rule, image_size=None) if keep_size else rule
-        return OpenImage(height * width, len(content), lambda: _pixels(_fit(_load(image, rule), last)))
+        size, num_pixels = (image.height, image.width), math.prod(_decoded_size(image, content))
 
-    def decode() -> np.ndarray:
+        def load() -> Picture:
+            loaded, was_turned = _load(image, rule)
+            return Picture(_pixels(loaded if keep_size else _fit(loaded, rule)), size, was_turned, kind)
+
+        return OpenImage(num_pixels, len(content), load)
+
+    def decode() -> Picture:
         grey = rule.channels == 1 or (rule.channels == 0 and kind == "Gray")
         orientation, wanted = _orientation(content) if rule.upright else 1, rule.image_size
         if wanted and orientation >= 5:
@@ -188,7 +195,9 @@ def open_image(
         pixels = decode_jpeg(content, "GRAY" if grey else "RGB", (height, width), scale)
         if orientation > 1:
             pixels = _turn(pixels, orientation)
-        return pixels if rule.image_size is None or keep_size else resize_pixels(pixels, rule.image_size)
+        if rule.image_size and not keep_size:
+            pixels = resize_pixels(pixels, rule.image_size)
+        return Picture(pixels, (height, width), orientation > 1, kind)
 
     return OpenImage(height * width, len(content), decode)
 
@@ -238,7 +247,7 @@ def decode_jpeg(content: bytes, colorspace: str, size: tuple[int, int], ratio: i
     return pixels
 
 
-def convert_pixels(pixels: np.ndarray, channels: int) -> np.ndarray:
+def _convert_pixels(pixels: np.ndarray, channels: int) -> np.ndarray:
     """Return uint8[height, width, channels]: the same picture in grey (1) or colour (3)."""
     if pixels.shape[2] == channels:
         return pixels
@@ -267,7 +276,7 @@ def _pixels(image: Any) -> np.ndarray:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def jpeg_header(content: bytes, max_pixels: int = _MAX_PIXELS) -> tuple[int, int, str]:
+def jpeg_header(content: bytes, max_pixels: int = MOST_PIXELS) -> tuple[int, int, str]:
     """Read height, width and colour space of a JPEG file, or that it is unusual; empty for other files."""
     if content[:3] != b"\xff\xd8\xff":
         return 0, 0, ""
@@ -277,17 +286,6 @@ def jpeg_header(content: bytes, max_pixels: int = _MAX_PIXELS) -> tuple[int, int
         return 0, 0, UNUSUAL
     _check_size(height, width, max_pixels)
     return height, width, UNUSUAL if kind == "CMYK" else kind
-
-
-def size_of_image(content: bytes) -> tuple[int, int]:
-    """Return height and width of an image file that has been read, as its header says."""
-    if content.startswith(_PNG_SIGNATURE):  # Then a chunk's length and name, width, height.
-        return int.from_bytes(content[20:24]), int.from_bytes(content[16:20])
-    height, width, kind = jpeg_header(content)
-    if kind in ("", UNUSUAL):
-        image = _open_with_pillow(content, ImageRule(None, 0), None)
-        height, width = image.height, image.width
-    return height, width
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
@@ -357,18 +355,20 @@ def _tiff_sides(content: bytes) -> dict[int, int]:
     return sides
 
 
-def _load(image: Any, rule: ImageRule) -> Any:
-    """Return an opened image, read and in the rule's mode."""
+def _load(image: Any, rule: ImageRule) -> tuple[Any, bool]:
+    """Return an opened image, read and in the rule's mode, and whether it was turned."""
     with _naming_damage():
+        # Asked first: Pillow itself turns a TIFF file while it loads it.
+        was_turned = rule.upright and image.getexif().get(_EXIF_ORIENTATION) in range(2, 9)
         image.load()
-        if rule.upright:
+        if was_turned:
             image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I;16"):  # convert() would clip at 255.
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         if image.mode in ("I", "F"):
             raise UnreadableImageError(f"32 bits per pixel (mode {image.mode}): expected 8 or 16")
         mode = _MODES[rule.channels or (1 if image.mode in _GREY_MODES else 3)]
-        return image if image.mode == mode else image.convert(mode)
+        return image if image.mode == mode else image.convert(mode), was_turned
 
 
 def _brand(content: bytes) -> str:
@@ -394,8 +394,8 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
         raise UnreadableImageError(f"damaged image: {error}") from error
 
 
-def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, int, int], np.ndarray]:
-    """Check an image that stays encoded; returns the bytes to store, (height, width, channels) and the pixels.
+def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ...], Picture]:
+    """Check an image that stays encoded; returns the bytes to store, (height, width, channels) and the picture.
 
     JPEG (but CMYK and the like) and PNG are kept to the byte. What TensorFlow cannot decode, or decodes to other
     pixels, as a photo that is to be turned, becomes PNG.
@@ -403,13 +403,11 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, in
     Raises:
         UnreadableImageError: If the file is no image, or is truncated.
     """
-    pixels = open_image(content, rule, keep_size=True).decode()
-    height, width, channels = pixels.shape
+    picture = read_image(content, rule, keep_size=True)
+    height, width, channels = picture.pixels.shape
     shape = (*(rule.image_size or (height, width)), channels)
-    is_kept = jpeg_header(content)[2] not in ("", UNUSUAL) or content.startswith(_PNG_SIGNATURE)
-    if is_kept and not (rule.upright and is_turned(content)):
-        return content, shape, pixels
-    return encode_png(pixels), shape, pixels
+    is_kept = picture.jpeg not in ("", UNUSUAL) or content.startswith(_PNG_SIGNATURE)
+    return content if is_kept and not picture.was_turned else encode_png(picture.pixels), shape, picture
 
 
 def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:

@@ -16,6 +16,7 @@ IMAGE, TEXT, CORPUS = "image", "text", "corpus"
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
 LANGUAGE_MODEL = "language_model"
 PADDING, UNKNOWN = 0, 1  # Ids that are no characters.
+MOST_PIXELS = 1 << 27  # Of an image file: a few kilobytes can claim 65,535 × 65,535.
 THRESHOLD = 0.5  # Of a multi-label probability: a label is predicted above it.
 
 
@@ -56,6 +57,30 @@ class Input(Protocol):
 
     def __str__(self) -> str:
         """Describe such inputs in a message."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageRule:
+    """The size and channels that every image must have, or is turned into.
+
+    Attributes:
+        image_size: (height, width) to resize to, or None: no resizing.
+        channels: 1 or 3 to convert to, or 0: no conversion.
+        max_pixels: The largest image to decode, as its header says. The default takes 400 MB.
+        upright: Whether to turn a photo as its EXIF says, before all else.
+        formats: Formats that may be read, by Pillow's names; empty for all that can be.
+        reduced: Whether libjpeg decodes a JPEG file at the smallest scale that leaves no side shorter than
+            `image_size`; see `images.reduction`.
+        margin: Rows and columns by which to resize to more than `image_size`, of which the middle is taken then.
+    """
+
+    image_size: tuple[int, int] | None
+    channels: int
+    max_pixels: int = MOST_PIXELS
+    upright: bool = False
+    formats: tuple[str, ...] = ()
+    reduced: bool = False
+    margin: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +125,18 @@ class ImageInput:
     def facts(self) -> Mapping[str, Any]:
         """See `Input`."""
         return {"image_shape": self.image_shape}
+
+    @property
+    def rule(self) -> ImageRule:
+        """Rule by which an image file becomes what a model takes."""
+        height, width, channels = self.image_shape
+        return ImageRule((height, width), channels, upright=self.upright, reduced=self.reduced, margin=self.margin)
+
+    @property
+    def stored_rule(self) -> ImageRule:
+        """Rule by which the image file of a record, turned already, becomes pixels of `fed_shape`."""
+        height, width, channels = self.fed_shape
+        return ImageRule((height, width), channels, reduced=self.reduced)
 
     def __str__(self) -> str:
         return f"images {self.image_shape}"

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.examples.images import UNUSUAL, ImageRule, encode_jpeg, is_turned, jpeg_header, open_image
+from tpu_components.core.examples.images import UNUSUAL, Picture, encode_jpeg, read_image
+from tpu_components.core.examples.interface import ImageRule
 
 _of_thread = threading.local()
 
@@ -40,20 +41,20 @@ def _resizer() -> tuple[Any, Any]:
     return own
 
 
-def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes, tuple[int, ...], np.ndarray]:
-    """Bring an image to the rule's size; returns a JPEG file of it, (height, width, channels) and the pixels before.
+def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes, tuple[int, ...], Picture]:
+    """Bring an image to the rule's size; returns a JPEG file of it, (height, width, channels) and the picture before.
 
     A JPEG file that has that size and those channels already is kept to the byte.
 
     Raises:
         UnreadableImageError: If the file is no image, or is truncated.
     """
-    pixels = open_image(content, rule, keep_size=True).decode()
+    picture = read_image(content, rule, keep_size=True)
+    pixels = picture.pixels
     if rule.image_size and rule.image_size != pixels.shape[:2]:
-        whole, pixels = pixels, np.empty((*rule.image_size, pixels.shape[2]), np.uint8)
-        resize_into(whole, pixels)
-    height, width, kind = jpeg_header(content)
-    is_as_wanted = (height, width, 1 if kind == "Gray" else 3) == pixels.shape and kind != UNUSUAL
-    if is_as_wanted and not (rule.upright and is_turned(content)):
-        return content, pixels.shape, pixels
-    return encode_jpeg(pixels, quality), pixels.shape, pixels
+        pixels = np.empty((*rule.image_size, pixels.shape[2]), np.uint8)
+        resize_into(picture.pixels, pixels)
+        picture = picture._replace(pixels=pixels)
+    has_shape = (*picture.size, 1 if picture.jpeg == "Gray" else 3) == pixels.shape
+    is_kept = has_shape and picture.jpeg not in ("", UNUSUAL) and not picture.was_turned
+    return content if is_kept else encode_jpeg(pixels, quality), pixels.shape, picture

@@ -12,10 +12,10 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION, Quarantined
 from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.files import storage
-from tpu_components.core.sources.columns import Files, Names, Pieces
+from tpu_components.core.sources.columns import Files, Names, Pieces, pick
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.passages import Corpus
-from tpu_components.core.sources.spans import Contents
+from tpu_components.core.sources.spans import Contents, read_content
 from tpu_components.core.work.workers import in_threads
 
 _DIGESTED_AT_ONCE = 1 << 16
@@ -96,18 +96,23 @@ class Listing:
         """Place that its content is read from: a folder, or of parts of larger files the first of these."""
         return self.spans.paths[0] if self.spans else self.root
 
-    def read(self, example: int) -> bytes:
-        """Return the content of an image file or a text.
+    def held(self, examples: np.ndarray) -> tuple[list[str], Any]:
+        """Return the keys of examples, int[…], and their contents where the listing has them; see `read_content`."""
+        keys = pick(self.keys, examples)
+        if self.spans is not None:
+            return keys, [self.spans[i] for i in examples.tolist()]
+        if self.texts is not None:
+            return keys, pick(self.texts, examples)
+        return keys, None if self.images is None else self.images[examples]
+
+    def read(self, example: int) -> Any:
+        """Return the content of an example: the bytes of an image file or a text, or an array's element.
 
         Raises:
             InputError: If it cannot be read.
         """
-        if self.texts is not None:
-            return self.texts[example]
-        return self.spans[example].read() if self.spans else storage.read_bytes(self._path(self.keys[example]))
-
-    def _path(self, key: str) -> str:
-        return storage.join(self.root, key)
+        (key,), contents = self.held(np.array([example]))
+        return read_content(self.root, key, None if contents is None else contents[0])
 
     def stat_digest(self) -> str:
         """Return the SHA-256 of names, sizes and versions: cheap, and another whenever a file may have changed."""

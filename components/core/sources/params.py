@@ -6,7 +6,14 @@ from typing import Annotated
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.typed_values import NotNegative, Positive, Range, Share, check_fields
-from tpu_components.core.examples.interface import CLASSIFICATION, CORPUS, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    CORPUS,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    REGRESSION,
+    ImageRule,
+)
 from tpu_components.core.examples.text import END, START
 from tpu_components.core.work.beam.options import require_names
 
@@ -153,6 +160,11 @@ class WriteParams:
                 f"context_tokens={self.context_tokens}."
             )
         require_names(self.beam_options)
+
+    @property
+    def image_rule(self) -> ImageRule:
+        """Rule by which the images of the source are read at their own sizes."""
+        return ImageRule(None, self.channels, upright=self.apply_rotation)
 
     @property
     def asked(self) -> str:

@@ -1,1 +1,1 @@
-"""Work that is shared out among processes, and by Apache Beam among machines."""
+"""Work that is shared out among processes and machines, and goes on where it was killed."""

@@ -1,7 +1,6 @@
 """Ranges of parts as a pipeline of Apache Beam, on any of its runners: the functions are those of `fan_out`.
 
-TEMP/JOB/tasks/00007.npz   the tasks of a range: this process lists the source, and no worker does
-TEMP/JOB/parts/00007       its parts; those that are whole stay when a worker or this step is started again
+TEMP/JOB   tasks and finished parts, as `resume_state` says: this process lists the source, and no worker does
 """
 
 import importlib.util
@@ -11,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,13 @@ from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import storage
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, WriteResult
+from tpu_components.core.sources.tasks import pack_tasks
 from tpu_components.core.step import command_line
 from tpu_components.core.work.beam.options import complete
 from tpu_components.core.work.beam.running import call_for_each
+from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords.engines import fan_out
 from tpu_components.create_tfrecords.log_messages import STEP
-from tpu_components.create_tfrecords.preparing import Prepared
 
 _PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
@@ -51,15 +50,21 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
     own = directory.parent / f".{directory.name}.parts"
     with tempfile.TemporaryDirectory() as folder:
         planned, prepared = fan_out.plan_and_prepare(params, f"{folder}/plan")  # Of which no worker reads anything.
-        job = f"tpu-pipelines-records-{planned.key[:16]}"
-        place = storage.join(options.get("temp_location", "") or str(own), job)
-        folders = [f"{place}/parts/{number:05d}" for number in range(planned.num_ranges)]
-        if ranges := fan_out.unwritten_ranges(planned, folders):
-            assert prepared is not None
-            _hand_over(planned, prepared, ranges, place)
-            arguments = {"encoder": prepared.encoder, "key": planned.key, "place": place}
+    job = f"tpu-pipelines-records-{planned.key[:16]}"
+    parts = ResumeState(storage.join(options.get("temp_location", "") or str(own), job))
+    if prepared is not None:
+        parts.begin(planned.key)
+        tasks, finished = prepared.cut(planned.num_ranges), parts.finished()
+
+        def pack(number: int) -> bytes:
+            return pack_tasks(planned.key, prepared.plan.listing, {i: tasks[i][2] for i in planned.parts_of(number)})
+
+        names = {number: map(fan_out.part_name, planned.parts_of(number)) for number in range(planned.num_ranges)}
+        if ranges := [number for number, some in names.items() if not finished.issuperset(some)]:
+            parts.hand_over(ranges, pack)
+            arguments = {"encoder": prepared.encoder, "key": planned.key, "place": parts.root}
             call_for_each(ranges, write_range, arguments, job, options, STEP)
-    result = fan_out.merge(params, planned, prepared, folders, directory)
+    result = fan_out.merge(params, planned, prepared, [parts.root], directory)
     shutil.rmtree(own, ignore_errors=True)
     return result
 
@@ -126,15 +131,5 @@ def write_range(number: int, encoder: Any, key: str, place: str) -> int:
         key: Digest of the facts that the parts follow from.
         place: Folder of the job.
     """
-    return fan_out.write_handed(encoder, _tasks(place, number), key, f"{place}/parts/{number:05d}")
-
-
-def _tasks(place: str, number: int) -> str:
-    return f"{place}/tasks/{number:05d}.npz"
-
-
-def _hand_over(planned: fan_out.PartsPlan, prepared: Prepared, ranges: Sequence[int], place: str) -> None:
-    """Write the tasks of ranges that are not there: what they follow from is in the name of the job's folder."""
-    there = storage.names_in(f"{place}/tasks")
-    missing = {number: _tasks(place, number) for number in ranges if f"{number:05d}.npz" not in there}
-    fan_out.write_tasks(planned, prepared, missing)
+    parts = ResumeState(place)
+    return fan_out.write_handed(encoder, parts.task(number), key, parts)

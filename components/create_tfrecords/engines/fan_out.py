@@ -1,8 +1,8 @@
 """Tasks written by several commands, each a range of them into a folder, and put together by another one.
 
-PLAN/plan.json       what the parts follow from, and in how many ranges they are written
-PLAN/words.npz       of texts: their words, which are read once, before any is written
-PARTS/000007.npz     a part; it is there once it is whole, so that a command that was killed goes on behind it
+PLAN/plan.json           what the parts follow from, and in how many ranges they are written
+PLAN/words.npz           of texts: their words, which are read once, before any is written
+PARTS/whole/000007.npz   a part; PARTS is a folder of finished pieces, see `resume_state`
 
 Both lie in folders, mounted ones too, or in buckets.
 """
@@ -13,22 +13,21 @@ import io
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tpu_components.core.base import fingerprint, progress
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.partition import Share
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.sources.params import WriteParams, WriteResult
-from tpu_components.core.work.workers import ahead, in_threads
+from tpu_components.core.sources.tasks import load_tasks
+from tpu_components.core.work.resume_state import ResumeState, gather, range_of
 from tpu_components.create_tfrecords.encoders import Encoder
-from tpu_components.create_tfrecords.engines.files import check_part, is_saved, load_part, save_part
+from tpu_components.create_tfrecords.engines.files import check_part, part_bytes, read_part
 from tpu_components.create_tfrecords.engines.local import LocalEngine
-from tpu_components.create_tfrecords.engines.tasks import load_tasks, save_tasks
 from tpu_components.create_tfrecords.log_messages import STEP
 from tpu_components.create_tfrecords.parts import Task, Written, write_part
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
@@ -55,6 +54,14 @@ class PartsPlan(JsonFile, name=_PLAN_FILE, what="a plan of parts", step="plan_pa
     key: str
     num_ranges: int
     num_parts: int
+
+    def parts_of(self, number: int) -> range:
+        """Return the numbers of a range's parts.
+
+        Raises:
+            InputError: If there is no such range.
+        """
+        return range_of(number, self.num_ranges, self.num_parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,19 +119,14 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
         number: Number of the range, from 0.
 
     Raises:
-        InputError: If the data, the parameters or the code have changed since, or there is no such range.
+        InputError: If the data, the parameters or the code have changed since, there is no such range, or the folder,
+            in a bucket, has parts of something else.
     """
     planned, prepared = _prepare_again(params, plan_dir)
-    if not 0 <= number < planned.num_ranges:
-        raise InputError(
-            f"There is no range {number}: expected one from 0 to {planned.num_ranges - 1}, as {plan_dir} says."
-        )
-    numbers = _range(planned, number)
-    if not storage.is_remote(directory):
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        storage.drop_half_written(Path(directory))
-    there = storage.names_in(directory)
-    missing = [i for i in numbers if not (_name(i) in there and is_saved(_place(directory, i), planned.key))]
+    numbers, parts = planned.parts_of(number), ResumeState(directory)
+    parts.begin(planned.key)
+    there = parts.whole(map(part_name, numbers))
+    missing = [i for i in numbers if part_name(i) not in there]
     if missing and prepared is not None:
         tasks = prepared.cut(planned.num_ranges)
         engine, some = LocalEngine(params.num_workers), [tasks[i] for i in missing]
@@ -133,7 +135,7 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
             progress.track(STEP, sum(len(indices) for *_, indices in some), "examples") as bar,
         ):
             for i, task, written in zip(missing, some, engine.write(prepared, some, Path(folder)), strict=True):
-                save_part(_place(directory, i), planned.key, *written)
+                parts.finish(part_name(i), part_bytes(*written), {})
                 bar.update(len(task[2]))
     return RangeResult(numbers.start, len(numbers), len(numbers) - len(missing))
 
@@ -162,47 +164,23 @@ def merge(
     return write_records(params, directory, prepared=prepared, engine=FanOutEngine(planned, folders))
 
 
-def write_tasks(planned: PartsPlan, prepared: Prepared, places: Mapping[int, str]) -> None:
-    """Write the tasks of ranges to files, for workers that do not list the source; see `write_handed`.
-
-    Args:
-        planned: Plan of the parts.
-        prepared: The data set.
-        places: Number of each range, and its file.
-    """
-    tasks = prepared.cut(planned.num_ranges)
-    for number, uri in places.items():
-        save_tasks(uri, planned.key, prepared.plan.listing, {i: tasks[i][2] for i in _range(planned, number)})
-
-
-def write_handed(encoder: Encoder, uri: str, key: str, directory: str) -> int:
+def write_handed(encoder: Encoder, uri: str, key: str, parts: ResumeState) -> int:
     """Write the parts of tasks that a file holds, those that are there already kept; returns the number of all.
 
     Raises:
         InputError: If an image is of another shape than the others.
     """
-    there, num_parts = storage.names_in(directory), 0
+    tasks = dict(load_tasks(uri, key))
+    there = parts.whole(map(part_name, tasks))
     with tempfile.TemporaryDirectory() as folder:
-        for number, arguments in load_tasks(uri, key):
-            num_parts += 1
-            place = _place(directory, number)
-            if _name(number) in there and is_saved(place, key):
+        for number, arguments in tasks.items():
+            if part_name(number) in there:
                 continue
             part = write_part(encoder, str(Path(folder) / "part"), *arguments)
             require_even(encoder, part)
             with open(part.path, "rb") as file:
-                save_part(place, key, part, file.read(sum(part.sizes)))
-    return num_parts
-
-
-def unwritten_ranges(planned: PartsPlan, folders: Sequence[str]) -> list[int]:
-    """Return the ranges of which a part is not there; `folders` are those of the ranges, in order."""
-    if not planned.num_parts:
-        return []
-    held = in_threads(storage.names_in, folders[0], folders)
-    return [
-        number for number, names in enumerate(held) if any(_name(part) not in names for part in _range(planned, number))
-    ]
+                parts.finish(part_name(number), part_bytes(part, file.read(sum(part.sizes))), {})
+    return len(tasks)
 
 
 class FanOutEngine:
@@ -222,34 +200,18 @@ class FanOutEngine:
 
     def write(self, prepared: Prepared, tasks: Sequence[Task], folder: Path) -> Written:
         """Yield what has become of every task, as `Engine` says."""
-        held = zip(self._folders, in_threads(storage.names_in, self._folders[0], self._folders), strict=True)
-        places = {name: storage.join(place, name) for place, names in held for name in names}
-        names = [_name(number) for number in range(len(tasks))]
-        if missing := [number for number, name in enumerate(names) if name not in places]:
-            ranges = [i for i in range(self._planned.num_ranges) if set(_range(self._planned, i)).intersection(missing)]
-            raise InputError(
-                f"{len(missing):,} of {len(tasks):,} parts are missing: expected the folders of all "
-                f"{self._planned.num_ranges} ranges, received {len(self._folders)} without what belongs to range "
-                f"{', '.join(map(str, ranges))}. Write these."
-            )
-        uris = [places[name] for name in names]
-        parts = ahead(load_part, uris[0], uris, [self._planned.key] * len(uris))
-        for (_, _, indices), (part, content) in zip(tasks, parts, strict=True):
+        folders = [ResumeState(folder) for folder in self._folders]
+        names = [part_name(number) for number in range(len(tasks))]
+        pieces = gather(folders, self._planned.key, names, self._planned.num_ranges)
+        for (_, _, indices), piece in zip(tasks, pieces, strict=True):
+            part, content = read_part(piece.uri, piece.content)
             check_part(part, content, prepared.plan.listing, indices)
             yield part, content
 
 
-def _range(planned: PartsPlan, number: int) -> range:
-    """Return the numbers of a range's parts."""
-    return Share(number, planned.num_ranges).within(planned.num_parts)
-
-
-def _name(number: int) -> str:
+def part_name(number: int) -> str:
+    """Return the name of a part's file."""
     return f"{number:06d}.npz"
-
-
-def _place(directory: str, number: int) -> str:
-    return storage.join(directory, _name(number))
 
 
 def _key(params: WriteParams, plan: DatasetPlan) -> str:

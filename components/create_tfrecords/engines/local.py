@@ -5,8 +5,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpu_components.core.sources.tasks import arguments_of
 from tpu_components.core.work.workers import in_processes
-from tpu_components.create_tfrecords.engines.tasks import arguments_of
 from tpu_components.create_tfrecords.parts import Task, Written, write_part
 from tpu_components.create_tfrecords.preparing import Prepared
 

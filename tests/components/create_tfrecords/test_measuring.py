@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.examples.images import size_of_image
 from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.create_tfrecords import WriteParams, encoders, parts, write_records
 from tpu_components.create_tfrecords.measuring import (
@@ -76,11 +75,6 @@ def test_the_measured_share_is_chosen_by_content():
     assert sum(chosen) == pytest.approx(1000, abs=100)
     assert chosen == [is_measured(identity, 0.25) for identity in identities]
     assert all(is_measured(identity, 1.0) for identity in identities)
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
-def test_the_size_of_an_image_is_read_from_its_header(encode, kind):
-    assert size_of_image(encode(size=(12, 34), kind=kind)) == (12, 34)
 
 
 def test_figures_do_not_depend_on_how_the_work_is_cut_or_how_many_are_measured_on_their_order(

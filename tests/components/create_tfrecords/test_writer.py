@@ -18,7 +18,8 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.examples.images import ImageRule, decode_pixels
+from tpu_components.core.examples.images import decode_pixels
+from tpu_components.core.examples.interface import ImageRule
 from tpu_components.core.examples.records import load_split, tensorflow
 from tpu_components.core.files import storage
 from tpu_components.create_tfrecords import WriteParams, encoders, merging, parts, plan_dataset, write_records

@@ -62,13 +62,13 @@ def test_a_range_that_is_answered_again_keeps_the_files_that_are_finished(export
 def test_what_is_missing_or_of_something_else_is_refused(export_dir, params, tmp_path):
     first, second = answer(params, export_dir, tmp_path)
     with pytest.raises(
-        InputError, match=r"2 of 3 files are missing, predictions-00001-of-00003.jsonl the first: .* received 1"
+        InputError, match=r"2 of 3 pieces are missing, predictions-00001-of-00003.jsonl the first: .* received 1"
     ):
         fan_out.merge_ranges(params, export_dir, [first], tmp_path / "merged")
     with pytest.raises(InputError, match=r"There is no range 2: expected one from 0 to 1\."):
         fan_out.answer_range(params, export_dir, tmp_path / "2", 2, 2)
     other = PredictParams(params.source, part_examples=5, num_workers=1)
-    with pytest.raises(InputError, match=r"Cannot put .*/0 together with the others: expected answers of this model"):
+    with pytest.raises(InputError, match=r"Cannot put .*/0 together with the others: expected what was begun with"):
         fan_out.merge_ranges(other, export_dir, [first, second], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
@@ -86,7 +86,7 @@ def test_the_model_the_pictures_and_the_ranges_may_be_in_a_bucket(export_dir, pa
     assert merged == alone
     assert fan_out.answer_range(there, export_dir, folders[1], 1, 2).num_kept == 2, "the model is the same one here"
 
-    with pytest.raises(InputError, match=r"Cannot write answers to gs://bucket/parts/1: expected an empty folder, or"):
+    with pytest.raises(InputError, match=r"Cannot write to gs://bucket/parts/1: expected an empty folder, or"):
         fan_out.answer_range(params, export_dir, folders[1], 1, 2)
     bucket.blob("parts/1/whole/predictions-00001-of-00003.jsonl").upload_from_string("[]")
     with pytest.raises(InputError, match=r"predictions-00001-of-00003.jsonl is damaged: expected checksum \w{8}, rec"):

@@ -18,12 +18,12 @@ from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.examples.records import encode_example, frame_record, load_split
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
 from tpu_components.core.files import storage
+from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.predict_batch import PredictParams, predict_batch, predicting
 from tpu_components.predict_batch.inputs import Reader, UnusableError
 from tpu_components.predict_batch.joining import predict_to_file
 from tpu_components.predict_batch.planning import plan_answers
-from tpu_components.predict_batch.resume_state import Begun
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.inputs import predict_inputs
 from tpu_pipelines.runs.summary import Summary
@@ -119,7 +119,7 @@ def test_a_model_that_changes_meanwhile_answers_nothing(export_dir, pictures, tm
     plan = plan_answers(PredictParams(f"images:{pictures}", num_workers=1), f"{tmp_path}/export")
     (tmp_path / "export" / "model_int8.tflite").unlink()
     with pytest.raises(InputError, match=rf"The model {tmp_path}/export has changed since its answers were planned"):
-        predicting.answer_files(plan, Begun(f"{tmp_path}/begun"), [0])
+        predicting.answer_files(plan, ResumeState(f"{tmp_path}/begun"), [0])
     assert not (tmp_path / "begun").exists()
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.generation import Alphabet
-from tpu_components.core.examples.images import ImageRule, decode_pixels
-from tpu_components.core.examples.interface import CorpusInput, ImageInput
+from tpu_components.core.examples.images import decode_pixels
+from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule
 from tpu_components.serving.exported import ExportedModel, PromptReader
 from tpu_components.serving.instances import TooLargeError, parse_image, parse_request, render_predictions
 from tpu_components.serving.kserve import parse_infer

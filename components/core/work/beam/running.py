@@ -1,14 +1,12 @@
 """A function that Beam's workers call once for each of some numbers; on Dataflow in a job that is found again."""
 
-import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.termination import Terminated
-from tpu_components.core.files import dataflow
+from tpu_components.core.work.beam.dataflow import DataflowJob, mistake_in
 from tpu_components.core.work.beam.options import DATAFLOW, as_beams_own
 
 _TERMINATED = f"{Terminated.__module__}.{Terminated.__name__}"
@@ -46,42 +44,16 @@ def call_for_each(
     created = pipeline | "Numbers" >> apache_beam.Create(numbers, reshuffle=True)
     created | "Call" >> apache_beam.Map(function, **arguments)  # Adds it to the pipeline.
     if options["runner"] == DATAFLOW:
-        _service(options).run(job, functools.partial(_submit, pipeline, options), step)
+        DataflowJob(pipeline, options, step).run()
         return
     try:
         state = pipeline.run().wait_until_finish()
     except Exception as error:  # Of a kind that each runner has for itself; a worker's own error is words in it.
         words = f"{type(error).__module__}.{type(error).__name__}: {error}"
-        if mistake := dataflow.mistake_in(words):
+        if mistake := mistake_in(words):
             raise mistake from error
         if _TERMINATED in words:  # SIGTERM while this process was the worker.
             raise Terminated from error
         raise
     if state != "DONE":
         raise PlatformError(f"The Beam job {job} has ended as {state}. Its runner says why.")
-
-
-def _service(options: Mapping[str, str]) -> dataflow.Dataflow:
-    credentials = None
-    if "no_auth" in options:
-        from google.auth.credentials import AnonymousCredentials
-
-        credentials = AnonymousCredentials()
-    return dataflow.Dataflow(
-        options["project"], options["region"], options.get("dataflow_endpoint", ""), credentials=credentials
-    )
-
-
-def _submit(pipeline: Any, options: Mapping[str, str]) -> str:
-    """Send a pipeline to Dataflow by Beam's own client; returns the job's id, or "" where there is one of its name."""
-    from apache_beam.runners.dataflow.internal.apiclient import DataflowJobAlreadyExistsError
-    from google.api_core.exceptions import GoogleAPICallError
-
-    try:
-        return str(pipeline.run().job_id())
-    except DataflowJobAlreadyExistsError:
-        return ""
-    except GoogleAPICallError as error:
-        where = f"{options['project']}, {options['region']}"
-        words = re.sub(r"^[A-Z]+ \S+: ", "", str(error.message))  # It begins with what was asked, and at which address.
-        raise dataflow.refusal(int(error.code or 500), words, where) from error

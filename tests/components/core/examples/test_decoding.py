@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tpu_components.core.examples.decoding import decode_batch
-from tpu_components.core.examples.images import ImageRule, UnreadableImageError, decode_pixels
-from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.examples.images import UnreadableImageError, decode_pixels
+from tpu_components.core.examples.interface import ImageInput, ImageRule
 
 
 @pytest.mark.parametrize("channels", [1, 3])

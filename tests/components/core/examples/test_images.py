@@ -11,14 +11,14 @@ from PIL import Image, ImageOps
 from tests.benchmarks.hostile import TIFF_TYPES, tiled_tiff
 from tpu_components.core.examples import images
 from tpu_components.core.examples.images import (
-    ImageRule,
     UnreadableImageError,
     check_encoded,
-    convert_pixels,
     decode_pixels,
     open_image,
+    read_image,
     resize_pixels,
 )
+from tpu_components.core.examples.interface import ImageRule
 
 AS_FOUND = ImageRule(None, 0)
 
@@ -90,12 +90,12 @@ def test_decode_pixels_resizes_to_height_and_width(encode, kind, mode):
 
 def test_a_jpeg_is_shrunk_by_libjpeg_to_no_less_than_is_wanted(encode):
     content = encode(size=(64, 90), kind="JPEG")
-    pixels = open_image(content, ImageRule((16, 20), 3, reduced=True), keep_size=True).decode()
+    pixels = read_image(content, ImageRule((16, 20), 3, reduced=True), keep_size=True).pixels
     expected = Image.open(io.BytesIO(content))
     expected.draft("RGB", (22, 16))  # Pillow asks libjpeg for a quarter, too.
     np.testing.assert_array_equal(pixels, np.asarray(expected))
-    assert open_image(content, ImageRule((16, 23), 3, reduced=True), keep_size=True).decode().shape == (16, 23, 3)
-    assert open_image(content, ImageRule((17, 23), 3, reduced=True), keep_size=True).decode().shape == (32, 45, 3)
+    assert read_image(content, ImageRule((16, 23), 3, reduced=True), keep_size=True).pixels.shape == (16, 23, 3)
+    assert read_image(content, ImageRule((17, 23), 3, reduced=True), keep_size=True).pixels.shape == (32, 45, 3)
 
 
 def test_how_far_a_jpeg_is_shrunk_goes_by_its_sides_once_it_is_turned(encode):
@@ -103,21 +103,21 @@ def test_how_far_a_jpeg_is_shrunk_goes_by_its_sides_once_it_is_turned(encode):
     turned[0x0112] = 6  # A quarter turn: 60×128 becomes 128×60.
     content = encode(size=(60, 128), kind="JPEG", exif=turned)
     rule = ImageRule((60, 30), 3, upright=True, reduced=True)
-    assert open_image(content, rule, keep_size=True).decode().shape == (64, 30, 3)
+    assert read_image(content, rule, keep_size=True).pixels.shape == (64, 30, 3)
     assert check_encoded(content, rule)[1] == (60, 30, 3)
 
 
 def test_resize_and_convert_leave_a_picture_that_fits_alone():
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     assert resize_pixels(pixels, (4, 4)) is pixels
-    assert convert_pixels(pixels, 3) is pixels
+    assert decode_pixels(pixels, AS_FOUND) is decode_pixels(pixels, ImageRule((4, 4), 3)) is pixels
 
 
-def test_convert_pixels_goes_from_grey_to_colour_and_back():
+def test_pixels_go_from_grey_to_colour_and_back():
     grey = np.arange(16, dtype=np.uint8).reshape(4, 4, 1)
-    colour = convert_pixels(grey, 3)
+    colour = decode_pixels(grey, ImageRule(None, 3))
     np.testing.assert_array_equal(colour, np.repeat(grey, 3, axis=2))
-    np.testing.assert_array_equal(convert_pixels(colour, 1), grey)
+    np.testing.assert_array_equal(decode_pixels(colour, ImageRule(None, 1)), grey)
 
 
 @pytest.mark.parametrize("image_size", [None, (4, 4)])
@@ -264,7 +264,7 @@ def test_an_open_image_knows_its_size_and_is_decoded_as_any(kind):
     content, rule = _file((90, 70), kind), ImageRule((8, 8), 3)
     image = open_image(content, rule, lambda: None)
     assert (image.num_pixels, image.num_bytes) == (90 * 70, len(content))
-    assert np.array_equal(image.decode(), decode_pixels(content, rule))
+    assert np.array_equal(image.decode().pixels, decode_pixels(content, rule))
 
 
 def _of_many_scans(size: int, num_scans: int) -> bytes:
@@ -307,10 +307,12 @@ def test_a_photo_is_turned_as_its_exif_says(orientation, kind):
     """Pillow's own way is the judge."""
     content = _photo(orientation, kind)
     expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("L"))[..., None]
-    turned = decode_pixels(content, ImageRule(None, 1, upright=True))
+    picture = read_image(content, ImageRule(None, 1, upright=True))
+    turned = picture.pixels
     assert turned.shape == expected.shape == ((16, 8, 1) if orientation >= 5 else (8, 16, 1))
     assert np.abs(turned.astype(int) - expected).max() <= 1
-    assert images.is_turned(content) == (orientation > 1)
+    size = turned.shape[:2] if kind == "TIFF" else (8, 16)  # Pillow tells a TIFF file's as it is to be seen.
+    assert (picture.size, picture.was_turned) == (size, orientation > 1)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +320,7 @@ def test_a_photo_is_turned_as_its_exif_says(orientation, kind):
 )
 def test_exif_is_found_whatever_stands_before_it(between):
     content = _photo(6)
-    assert images.is_turned(content[:2] + between + content[2:])
+    assert decode_pixels(content[:2] + between + content[2:], ImageRule(None, 1, upright=True)).shape == (16, 8, 1)
 
 
 def test_a_photo_stays_as_it_lies_where_that_is_asked():
@@ -328,16 +330,17 @@ def test_a_photo_stays_as_it_lies_where_that_is_asked():
 
 def test_a_turned_photo_is_stored_as_it_is_to_be_seen():
     rule = ImageRule(None, 1, upright=True)
-    content, shape, pixels = check_encoded(_photo(6), rule)
+    content, shape, picture = check_encoded(_photo(6), rule)
     assert shape == (16, 8, 1)
-    assert np.array_equal(decode_pixels(content, ImageRule(None, 1)), pixels)
+    assert np.array_equal(decode_pixels(content, ImageRule(None, 1)), picture.pixels)
     assert check_encoded(_photo(1), rule)[0] == _photo(1)
 
 
 @pytest.mark.parametrize("damage", [b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0"])
 def test_damaged_exif_turns_nothing(damage):
     content = _photo(1)
-    assert not images.is_turned(content[:2] + b"\xff\xe1" + (len(damage) + 2).to_bytes(2) + damage + content[2:])
+    damaged = content[:2] + b"\xff\xe1" + (len(damage) + 2).to_bytes(2) + damage + content[2:]
+    assert not read_image(damaged, ImageRule(None, 1, upright=True)).was_turned
 
 
 def test_a_photo_of_a_phone_names_what_reads_it(monkeypatch):

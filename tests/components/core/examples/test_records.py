@@ -14,8 +14,8 @@ from PIL import Image
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest, Shard, Split, file_crc32c
-from tpu_components.core.examples.images import ImageRule, decode_pixels
-from tpu_components.core.examples.interface import TextInput
+from tpu_components.core.examples.images import decode_pixels
+from tpu_components.core.examples.interface import ImageRule, TextInput
 from tpu_components.core.examples.records import (
     decode_image,
     decoded_bytes,

@@ -8,12 +8,12 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from tpu_components.core.examples.images import (
-    ImageRule,
     UnreadableImageError,
     decode_pixels,
     encode_png,
     resize_pixels,
 )
+from tpu_components.core.examples.interface import ImageRule
 from tpu_components.core.examples.resizing import check_resized, resize_into
 
 
@@ -38,9 +38,9 @@ def test_from_64_to_224_a_few_values_differ_from_pillows_by_two_levels():
 
 def test_check_resized_gives_a_jpeg_of_the_size_and_keeps_one_that_has_it(encode):
     content = encode(size=(40, 30), kind="JPEG")
-    stored, shape, pixels = check_resized(content, ImageRule((20, 16), 3), 92)
+    stored, shape, picture = check_resized(content, ImageRule((20, 16), 3), 92)
     assert Image.open(io.BytesIO(stored)).size == (16, 20)
-    assert shape == pixels.shape == (20, 16, 3)
+    assert shape == picture.pixels.shape == (20, 16, 3)
     assert check_resized(stored, ImageRule((20, 16), 3), 10)[0] == stored
     grey, shape, _ = check_resized(stored, ImageRule((20, 16), 1), 92)
     assert (Image.open(io.BytesIO(grey)).mode, shape) == ("L", (20, 16, 1))
@@ -53,9 +53,9 @@ def test_check_resized_gives_the_pixels_of_decode_pixels_up_to_one_level(encode,
     exif[0x0112] = orientation
     content = encode(size=(60, 128), kind=kind, exif=exif)
     rule = ImageRule((40, 33), 3, upright=True, reduced=True)
-    _, shape, pixels = check_resized(content, rule, 92)
+    _, shape, picture = check_resized(content, rule, 92)
     assert shape == (40, 33, 3)
-    assert np.abs(pixels - decode_pixels(content, rule).astype(int)).max() <= 1
+    assert np.abs(picture.pixels - decode_pixels(content, rule).astype(int)).max() <= 1
 
 
 def test_check_resized_refuses_a_truncated_file(encode):

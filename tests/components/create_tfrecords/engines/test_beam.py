@@ -29,7 +29,6 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.step import command_line
 from tpu_components.create_tfrecords import WriteParams, write_records
-from tpu_components.create_tfrecords.engines import fan_out
 from tpu_components.create_tfrecords.engines.beam import write_with_beam
 
 
@@ -155,7 +154,7 @@ def test_a_job_that_is_started_again_writes_what_is_missing(tmp_path):
     assert write(params, tmp_path / "records", temp_location=str(place)).returncode == 0
     shutil.rmtree(tmp_path / "records")
     (job,) = place.iterdir()
-    before = {path: path.stat().st_mtime_ns for path in job.rglob("*.npz")}
+    before = {path: path.stat().st_mtime_ns for path in job.glob("whole/*.npz")}
     lost = min(path for path in before)
     lost.unlink()
     done = write(params, tmp_path / "records", temp_location=str(place))
@@ -171,7 +170,7 @@ def test_a_step_that_is_ended_while_it_writes_says_so_and_keeps_its_parts(tmp_pa
     words = ["--source", "sklearn:digits", "--output", tmp_path / "records", "--engine-tasks", 20]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(beam.command(*words), stderr=subprocess.PIPE, text=True, env=environment) as step:
-        while not list(tmp_path.glob(".records.parts/*/parts/*/*.npz")):
+        while not list(tmp_path.glob(".records.parts/*/notes/*.json")):
             assert step.poll() is None
             time.sleep(0.01)
         step.terminate()
@@ -204,15 +203,3 @@ def test_a_mistake_is_one_paragraph(tmp_path, image_folder, encode):
         assert told in last
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "records").exists()
-
-
-def test_ranges_without_some_of_their_parts_are_found(tmp_path):
-    params = dataclasses.replace(images(tmp_path / "data"), engine_tasks=3, num_workers=1)
-    planned = fan_out.plan_parts(params, f"{tmp_path}/plan")
-    folders = [f"{tmp_path}/parts/{number}" for number in range(3)]
-    assert fan_out.unwritten_ranges(planned, folders) == [0, 1, 2]
-    for number in (0, 2):
-        fan_out.write_parts(params, f"{tmp_path}/plan", folders[number], number)
-    assert fan_out.unwritten_ranges(planned, folders) == [1]
-    min(Path(folders[2]).iterdir()).unlink()
-    assert fan_out.unwritten_ranges(planned, folders) == [1, 2]

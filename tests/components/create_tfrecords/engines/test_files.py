@@ -2,14 +2,13 @@
 
 import dataclasses
 import hashlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Quarantined
-from tpu_components.create_tfrecords.engines.files import is_saved, load_part, save_part
+from tpu_components.create_tfrecords.engines.files import part_bytes, read_part
 from tpu_components.create_tfrecords.parts import Part
 
 PART = Part(
@@ -37,35 +36,21 @@ def _assert_same(part, expected):
             np.testing.assert_array_equal(received, wanted)
 
 
-def test_a_part_is_read_as_it_was_saved(tmp_path):
-    path = str(tmp_path / "000003.npz")
-    save_part(path, "key", PART, b"content")
-    part, content = load_part(path, "key")
+def test_a_part_is_read_as_it_was_written():
+    part, content = read_part("a", part_bytes(PART, b"content"))
     assert content == b"content"
     _assert_same(part, PART)
 
 
-def test_a_part_of_no_example_is_read_as_it_was_saved(tmp_path):
-    path = str(tmp_path / "000000.npz")
+def test_a_part_of_no_example_is_read_as_it_was_written():
     columns = {name: getattr(PART, name)[:0] for name in _COLUMNS if name != "looks"}
     nothing = dataclasses.replace(PART, **columns, digests=b"", looks=None)
-    save_part(path, "key", nothing, b"")
-    part, content = load_part(path, "key")
+    part, content = read_part("a", part_bytes(nothing, b""))
     assert content == b""
     _assert_same(part, nothing)
 
 
-def test_only_a_whole_part_of_the_same_key_counts_as_saved(tmp_path):
-    path = str(tmp_path / "000000.npz")
-    assert not is_saved(path, "key")
-    save_part(path, "key", PART, b"content")
-    assert is_saved(path, "key")
-    assert not is_saved(path, "another")
-    with pytest.raises(InputError, match=r"expected another, received key"):
-        load_part(path, "another")
-    whole = Path(path).read_bytes()
-    for damaged in (b"", whole[:-30], whole.replace(b"content", b"c0ntent", 1)):
-        Path(path).write_bytes(damaged)
-        assert not is_saved(path, "key")
-        with pytest.raises(InputError, match=r"Cannot read the part .*000000.npz.* Run that task again"):
-            load_part(path, "key")
+@pytest.mark.parametrize("file", [b"", b"PK", part_bytes(PART, b"content")[:-30]])
+def test_what_is_no_part_is_refused(file):
+    with pytest.raises(InputError, match=r"Cannot read the part gs://b/000000.npz: .* Remove it, and run that task ag"):
+        read_part("gs://b/000000.npz", file)

@@ -12,7 +12,6 @@ from tpu_components.core.files import storage, typed_json
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.unpacking import read_arrays
-from tpu_components.create_tfrecords.parts import content_of
 
 # Labels, keys, contents and hashes of a task's examples, as `write_part` takes them.
 Arguments = tuple[list[Any], list[str], Any, np.ndarray | None]
@@ -21,30 +20,28 @@ Arguments = tuple[list[Any], list[str], Any, np.ndarray | None]
 def arguments_of(listing: Listing, indices: np.ndarray) -> Arguments:
     """Return what a worker is told of some examples, int[…]."""
     hashes = None if listing.hashes is None else listing.hashes[indices]
-    return listing.labels[indices].tolist(), *content_of(listing, indices), hashes
+    return listing.labels[indices].tolist(), *listing.held(indices), hashes
 
 
-def save_tasks(uri: str, key: str, listing: Listing, tasks: Mapping[int, np.ndarray]) -> None:
-    """Write tasks to a file, here or in a bucket, whole or not at all.
+def pack_tasks(key: str, listing: Listing, tasks: Mapping[int, np.ndarray]) -> bytes:
+    """Return tasks as a file, which `load_tasks` reads.
 
     Files and parts of files are named in it; what the listing holds itself, or has unpacked on this machine, is in it.
 
     Args:
-        uri: The file.
         key: Digest of the facts that the parts follow from.
         listing: The examples.
         tasks: Number of each part, and its examples, int[…].
     """
     arguments = arguments_of(listing, np.concatenate(list(tasks.values())))
     counts = {number: len(indices) for number, indices in tasks.items()}
-    save_arguments(uri, key, arguments, counts, isinstance(listing.spans, Spans))
+    return pack_arguments(key, arguments, counts, isinstance(listing.spans, Spans))
 
 
-def save_arguments(uri: str, key: str, arguments: Arguments, counts: Mapping[int, int], are_in_place: bool) -> None:
-    """Write what there is to know of the examples of tasks, as `save_tasks` does.
+def pack_arguments(key: str, arguments: Arguments, counts: Mapping[int, int], are_in_place: bool) -> bytes:
+    """Return what there is to know of the examples of tasks as a file, as `pack_tasks` does.
 
     Args:
-        uri: The file.
         key: Digest of the facts that the parts follow from.
         arguments: Labels, keys, contents and hashes of all examples.
         counts: Number of each part, and how many of the examples are its own.
@@ -68,7 +65,7 @@ def save_arguments(uri: str, key: str, arguments: Arguments, counts: Mapping[int
         arrays |= {"held": _as_bytes(b"".join(held)), "sizes": np.array([len(content) for content in held])}
     file = io.BytesIO()
     np.savez(file, **arrays)
-    storage.write_file(uri, file.getvalue())
+    return file.getvalue()
 
 
 def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:

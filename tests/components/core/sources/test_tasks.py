@@ -12,8 +12,8 @@ import pytest
 from tests.components.create_tfrecords.engines.cases import groups, images, numbers, texts
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.sources.spans import Span
+from tpu_components.core.sources.tasks import arguments_of, load_tasks, pack_tasks
 from tpu_components.create_tfrecords import WriteParams, plan_dataset
-from tpu_components.create_tfrecords.engines.tasks import arguments_of, load_tasks, save_tasks
 
 
 def packed(folder: Path) -> WriteParams:
@@ -48,7 +48,7 @@ def read(contents):
 def test_a_worker_gets_what_the_listing_says(tmp_path, make):
     listing = plan_dataset(make(tmp_path / "data")).listing
     uri, tasks = str(tmp_path / "00002.npz"), {7: np.array([3, 1, 8]), 8: np.array([30]), 9: np.arange(10, 20)}
-    save_tasks(uri, "key", listing, tasks)
+    Path(uri).write_bytes(pack_tasks("key", listing, tasks))
     handed = dict(load_tasks(uri, "key"))
     assert list(handed) == [7, 8, 9]
     for number, indices in tasks.items():
@@ -65,7 +65,7 @@ def test_tasks_of_something_else_or_in_pieces_are_refused(tmp_path):
     path = tmp_path / "00000.npz"
     with pytest.raises(InputError, match=r"Cannot read the tasks .*00000.npz: .*there is no such file.*run the step"):
         list(load_tasks(str(path), "key"))
-    save_tasks(str(path), "key", listing, {0: np.arange(5)})
+    path.write_bytes(pack_tasks("key", listing, {0: np.arange(5)}))
     with pytest.raises(InputError, match=r"of other data, parameters or code: expected another, received key"):
         list(load_tasks(str(path), "another"))
     path.write_bytes(path.read_bytes()[:-40])

@@ -1,0 +1,196 @@
+"""Pieces of work that are finished one by one: a folder, here or in a bucket, that whoever comes next goes on with.
+
+ROOT/begun.json       digest of everything that the pieces follow from
+ROOT/whole/NAME       a piece
+ROOT/notes/NAME.json  what is in it, and its checksum; it is written after the piece, which is finished then
+ROOT/tasks/00007.npz  where other machines do the work: all that a worker has to know of some pieces
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import google_crc32c
+
+from tpu_components.core.base import typed_values
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.partition import Share
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.work.workers import ahead, in_threads
+
+_DIGEST_FILE = "begun.json"
+
+
+class Piece(NamedTuple):
+    """A finished piece: its file, the file's content, and its note."""
+
+    uri: str
+    content: bytes
+    note: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeState:
+    """Folder of finished pieces.
+
+    Attributes:
+        root: The folder.
+    """
+
+    root: str
+
+    def holds(self, digest: str) -> bool:
+        """Return whether the folder was begun for the work of a digest."""
+        return self._digest() == digest
+
+    def begin(self, digest: str) -> None:
+        """Make the folder, or go on with it: pieces that a killed run of the same work has finished stay.
+
+        Raises:
+            InputError: If it is in a bucket, and was begun for other work; on a disk its pieces are removed then.
+        """
+        is_same = self.holds(digest)
+        if storage.is_remote(self.root):
+            if not is_same and self._digest():
+                raise InputError(
+                    f"Cannot write to {self.root}: expected an empty folder, or one that was begun with the same data, "
+                    "parameters and code, received another. Choose another folder, or remove it."
+                )
+        else:
+            storage.require_writable(Path(self.root))
+            if not is_same:
+                Path(self.root, _DIGEST_FILE).unlink(missing_ok=True)
+            for folder in (Path(self.root, name) for name in ("whole", "notes")):
+                if not is_same:
+                    shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True, exist_ok=True)
+                storage.drop_half_written(folder)
+        if not is_same:
+            storage.write_file(f"{self.root}/{_DIGEST_FILE}", json.dumps(digest).encode())
+
+    def finished(self) -> set[str]:
+        """Return the names of the pieces that are finished, by the names of the files alone."""
+        notes = (name.removesuffix(".json") for name in storage.names_in(f"{self.root}/notes"))
+        return storage.names_in(f"{self.root}/whole").intersection(notes)
+
+    def whole(self, names: Iterable[str]) -> set[str]:
+        """Return which of some pieces are finished and have their checksums."""
+        there = sorted(self.finished().intersection(names))
+        are_whole = in_threads(self.is_whole, self.root, there)
+        return {name for name, is_whole in zip(there, are_whole, strict=True) if is_whole}
+
+    def is_whole(self, name: str) -> bool:
+        """Return whether a piece is finished and has its checksum."""
+        try:
+            self.read(name)
+        except InputError:
+            return False
+        return True
+
+    def finish(self, name: str, content: bytes, note: Mapping[str, Any]) -> None:
+        """Write a piece, and last the note that says so; each appears whole or not at all."""
+        facts = {"num_bytes": len(content), "crc32c": _crc32c(content)}
+        storage.write_file(f"{self.root}/whole/{name}", content)
+        told = json.dumps({**note, "file": {**note.get("file", {}), **facts}}, ensure_ascii=False)
+        storage.write_file(f"{self.root}/notes/{name}.json", told.encode())
+
+    def note(self, name: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the note of a finished piece.
+
+        Args:
+            name: Name of the piece.
+            fields: What the note has to hold, and of which types, beside facts on the file.
+
+        Raises:
+            InputError: If it holds something else.
+        """
+        uri = f"{self.root}/notes/{name}.json"
+        try:
+            note: dict[str, Any] = typed_values.read(typed_json.decode(storage.read_bytes(uri)), Mapping[str, Any])
+            for field, kind in {"file": Mapping[str, int | str], **(fields or {})}.items():
+                typed_values.read(note[field], kind, field)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"Cannot use {uri}: expected the note of a finished piece, received something else ({error!r}). Remove "
+                f"{self.root}, and run the step again."
+            ) from error
+        return note
+
+    def read(self, name: str) -> Piece:
+        """Return a finished piece.
+
+        Raises:
+            InputError: If it is not there, or not as it was written.
+        """
+        uri, note = f"{self.root}/whole/{name}", self.note(name)
+        content, expected = storage.read_bytes(uri), note["file"].get("crc32c")
+        if (received := _crc32c(content)) != expected:
+            raise InputError(
+                f"{uri} is damaged: expected checksum {expected}, received {received}. Remove it, and run its range "
+                "again."
+            )
+        return Piece(uri, content, note)
+
+    def task(self, number: int) -> str:
+        """Return the file with what a worker has to know of some pieces."""
+        return f"{self.root}/tasks/{number:05d}.npz"
+
+    def hand_over(self, numbers: Iterable[int], pack: Callable[[int], bytes]) -> None:
+        """Write the tasks of some numbers, as `pack` gives them, where they are not there yet."""
+        there = storage.names_in(f"{self.root}/tasks")
+        missing = [number for number in numbers if f"{number:05d}.npz" not in there]
+        for _ in ahead(storage.write_file, self.root, map(self.task, missing), map(pack, missing)):
+            pass
+
+    def _digest(self) -> str:
+        try:
+            return str(typed_json.decode(storage.read_bytes(f"{self.root}/{_DIGEST_FILE}")))
+        except (OSError, ValueError):  # Also an InputError: there is none.
+            return ""
+
+
+def range_of(number: int, num_ranges: int, num_pieces: int) -> range:
+    """Return the numbers of a range's pieces.
+
+    Raises:
+        InputError: If there is no such range.
+    """
+    if not 0 <= number < num_ranges:
+        raise InputError(f"There is no range {number}: expected one from 0 to {num_ranges - 1}. Correct the number.")
+    return Share(number, num_ranges).within(num_pieces)
+
+
+def gather(folders: Sequence[ResumeState], digest: str, names: Sequence[str], num_ranges: int = 0) -> Iterator[Piece]:
+    """Return the pieces of some names, in order, from the folders that hold them.
+
+    Args:
+        folders: Folders that commands or workers have written, in any order.
+        digest: Digest of the work.
+        names: Names of the pieces.
+        num_ranges: Number of ranges that the names were divided into, for messages; 0 where it is not known.
+
+    Raises:
+        InputError: If a folder was begun for other work, or a piece is missing; later, if one is damaged.
+    """
+    if others := [folder.root for folder in folders if not folder.holds(digest)]:
+        raise InputError(
+            f"Cannot put {others[0]} together with the others: expected what was begun with the same data, parameters "
+            "and code, received something else or nothing. Run its range again."
+        )
+    finished = in_threads(ResumeState.finished, folders[0].root, folders)
+    held = {name: folder for folder, there in zip(folders, finished, strict=True) for name in there}
+    if missing := [number for number, name in enumerate(names) if name not in held]:
+        ranges = (i for i in range(num_ranges) if set(range_of(i, num_ranges, len(names))).intersection(missing))
+        without = f" without what belongs to range {', '.join(map(str, ranges))}" if num_ranges else ""
+        raise InputError(
+            f"{len(missing):,} of {len(names):,} pieces are missing, {names[missing[0]]} the first: expected the "
+            f"folders of all ranges, received {len(folders)}{without}. Run the others, and name all folders."
+        )
+    return ahead(lambda name: held[name].read(name), folders[0].root, names)
+
+
+def _crc32c(content: bytes) -> str:
+    return f"{google_crc32c.value(content):08x}"
