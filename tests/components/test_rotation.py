@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tpu_components.core.base import typed_values
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import AnyInput, ImageInput, ImageRule
 from tpu_components.create_tfrecords.encoders import ImageEncoder
 from tpu_components.serving.inputs import _decode_image
@@ -37,5 +38,5 @@ def test_models_from_before_leave_photos_as_they_lie():
     raw = {"kind": "image", "image_shape": [8, 16, 1], "encoding": "raw"}
     assert typed_values.read(raw, AnyInput, any_version=True).upright is False
     assert typed_values.read({**raw, "upright": True}, AnyInput, any_version=True).upright is True
-    with pytest.raises(TypeError, match="upright"):
+    with pytest.raises(InputError, match="upright is 'yes', expected true or false"):
         typed_values.read({**raw, "upright": "yes"}, AnyInput, any_version=True)

@@ -105,10 +105,11 @@ def check_fields(value: Any) -> None:
     """
     mistakes = Mistakes()
     for name, (kind, _) in fields_of(value.__class__).items():
-        if (allowed := allowed_by(kind)) is None:
-            continue
         held = getattr(value, name)
-        for item in held if isinstance(held, tuple) else [held]:
+        is_mapping = typing.get_origin(kind) is Mapping
+        if (allowed := allowed_by(typing.get_args(kind)[1] if is_mapping else kind)) is None:
+            continue
+        for item in held.values() if is_mapping else held if isinstance(held, tuple) else [held]:
             if item not in allowed:
                 mistakes.add(f"{name} must be {describe(allowed)}. Received: {name}={item!r}.{_nearest(item, allowed)}")
     mistakes.raise_all()
@@ -345,7 +346,9 @@ def _dataclass(raw: Mapping[str, Any], kind: type, where: str, form: _Form) -> A
     for name in wanted:
         if name in raw:
             with mistakes.kept():
-                values[name] = _read(raw[name], wanted[name], f"{where}.{name}" if where else name, nested)
+                values[name] = _read(
+                    raw[name], wanted[name], name if where in ("", "it") else f"{where}.{name}", nested
+                )
         elif needs_all or not has_default(fields[name][1]):
             mistakes.add(f"{where or 'it'} lacks the field {name!r}")
     mistakes.raise_all()

@@ -194,9 +194,9 @@ def test_a_damaged_evaluation_is_named(params, folders, name):
     [
         ({"model_name": "a/b"}, "model name 'a/b'"),
         ({"alias": "0001"}, "alias '0001'"),
-        ({"health_check_examples": 0}, "Received: 0"),
-        ({"health_check_tolerance": 0.0}, r"Received: 0\.0"),
-        ({"health_check_tolerance": float("nan")}, "Received: nan"),
+        ({"health_check_examples": 0}, "Received: health_check_examples=0"),
+        ({"health_check_tolerance": 0.0}, r"Received: health_check_tolerance=0\.0"),
+        ({"health_check_tolerance": float("nan")}, "Received: health_check_tolerance=nan"),
         (
             {"signing_key": "-----BEGIN PRIVATE KEY-----\nM"},
             r"signing_key must be the place of .*: a key itself\.$",

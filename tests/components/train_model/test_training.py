@@ -58,7 +58,7 @@ def without_validation(tmp_path_factory):
         ({"in_memory_mib": -1}, "in_memory_mib=-1"),
         ({"checkpoint_seconds": -1.0}, r"checkpoint_seconds=-1\.0"),
         ({"profile_steps": -1}, "profile_steps=-1"),
-        ({"class_weights": {"3": -1.0}}, r"class_weights must not be negative, and finite\. Received: 3=-1\.0"),
+        ({"class_weights": {"3": -1.0}}, r"class_weights must be at least 0.*Received: class_weights=-1\.0"),
         ({"learning_rate_scaling": "cubic"}, "learning_rate_scaling='cubic'"),
         ({"backend": "torch"}, "backend='torch'"),
         ({"accelerator": "npu"}, "accelerator='npu'"),

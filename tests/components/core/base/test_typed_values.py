@@ -66,11 +66,11 @@ def test_numbers_and_lists_are_read_as_people_and_kfp_write_them(raw, kind, expe
         ("yes", bool, "it is 'yes', expected true or false"),
         (None, str, "it is None, expected a text"),
         ({"rat": 1}, _Params, r"Unknown key 'rat' in it: expected one of rate, .* Did you mean 'rate'\?"),
-        ({"parts": [{}]}, _Params, r"it\.parts\[0\] lacks the field 'epochs'"),
+        ({"parts": [{}]}, _Params, r"parts\[0\] lacks the field 'epochs'"),
         (
             {"parts": [{"epochs": 0}]},
             _Params,
-            r"use it\.parts\[0\]: epochs must be at least 1\. Received: epochs=0",
+            r"use parts\[0\]: epochs must be at least 1\. Received: epochs=0",
         ),
         ({"optimizer": "adm"}, _Params, r"one of adam, sgd\. Received: optimizer='adm'\. Did you mean 'adam'\?"),
         ({"share": 1.5}, _Params, r"share must be from 0 to 1\. Received: share=1\.5\."),

@@ -9,7 +9,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import typed_json
 from tpu_components.core.registry.folder import ModelRegistry
-from tpu_components.predict_batch.resume_state import Begun
+from tpu_components.core.work.resume_state import ResumeState
 
 HOSTILE = ["[" * 100_000, "[" * 500 + "]" * 500, '"\\ud800"', '{"a": "\\udfff"}', b"\xff\xfe", '{"a":', "5", "[5]"]
 
@@ -57,7 +57,7 @@ def test_a_version_with_a_field_of_another_type_is_refused(tmp_path, field, valu
 
 @pytest.mark.parametrize("content", HOSTILE)
 def test_what_is_finished_of_predictions_is_refused_in_words(tmp_path, content):
-    begun = Begun(str(tmp_path))
+    begun = ResumeState(str(tmp_path))
     begun.begin("digest")
     begun.finish("0.csv", b"answers", {"file": {"name": "0.csv"}, "set_aside": [], "predicted": {"a": 1}})
     assert begun.note("0.csv")["predicted"] == {"a": 1}
