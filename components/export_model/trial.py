@@ -13,6 +13,7 @@ from pathlib import Path
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import Interface
+from tpu_components.core.files import storage
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.export_model.exporting import try_out
 
@@ -24,8 +25,10 @@ def main() -> None:
     training = typed_values.read(request["training"], TrainParams)
     warnings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="trial-") as work:
+        request |= {"interface": interface, "training": training}
         try:
-            try_out(**{**request, "interface": interface, "training": training}, work=Path(work), warn=warnings.append)
+            with storage.naming_faults():
+                try_out(**request, work=Path(work), warn=warnings.append)
         except InputError as mistake:
             error = str(mistake)
     print(json.dumps({"error": error, "warnings": warnings}))
