@@ -31,10 +31,11 @@ SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
 install: $(VENV)/.installed
 
-# Debian's python3 comes without ensurepip, so the system's pip installs into the environment from outside.
+# Debian's python3 comes without ensurepip, so the system's pip installs into the environment from outside. --no-deps: the
+# lock is complete, and pip before 23.3 meets a newer release of what it pins while it resolves, and refuses that.
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear --without-pip $(VENV)
-	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --require-hashes -r requirements.lock
+	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --no-deps --require-hashes -r requirements.lock
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --no-deps --no-build-isolation --editable .
 	mkdir -p $(VENV)/names
 	for name in components pipelines; do ln -sfn ../../$$name $(VENV)/names/tpu_$$name; done  # For mypy.
@@ -44,7 +45,7 @@ beam-env: $(BEAM)/.installed  ## An environment with Apache Beam, which excludes
 
 $(BEAM)/.installed: docker/beam.lock pyproject.toml
 	$(PYTHON) -m venv --clear --without-pip $(BEAM)
-	$(PYTHON) -m pip --python $(BEAM)/bin/python install --quiet --require-hashes -r docker/beam.lock
+	$(PYTHON) -m pip --python $(BEAM)/bin/python install --quiet --no-deps --require-hashes -r docker/beam.lock
 	$(PYTHON) -m pip --python $(BEAM)/bin/python install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
