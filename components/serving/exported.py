@@ -82,6 +82,16 @@ class ExportedModel:
             return tuple(zip(self.class_names, output.astype(float).tolist(), strict=True))
         return self.rank(output, top)
 
+    def summarize(self, output: np.ndarray) -> dict[str, Any]:
+        """Return the answer to one example by name, for JSON: `class` and `confidence`, `labels` or `values`."""
+        answer = self.answer(output)
+        if self.task == REGRESSION:
+            return {"values": dict(answer)}
+        if self.task == MULTI_LABEL:
+            return {"labels": dict(answer)}
+        name, confidence = answer[0]
+        return {"class": name, "confidence": confidence}
+
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
         """Return the `top` most probable classes (default: all) of float32[classes], with probabilities, best first."""
         best = np.argsort(-probabilities, kind="stable")[:top]
@@ -139,6 +149,7 @@ def _without_chatter() -> Iterator[None]:
             os.write(2, b"".join(kept))
 
 
+@_without_chatter()
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
     """Load a model from an export folder and run it once on a blank input.
 
@@ -153,11 +164,6 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         InputError: If the folder is no export, is damaged or part of a damaged version, or lacks the format.
     """
     check_folder(export_dir)
-    with _without_chatter():
-        return _load_model(export_dir, use_int8, num_threads)
-
-
-def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedModel:
     path = export_dir / EXPORT_FILE
     if not path.is_file():
         raise InputError(

@@ -128,7 +128,7 @@ def _be_nice(niceness: int) -> None:
 
 
 class NoRoomError(Exception):
-    """The bytes of all requests have reached the limit."""
+    """The bytes of all requests have reached the limit; the message is for the client."""
 
 
 class HeldBytes:
@@ -152,14 +152,19 @@ class HeldBytes:
         finally:
             hold.resize(0)
 
-    def _make_room(self, hold: "Hold") -> None:
+    def no_room(self) -> NoRoomError:
+        """Return the error of a request for which there is no room."""
+        return NoRoomError(f"The server is busy: it holds {self.total:,} bytes. Try again later.")
+
+    def _make_room(self, hold: "Hold") -> bool:
         while self.total > self.limit:
             oldest = next((other for other in self._arriving if other.num_bytes), hold)
             if oldest is hold:
-                raise NoRoomError
+                return False
             give_way = self._arriving.pop(oldest)
             oldest.resize(0)
             give_way()
+        return True
 
 
 class Hold:
@@ -176,15 +181,12 @@ class Hold:
         Raises:
             NoRoomError: If the limit would be exceeded and no other request can be rejected.
         """
-        before = self.num_bytes
+        before, self.num_bytes = self.num_bytes, num_bytes
         self._held.total += num_bytes - before
-        self.num_bytes = num_bytes
-        try:
-            self._held._make_room(self)
-        except NoRoomError:
+        if not self._held._make_room(self):
             self._held.total -= num_bytes - before
             self.num_bytes = before
-            raise
+            raise self._held.no_room()
 
     @contextlib.contextmanager
     def arriving(self, give_way: Callable[[], None]) -> Iterator[None]:

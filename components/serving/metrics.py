@@ -1,6 +1,6 @@
 """What a server has done, as Prometheus reads it: in its text format, or in OpenMetrics 1.0."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import prometheus_client
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
@@ -15,9 +15,13 @@ prometheus_client.disable_created_metrics()  # A time beside every counter, whic
 
 
 class Metrics:
-    """Counts requests by route and status, their instances, and their time."""
+    """Counts requests by route and status, their instances, and their time.
 
-    def __init__(self) -> None:
+    Args:
+        gauges: Values of the moment, by name; each is asked when the metrics are rendered.
+    """
+
+    def __init__(self, gauges: Mapping[str, Callable[[], float]]) -> None:
         self._all = CollectorRegistry()
         self._requests = Counter(
             "requests", "Requests that were answered.", ("route", "status"), _PREFIX, registry=self._all
@@ -30,7 +34,8 @@ class Metrics:
             registry=self._all,
             buckets=_SECONDS,
         )
-        self._gauges: dict[str, Gauge] = {}
+        for name, value in gauges.items():
+            Gauge(name, "Now.", namespace=_PREFIX, registry=self._all).set_function(value)
 
     def count(self, route: str, status: int, seconds: float, instances: int) -> None:
         """Count an answered request; `route` is one of a few names, never an address that a client has chosen."""
@@ -39,17 +44,8 @@ class Metrics:
         if instances:
             self._seconds.observe(seconds)
 
-    def render(self, gauges: Mapping[str, float], accepted: str = "") -> tuple[str, str]:
-        """Return all metrics as text, and the type of this content.
-
-        Args:
-            gauges: Values of this moment, by name.
-            accepted: The request's header Accept. OpenMetrics is written if it names it.
-        """
-        for name, value in gauges.items():
-            if name not in self._gauges:
-                self._gauges[name] = Gauge(name, "Now.", namespace=_PREFIX, registry=self._all)
-            self._gauges[name].set(value)
+    def render(self, accepted: str = "") -> tuple[str, str]:
+        """Return all metrics as text, and the type of this content: OpenMetrics if the header Accept names it."""
         if OPEN_METRICS in accepted:
             return openmetrics.generate_latest(self._all).decode(), openmetrics.CONTENT_TYPE_LATEST
         return prometheus_client.generate_latest(self._all).decode(), CONTENT_TYPE

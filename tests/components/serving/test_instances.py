@@ -14,8 +14,7 @@ from tpu_components.core.examples.generation import Alphabet
 from tpu_components.core.examples.images import decode_pixels
 from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule
 from tpu_components.serving.exported import ExportedModel, PromptReader
-from tpu_components.serving.instances import TooLargeError, parse_image, parse_request, render_predictions
-from tpu_components.serving.kserve import parse_infer
+from tpu_components.serving.instances import TooLargeError, parse_image, parse_infer, parse_request, render_predictions
 from tpu_components.serving.params import ServeParams
 
 LIMITS = ServeParams(max_instances=4, max_image_pixels=10_000)
