@@ -9,10 +9,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import prometheus_client
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -21,9 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.serving.batching import Batcher
 from tpu_components.serving.exported import ExportedModel
-from tpu_components.serving.fairness import FairThreads, HeldBytes, Hold, NoRoomError
 from tpu_components.serving.instances import (
     PredictRequest,
     TooLargeError,
@@ -34,9 +35,9 @@ from tpu_components.serving.instances import (
     render_infer,
     render_predictions,
 )
-from tpu_components.serving.metrics import Metrics
 from tpu_components.serving.params import ServeParams
 from tpu_components.serving.prediction_log import Content, PredictionLog
+from tpu_components.serving.scheduling import Batcher, FairThreads, HeldBytes, Hold, NoRoomError
 
 _BODY_TIMEOUT_SECONDS = 30.0
 _MAX_THREADS = 4  # Each may decode a small file to an image of `max_image_pixels`, 120 MB.
@@ -45,6 +46,12 @@ _NICENESS = 10
 _RENDERED_AT_ONCE = 100  # Probabilities.
 _CLIENT_LEFT = 499  # nginx's status for a client that has disconnected. Only the log shows it.
 _STATUSES = {InputError: 400, TooLargeError: 413, NoRoomError: 503, ClientDisconnect: _CLIENT_LEFT}
+
+_OPEN_METRICS = "application/openmetrics-text"
+_METRIC_PREFIX = "tpu_pipelines"
+_BUCKET_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+prometheus_client.disable_created_metrics()  # A time beside every counter, which nobody asked for.
 
 Answer = Callable[[Request, bytearray, Hold], Awaitable[Response]]
 
@@ -282,6 +289,45 @@ def _check_size(num_bytes: int, limit: int) -> None:
 async def _fail(request: Request, error: Exception) -> Response:
     """Respond 500 to an unexpected error; the server writes the stack trace to stderr."""
     return JSONResponse({"error": "The server failed. Its log says why."}, 500)
+
+
+class Metrics:
+    """Counts requests by route and status, their instances, and their time.
+
+    Args:
+        gauges: Values of the moment, by name; each is asked when the metrics are rendered.
+    """
+
+    def __init__(self, gauges: Mapping[str, Callable[[], float]]) -> None:
+        self._all = CollectorRegistry()
+        self._requests = Counter(
+            "requests", "Requests that were answered.", ("route", "status"), _METRIC_PREFIX, registry=self._all
+        )
+        self._instances = Counter(
+            "instances", "Instances that were answered.", namespace=_METRIC_PREFIX, registry=self._all
+        )
+        self._seconds = Histogram(
+            "predict_seconds",
+            "Time of requests with instances, from head to answer.",
+            namespace=_METRIC_PREFIX,
+            registry=self._all,
+            buckets=_BUCKET_SECONDS,
+        )
+        for name, value in gauges.items():
+            Gauge(name, "Now.", namespace=_METRIC_PREFIX, registry=self._all).set_function(value)
+
+    def count(self, route: str, status: int, seconds: float, instances: int) -> None:
+        """Count an answered request; `route` is one of a few names, never an address that a client has chosen."""
+        self._requests.labels(route, status).inc()
+        self._instances.inc(instances)
+        if instances:
+            self._seconds.observe(seconds)
+
+    def render(self, accepted: str = "") -> tuple[str, str]:
+        """Return all metrics as text, and the type of this content: OpenMetrics if the header Accept names it."""
+        if _OPEN_METRICS in accepted:
+            return openmetrics.generate_latest(self._all).decode(), openmetrics.CONTENT_TYPE_LATEST
+        return prometheus_client.generate_latest(self._all).decode(), CONTENT_TYPE_PLAIN_0_0_4
 
 
 class _AccessLog:

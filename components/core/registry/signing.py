@@ -19,15 +19,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import MODEL_FILE
 from tpu_components.core.files import storage, typed_json
-from tpu_components.core.registry.reference import (
-    EXPORT_DIR,
-    MODEL_DIR,
-    MODEL_NAME,
-    SIGNATURE_FILE,
-    VERSION_NUMBER,
-    VERSIONS_DIR,
-    version_name,
-)
+from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_DIR, SIGNATURE_FILE, version_at, version_name
 from tpu_components.core.registry.versions import VERSION_FILE, Version
 
 PASSWORD_VARIABLE = "TPU_PIPELINES_SIGNING_PASSWORD"
@@ -74,7 +66,7 @@ def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = 
     verify_folder(directory, verify_key, uri)
     verify_folder(directory / EXPORT_DIR, verify_key, uri and f"{uri}/{EXPORT_DIR}")
     place = uri or os.path.abspath(directory)
-    if name := name or _name_of_place(place):
+    if name := name or _name_at(place):
         signed = Version.load(directory).name
         if signed not in (name, ""):
             raise InputError(
@@ -170,8 +162,8 @@ def _find_version(uri: str, name: str) -> tuple[str, str]:
     """
     places = [uri.rstrip("/")] if storage.is_remote(uri) else [os.path.abspath(uri), os.path.realpath(uri)]
     for place in places:
-        if of_place := _name_of_place(version := place.removesuffix(f"/{EXPORT_DIR}")):
-            return version, name or of_place
+        if name_there := _name_at(place):
+            return place.removesuffix(f"/{EXPORT_DIR}"), name or name_there
     for place in places:
         version, _, part = place.rpartition("/")
         if part == EXPORT_DIR and (name or any(storage.exists(f"{version}/{file}") for file in _BESIDE)):
@@ -179,10 +171,10 @@ def _find_version(uri: str, name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _name_of_place(version: str) -> str:
+def _name_at(place: str) -> str:
     """Return the name of a version from its path in a registry; empty for other paths."""
-    match = re.search(f"(?:^|/)({MODEL_NAME})/{VERSIONS_DIR}/({VERSION_NUMBER})$", version)
-    return version_name(match[1], match[2]) if match else ""
+    model_name, number = version_at(place)
+    return model_name and version_name(model_name, number)
 
 
 def try_keys(signing_key: str, verify_key: str) -> None:

@@ -11,7 +11,7 @@ import uvicorn
 
 from tpu_components.serving import connections
 from tpu_components.serving.connections import Connection, Places, connection_limit
-from tpu_components.serving.server import _AcceptErrors, _Server
+from tpu_components.serving.server import _handle_error, _Server
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
@@ -313,9 +313,8 @@ def test_the_limit_leaves_files_for_everything_else(monkeypatch):
 
 
 def test_an_error_of_accepting_is_told_once(capsys):
-    tell = _AcceptErrors()
     for _ in range(1000):
         error = OSError(24, "Too many open files")
-        tell(None, {"message": "socket.accept() out of system resource", "exception": error})
+        _handle_error(None, {"message": "socket.accept() out of system resource", "exception": error})
     (line,) = capsys.readouterr().err.splitlines()
     assert "Cannot accept connections: Too many open files" in json.loads(line)["message"]

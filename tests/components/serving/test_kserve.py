@@ -11,9 +11,8 @@ from PIL import Image
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tpu_components.core.examples.interface import ImageInput
-from tpu_components.serving.application import Application
+from tpu_components.serving.application import Application, Metrics
 from tpu_components.serving.exported import ExportedModel
-from tpu_components.serving.metrics import Metrics
 from tpu_components.serving.params import ServeParams
 
 _SHAPE = ImageInput((2, 2, 1), "raw")
