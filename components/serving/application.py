@@ -138,7 +138,10 @@ class Application:
         return JSONResponse({"models": [self._name] if self._state == "ready" else []})
 
     async def _describe_server(self, request: Request) -> Response:
-        return JSONResponse({"name": "tpu-pipelines", "version": _version(), "extensions": []})
+        version = "unknown"  # In images the package is not installed.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version("tpu-pipelines")
+        return JSONResponse({"name": "tpu-pipelines", "version": version, "extensions": []})
 
     async def _describe_model(self, request: Request) -> Response:
         self._require_ready()
@@ -266,15 +269,6 @@ def _content(body: bytearray, is_image: bool) -> Sequence[Any]:
         return [{"b64": base64.b64encode(body).decode()}]
     instances: Sequence[Any] = json.loads(body)["instances"]
     return instances
-
-
-@functools.cache
-def _version() -> str:
-    """Return this package's version; "unknown" in images, where the package is not installed."""
-    try:
-        return importlib.metadata.version("tpu-pipelines")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _check_size(num_bytes: int, limit: int) -> None:
