@@ -10,9 +10,9 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tpu_components.core.base import termination
 from tpu_components.core.base.errors import InputError
@@ -21,6 +21,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.hosts import is_writer
+from tpu_components.core.step.step_inputs import params_from
 
 STEP_RECORD_FILE = "step.json"
 RUN_VARIABLE = "TPU_PIPELINES_RUN"  # The name of the run that a step is part of, for the pages that it writes.
@@ -85,3 +86,38 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
     finally:
         if is_writer():
             StepRecord(step, state, time.monotonic() - start, message, mistake).save(Path(artifact_path).parent)
+
+
+def run_component(
+    step: str,
+    work: Callable[..., Any],
+    params: type,
+    inputs: Mapping[str, Any],
+    *folders: str,
+    then: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Run a step in its KFP component, and record how it ends; returns the step's result.
+
+    Args:
+        step: Name of the step.
+        work: Its function, which takes the parameters and the paths of the artifacts.
+        params: Dataclass of its parameters.
+        inputs: Arguments of the component.
+        folders: Names of the artifacts that the step reads, and last of the one that it writes.
+        then: Takes the result and gives what is returned in its place. Without it the result is the metadata of the
+            artifact that the step writes.
+    """
+    artifacts = [inputs[name] for name in folders]
+    with step_record(step, artifacts[-1].path):
+        paths = [
+            [Path(each.path) for each in item] if isinstance(item, list) else Path(item.path) for item in artifacts
+        ]
+        result = work(params_from(inputs, params), *paths)
+        if then is not None:
+            return then(result)
+        artifacts[-1].metadata.update(dataclasses.asdict(result))
+        return result
+
+
+def _path(artifact: Any) -> Any:
+    return list(map(_path, artifact)) if isinstance(artifact, list) else Path(artifact.path)
