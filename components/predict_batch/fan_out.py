@@ -15,9 +15,8 @@ from tpu_components.core.files import storage
 from tpu_components.core.step import command_line
 from tpu_components.core.work.resume_state import ResumeState, range_of
 from tpu_components.predict_batch.params import PredictParams, PredictResult
-from tpu_components.predict_batch.planning import plan_answers
 from tpu_components.predict_batch.predicting import answer_files
-from tpu_components.predict_batch.publishing import SUMMARY_FILE, begun_beside, collect, publish
+from tpu_components.predict_batch.prediction_files import SUMMARY_FILE, collect, plan_answers, publish, state_beside
 
 _PROGRAM = "python -m tpu_components.predict_batch.fan_out"
 
@@ -44,10 +43,10 @@ def answer_range(params: PredictParams, export: str, directory: str, number: int
         InputError: If the model or the source cannot be used, there is no such range, or the folder, in a bucket, has
             answers of another model, source or parameters.
     """
-    plan, begun = plan_answers(params, export), ResumeState(directory)
-    wanted = range_of(number, num_ranges, plan.num_files)
-    begun.begin(plan.digest)
-    return AnsweredRange(len(wanted), answer_files(plan, begun, wanted))
+    plan, state = plan_answers(params, export), ResumeState(directory)
+    wanted = range_of(number, num_ranges, len(plan.names))
+    state.begin(plan.digest)
+    return AnsweredRange(len(wanted), answer_files(plan, state, wanted))
 
 
 def merge_ranges(params: PredictParams, export: str, folders: Sequence[str], directory: Path) -> PredictResult:
@@ -64,10 +63,10 @@ def merge_ranges(params: PredictParams, export: str, folders: Sequence[str], dir
             says.
     """
     storage.require_output(directory, SUMMARY_FILE)
-    plan, begun = plan_answers(params, export), begun_beside(directory)
-    begun.begin(plan.digest)
-    collect(plan, [ResumeState(folder) for folder in folders], begun)
-    return publish(plan, begun, directory)
+    plan, state = plan_answers(params, export), state_beside(directory)
+    state.begin(plan.digest)
+    collect(plan, list(map(ResumeState, folders)), state)
+    return publish(plan, state, directory)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -134,7 +134,7 @@ def _predict_with(export_dir: Path, arguments: argparse.Namespace) -> int:
 
 def _predict_to_file(export_dir: Path, arguments: argparse.Namespace) -> int:
     from tpu_components.predict_batch import PredictParams
-    from tpu_components.predict_batch.joining import form_of, predict_to_file
+    from tpu_components.predict_batch.predicting import form_of, predict_to_file
     from tpu_pipelines.runs.exports import source_to_answer
 
     source = source_to_answer(arguments.inputs)
