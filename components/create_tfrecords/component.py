@@ -6,7 +6,7 @@ from kfp import dsl
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.core.step.step_inputs import with_inputs
 
 
 @in_place_of_shell

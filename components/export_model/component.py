@@ -5,7 +5,7 @@ from typing import Any, Dict
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.core.step.step_inputs import with_inputs
 from tpu_components.export_model.params import ExportParams
 
 

@@ -5,7 +5,7 @@ from typing import Any, Dict, List
 from kfp import dsl
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.core.step.step_inputs import with_inputs
 from tpu_components.predict_batch.params import PredictParams
 
 

@@ -27,7 +27,6 @@ _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "PyYAML"} 
 _TEMPLATES = (".jinja", ".html")
 _FILE_NAME = re.compile(r"[\w./ -]{1,255}\.(?!py$)\w+")
 _JOINING = ("join", "joinpath", "Path", "PurePath")
-_READ_BYTES = 1 << 20
 _LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator)  # Most nodes of a tree; they lead to nothing.
 
 
@@ -62,14 +61,12 @@ def digest_files(files: dict[str, Path]) -> str:
     """Return the SHA-256 of files' names and contents; a missing file is other content than an empty one."""
     total = hashlib.sha256()
     for name, path in sorted(files.items()):
-        content = hashlib.sha256()
         try:
             with open(path, "rb") as file:
-                while chunk := file.read(_READ_BYTES):
-                    content.update(chunk)
-            total.update(f"{name}\0{content.hexdigest()}\n".encode())
+                content = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
-            total.update(f"{name}\0missing\n".encode())
+            content = "missing"
+        total.update(f"{name}\0{content}\n".encode())
     return total.hexdigest()
 
 

@@ -54,17 +54,21 @@ class _Lines:
             )
 
 
-class _Nothing:
-    def update(self, count: int, note: str = "") -> None:
-        pass
-
-
 class _Bar:
-    def __init__(self, step: str, total: int, unit: str, terminal: TextIO) -> None:
+    """A bar on a terminal; None shows nothing."""
+
+    def __init__(self, step: str, total: int, unit: str, terminal: TextIO | None) -> None:
         from tqdm import tqdm
 
         self._bar = tqdm(
-            total=total, desc=step, unit=f" {unit}", unit_scale=True, file=terminal, leave=False, dynamic_ncols=True
+            total=total,
+            desc=step,
+            unit=f" {unit}",
+            unit_scale=True,
+            file=terminal,
+            leave=False,
+            dynamic_ncols=True,
+            disable=terminal is None,
         )
 
     def update(self, count: int, note: str = "") -> None:
@@ -110,15 +114,9 @@ def _terminal() -> Iterator[TextIO | None]:
 @contextlib.contextmanager
 def track(step: str, total: int, unit: str) -> Iterator[Progress]:
     """Show progress through `total` items while the block runs."""
-    if is_quiet():
-        yield _Nothing()
-        return
     with _terminal() as terminal:
-        if terminal is None:
+        if terminal is None and not is_quiet():
             yield _Lines(step, total, unit)
             return
-        bar = _Bar(step, total, unit, terminal)
-        try:
+        with contextlib.closing(_Bar(step, total, unit, None if is_quiet() else terminal)) as bar:
             yield bar
-        finally:
-            bar.close()

@@ -158,12 +158,9 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     try:
         with termination.heard(), storage.naming_faults():
             result, code = work(arguments)
-    except InputError as error:
+    except (InputError, PlatformError) as error:
         print(paragraph(f"error: {error}"), file=sys.stderr)
-        return BAD_INPUT
-    except PlatformError as error:
-        print(paragraph(f"error: {error}"), file=sys.stderr)
-        return FAILED
+        return BAD_INPUT if isinstance(error, InputError) else FAILED
     except KeyboardInterrupt:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)
         return FAILED
