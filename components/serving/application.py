@@ -240,7 +240,8 @@ class Application:
         return body
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        status, message, headers = _STATUSES.get(type(error), 0), str(error) or "The client left.", {}
+        status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 500)
+        message, headers = str(error) or "The client left.", {}
         if isinstance(error, HTTPException):
             status, message, headers = error.status_code, error.detail, {**(error.headers or {})}
         if message in ("Not Found", "Method Not Allowed"):
