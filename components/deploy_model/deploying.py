@@ -6,7 +6,6 @@ import functools
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,13 @@ from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.opening import open_registry
 from tpu_components.core.registry.reference import SIGNATURE_FILE, is_on_vertex, version_name
 from tpu_components.core.registry.signing import try_keys, verify_version
-from tpu_components.core.registry.versions import RegisteredVersion, Registry, left_out_formats, model_digest
+from tpu_components.core.registry.versions import (
+    RegisteredVersion,
+    Registry,
+    VersionFacts,
+    left_out_formats,
+    model_digest,
+)
 from tpu_components.core.registry.vertex import VertexRegistry
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.deploy_model.card import read_facts, write_card
@@ -97,7 +102,7 @@ def deploy_model(
     reasons = [str(rule) for rule in evaluation.gate.reasons]
     told = read_facts(params, registry, (records_dir, model_dir, export_dir), manifest, evaluation, lineage, parent)
     card = write_card(told)
-    facts: Any = {"metrics": evaluation.metrics, "reasons": reasons, "lineage": lineage, "parent": parent, "card": card}
+    facts = VersionFacts(metrics=evaluation.metrics, reasons=reasons, lineage=lineage, parent=parent, card=card)
     version: RegisteredVersion
     if target:
         version = target.register(model_dir, export_dir, **facts)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from tpu_components.core.registry.signing import public_key_text
 from tpu_components.core.registry.versions import (
     CARD_FILE,
     RegisteredVersion,
+    VersionFacts,
     describe_file,
     model_digest,
     short_digest,
@@ -79,17 +80,7 @@ class VertexTarget:
 
     # Registering
 
-    def register(
-        self,
-        model_dir: Path,
-        export_dir: Path,
-        *,
-        metrics: Mapping[str, float],
-        reasons: Sequence[str],
-        lineage: Mapping[str, Any],
-        parent: str = "",
-        card: str = "",
-    ) -> VertexVersion:
+    def register(self, model_dir: Path, export_dir: Path, **facts: Unpack[VersionFacts]) -> VertexVersion:
         """Add a version, or return the existing version with this content. Arguments as in `ModelRegistry.register`.
 
         If the content was uploaded twice, at the same time or after a lost response, the older version is kept.
@@ -98,7 +89,6 @@ class VertexTarget:
             InputError: If the service or the bucket refuses.
         """
         registry, digest = self._registry, version_digest(model_dir, export_dir)
-        facts = {"metrics": metrics, "reasons": reasons, "lineage": lineage, "parent": parent, "card": card}
         store = functools.cache(lambda: self._store(digest, model_dir, export_dir, facts))
 
         def find() -> VertexVersion | None:
@@ -126,7 +116,7 @@ class VertexTarget:
         key = self._params.encryption_key
         return {"encryption_spec": {"kms_key_name": key}} if key else {}
 
-    def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: Mapping[str, Any]) -> str:
+    def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: VersionFacts) -> str:
         """Copy a version's files to the artifacts folder; returns their URI, which is derived from the content.
 
         For a signed version the URI is derived from the signature, so that two concurrent writers do not mix files.
@@ -134,13 +124,13 @@ class VertexTarget:
         uri = f"{self._params.artifacts_uri.rstrip('/')}/{self._registry.model_name}/{digest[:32]}"
         with tempfile.TemporaryDirectory(prefix="version-") as folder:
             name, key = self._registry.model_name, self._params.signing_key
-            fill_version(Path(folder), model_dir, export_dir, name=name, **facts, signing_key=key)
+            fill_version(Path(folder), model_dir, export_dir, name, key, **facts)
             if key:
                 uri += f"-{describe_file(Path(folder) / SIGNATURE_FILE)['sha256'][:8]}"
             storage.upload(Path(folder), uri)
         return uri
 
-    def _upload(self, uri: str, digest: str, model: str, facts: Mapping[str, Any]) -> None:
+    def _upload(self, uri: str, digest: str, model: str, facts: VersionFacts) -> None:
         """Add a version, or a model with its first version.
 
         https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models/upload
@@ -149,13 +139,13 @@ class VertexTarget:
         key = public_key_text(self._params.verify_key)
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items())
         described = f"{metrics}; {'; '.join(facts['reasons'])}"
-        if facts["card"]:
+        if facts.get("card"):
             described = f"{uri}/{CARD_FILE}; {described}"
         # Always set all labels: a version inherits missing labels from the model.
         labels = {
             DIGEST_LABEL: as_label(digest),
             MODEL_LABEL: as_label(model),
-            PARENT_LABEL: facts["parent"],
+            PARENT_LABEL: facts.get("parent", ""),
             "tpu_pipelines_data": as_label(lineage.get("dataset", {}).get("fingerprint", "")),
             "tpu_pipelines_run": re.sub(r"[^a-z0-9_-]", "-", str(lineage.get("run", "")).lower())[:63],
             "tpu_pipelines_code": short_digest(lineage.get("code")),

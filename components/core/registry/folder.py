@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError, did_you_mean
@@ -31,6 +31,7 @@ from tpu_components.core.registry.versions import (
     VERSION_FILE,
     Move,
     Version,
+    VersionFacts,
     check_promotable,
     describe_file,
     digest_listing,
@@ -144,16 +145,7 @@ class ModelRegistry:
         return None
 
     def register(
-        self,
-        model_dir: Path,
-        export_dir: Path,
-        *,
-        metrics: Mapping[str, float],
-        reasons: Sequence[str],
-        lineage: Mapping[str, Any],
-        parent: str = "",
-        card: str = "",
-        signing_key: str = "",
+        self, model_dir: Path, export_dir: Path, *, signing_key: str = "", **facts: Unpack[VersionFacts]
     ) -> Version:
         """Add a version, or return the existing version with this content. No alias moves.
 
@@ -162,12 +154,8 @@ class ModelRegistry:
         Args:
             model_dir: Folder that train_model wrote.
             export_dir: Folder that export_model wrote.
-            metrics: Scalar metrics by name.
-            reasons: Reasons of the gate.
-            lineage: Origin of the model.
-            parent: Version that the model was compared with.
-            card: Text of the model card; empty for none.
             signing_key: File of the private key to sign the version with; empty leaves it unsigned.
+            facts: What is recorded with the version.
         """
         digest = version_digest(model_dir, export_dir)
         storage.require_writable(self.directory)
@@ -179,18 +167,8 @@ class ModelRegistry:
             moved = {move.version for moves in self._read_aliases().values() for move in moves}
             number = f"{max([0, *map(int, {*moved, *self.numbers()})]) + 1:04d}"  # Deleted versions keep their numbers.
             with storage.staged_directory(self._versions_dir / number) as staged:
-                fill_version(
-                    staged,
-                    model_dir,
-                    export_dir,
-                    name=version_name(self.model_name, number),
-                    metrics=metrics,
-                    reasons=reasons,
-                    lineage=lineage,
-                    parent=parent,
-                    card=card,
-                    signing_key=signing_key,
-                )
+                name = version_name(self.model_name, number)
+                fill_version(staged, model_dir, export_dir, name, signing_key, **facts)
             return self.version(number)
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
@@ -200,8 +178,7 @@ class ModelRegistry:
             number: Number of the version.
             alias: Alias to move, for example `champion`.
             reason: Reason of the move.
-            champion: Digest of the champion that the model was compared with, empty if there was none; None if it was
-                compared with a version that did not have the alias.
+            champion: See `check_promotable`.
 
         Returns:
             The move that gave the version this alias.
@@ -309,23 +286,13 @@ class ModelRegistry:
 
 
 def fill_version(
-    directory: Path,
-    model_dir: Path,
-    export_dir: Path,
-    *,
-    name: str,
-    metrics: Mapping[str, float],
-    reasons: Sequence[str],
-    lineage: Mapping[str, Any],
-    parent: str,
-    card: str = "",
-    signing_key: str = "",
+    directory: Path, model_dir: Path, export_dir: Path, name: str, signing_key: str, **facts: Unpack[VersionFacts]
 ) -> None:
     """Write the files of a version and its version.json. Arguments as in `register`; `name` is `Version.name`."""
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)
-    if card:
-        storage.write_bytes(directory / CARD_FILE, card.encode())
+    if facts.get("card"):
+        storage.write_bytes(directory / CARD_FILE, facts["card"].encode())
     files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
     listed = {file: describe_file(path) for file, path in files.items() if file not in UNLISTED}
     version = Version(
@@ -334,10 +301,10 @@ def fill_version(
         content_digest=version_digest(model_dir, export_dir),
         model_digest=model_digest(model_dir),
         created=now(),
-        parent=parent,
-        metrics=metrics,
-        reasons=list(reasons),
-        lineage=lineage,
+        parent=facts.get("parent", ""),
+        metrics=facts["metrics"],
+        reasons=list(facts["reasons"]),
+        lineage=facts["lineage"],
         files=listed,
         name=name,
     )

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, NotRequired, Protocol, Self, TypedDict
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
@@ -192,6 +192,24 @@ class Move:
     by: str
     reason: str
     time: str = dataclasses.field(default_factory=now)
+
+
+class VersionFacts(TypedDict):
+    """What is recorded with a new version beside its files.
+
+    Attributes:
+        metrics: Scalar metrics by name.
+        reasons: Reasons of the gate.
+        lineage: Origin of the model.
+        parent: Version that the model was compared with; left out if there was none.
+        card: Text of the model card; left out for none.
+    """
+
+    metrics: Mapping[str, float]
+    reasons: Sequence[str]
+    lineage: Mapping[str, Any]
+    parent: NotRequired[str]
+    card: NotRequired[str]
 
 
 class RegisteredVersion(Protocol):

@@ -156,12 +156,7 @@ class VertexRegistry:
         The alias `champion` moves the service's own alias `default` too, so that clients get the champion by default.
         The service has no conditional move, so another process may move the alias between our check and our move.
 
-        Args:
-            number: Number of the version.
-            alias: Alias to move, for example `champion`.
-            reason: Reason of the move.
-            champion: Digest of the champion that the model was compared with, empty if there was none; None if it was
-                compared with a version that did not have the alias.
+        Arguments as in `ModelRegistry.promote`.
 
         Raises:
             InputError: If the alias has moved since the comparison.
