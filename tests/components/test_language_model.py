@@ -20,7 +20,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.create_tfrecords import write_records
-from tpu_components.deploy_model import DeployParams, deploy_model, deploying, health_check
+from tpu_components.deploy_model import DeployParams, deploy_model, health_check
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 from tpu_components.evaluate_model.language_model import compute_language_metrics, score_outputs
 from tpu_components.export_model import ExportParams, export_model
@@ -265,7 +265,7 @@ def _answer_here(command, **_):
 
 
 def test_the_health_check_sees_an_export_that_answers_otherwise_than_was_evaluated(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(deploying.subprocess, "run", _answer_here)  # Where TensorFlow is imported already.
+    monkeypatch.setattr(health_check.subprocess, "run", _answer_here)  # Where TensorFlow is imported already.
     shutil.copytree(folder / "evaluation", tmp_path / "evaluation")
     with np.load(tmp_path / "evaluation" / "predictions.npz") as stored:
         arrays = dict(stored)
