@@ -1,4 +1,4 @@
-"""One file of predictions: its examples read, answered and written by a worker process."""
+"""Predictions of one file: a worker process reads its examples, predicts and writes them."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from tpu_components.predict_batch.inputs import Reader, UnusableError, read_fram
 from tpu_components.predict_batch.params import PARQUET, PredictParams
 from tpu_components.serving.exported import BATCH_SIZE, ExportedModel, load_model
 
-# A model answers one thread at a time, and a worker of Beam's may have several.
+# A model is not thread-safe, and a worker of Beam may have several threads.
 _ANSWERING = threading.Lock()
 
 
@@ -59,10 +59,10 @@ def digest_model(export_dir: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> ExportedModel:
-    """Return the model that this process answers with, loaded once.
+    """Return the model of this process, loaded once.
 
     Raises:
-        InputError: If it is another one than the files were planned for.
+        InputError: If the model has changed since the files were planned.
     """
     with tempfile.TemporaryDirectory() as folder:
         here = storage.localize(export, Path(folder))
@@ -82,7 +82,7 @@ def answer_part(
     state: ResumeState,
     name: str,
 ) -> None:
-    """Write the predictions of a run of examples as a file of some name, with `kept` beside each."""
+    """Write the predictions of consecutive examples as the file `name`, with the values `kept` of each."""
     with _ANSWERING:
         model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)
     reader, aside = Reader(model, work.root, work.stored), list[dict[str, Any]]()
@@ -107,10 +107,7 @@ def _read_all(
     kept: Sequence[dict[str, Any]],
     aside: list[dict[str, Any]],
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield the name of each example that can be read with what is kept of it, and what the model takes.
-
-    `aside` gets the others.
-    """
+    """Yield name and kept values of each readable example, and its input of the model; `aside` gets the others."""
 
     def read(key: str, content: Any) -> tuple[str, np.ndarray] | str:
         try:
@@ -119,7 +116,7 @@ def _read_all(
             return str(error)
 
     results: Iterator[tuple[str, np.ndarray] | str]
-    if reader.stored is not None:  # Read in large pieces, for which no thread has to wait.
+    if reader.stored is not None:  # Records are read in large pieces, so that threads would not help.
         results = map(read, keys, read_frames(reader.root, keys))
     else:
         held = itertools.repeat(None) if contents is None else contents

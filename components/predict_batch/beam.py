@@ -1,7 +1,7 @@
-"""Files of predictions as a pipeline of Apache Beam, on any of its runners: each worker answers some of them.
+"""Predictions as a pipeline of Apache Beam, on any runner: each worker writes some of the files.
 
-TEMP/JOB          tasks and finished files, as `resume_state` says: this process lists the source, and no worker does
-TEMP/JOB/export   the model, of which a folder in a bucket has a copy for workers elsewhere
+TEMP/JOB          tasks and finished files, see `resume_state`: only this process lists the source
+TEMP/JOB/export   copy of a local model, for workers on other machines
 """
 
 import dataclasses
@@ -20,25 +20,25 @@ from tpu_components.predict_batch.prediction_files import STEP, Plan, collect, f
 
 
 def options_of(params: PredictParams, export: str) -> dict[str, str]:
-    """Return the options of the pipeline with the runner among them.
+    """Return the options of the pipeline, completed by the runner.
 
     Raises:
-        InputError: If Beam is not installed, does not know one of them, or a runner on other machines lacks one.
+        InputError: If Beam is not installed, an option is unknown, or the runner needs another option.
     """
     reads = {"the source": location_of(params.source), "the model": export if storage.is_remote(export) else ""}
     return complete(params.beam_options, reads)
 
 
 def answer_with_beam(plan: Plan, options: Mapping[str, str], state: ResumeState) -> None:
-    """Have the files that are not there yet written by the workers of a Beam runner.
+    """Write the missing files by the workers of a Beam runner.
 
     Args:
         plan: Plan of the files.
-        options: Options of the pipeline, complete.
-        state: Folder that gets them.
+        options: Completed options of the pipeline.
+        state: Resume state that gets the files.
 
     Raises:
-        InputError: If a worker met a user's mistake, or the runner refuses its options.
+        InputError: If a worker reports a mistake of the user, or the runner refuses the options.
         PlatformError: If the runner's job fails.
     """
     job = f"tpu-pipelines-answers-{plan.digest[:16]}"
@@ -70,7 +70,7 @@ def answer_file(number: int, work: Work, place: str, digest: str, num_files: int
         number: Number of the file.
         work: What every worker needs to know.
         place: Folder of the job.
-        digest: Digest of all that decides what the files hold.
+        digest: Digest of the plan.
         num_files: Number of files.
     """
     state, name = ResumeState(place), file_name(number, num_files, work.params.form)

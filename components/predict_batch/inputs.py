@@ -1,4 +1,4 @@
-"""The examples to answer: those of a source, with labels or without, or those that create_tfrecords wrote."""
+"""Examples to predict: of a source, with or without labels, or of the records of create_tfrecords."""
 
 import bisect
 import dataclasses
@@ -28,7 +28,7 @@ RECORDS = "records"
 
 
 class UnusableError(Exception):
-    """An example that is to be set aside; the message is the reason."""
+    """The example cannot be used and is set aside; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Inputs:
     """The examples of a source, in an order that does not depend on the file system.
 
     Attributes:
-        keys: Name of each; of records their places, since the names stand in them.
+        keys: Name of each example; for records their places, since the records contain the names.
         version: Digest that changes with the content.
-        contents: Function that gives the contents of some, int[…]; None where they are to be read below `root`.
-        are_in_place: Whether contents that are parts of files are of the source's, and not unpacked on this machine.
+        contents: Function that returns the contents of examples, int[…]; None if they are files below `root`.
+        are_in_place: Whether contents that are parts of files are in files of the source, and not unpacked here.
         root: Folder that keys are relative to.
         stored: Input as records hold it; None for every other source.
-        kept: Values of each example that stand beside its answer, by name: its `id`, and the columns to keep.
+        kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
         types: Arrow's names of the types of these values.
     """
 
@@ -57,7 +57,7 @@ class Inputs:
 
 
 def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
-    """List the examples that a model is to answer.
+    """List the examples to predict.
 
     Raises:
         InputError: If the source is unknown, empty or malformed, or holds what the model does not take.
@@ -120,7 +120,7 @@ def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
 
 
 def location_of(source: str) -> str:
-    """Return where the examples are, here or in a bucket; empty where they come with a library.
+    """Return the place of the examples, local or in a bucket; empty if they come with a library.
 
     Raises:
         InputError: If there is no such kind of source.
@@ -143,7 +143,7 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Turns contents into what a model takes.
+    """Converts contents to inputs of a model.
 
     Attributes:
         model: The model.
@@ -156,10 +156,10 @@ class Reader:
     stored: AnyInput | None
 
     def read(self, key: str, content: Any) -> tuple[str, np.ndarray]:
-        """Return an example's name, and dtype[*shape] as the model takes it.
+        """Return the name of an example and its input of the model, dtype[*shape].
 
         Raises:
-            UnusableError: If it is to be set aside.
+            UnusableError: If it cannot be used.
         """
         try:
             content = read_content(self.root, key, content)
@@ -186,7 +186,7 @@ class Reader:
             raise UnusableError(f"no record of create_tfrecords: {error!r}") from error
 
     def _read(self, content: Any) -> np.ndarray:
-        """Read a text, an image file or an array's element, as create_tfrecords reads what a model is trained on."""
+        """Read a text, an image file or an element of an array in the same way as for training."""
         if isinstance(self.model.reader, Tokenizer):
             return self.model.reader.encode_stored(content).ids
         assert isinstance(self.model.input, ImageInput)
@@ -194,7 +194,7 @@ class Reader:
 
 
 class Places(Sequence[str]):
-    """Places of all records of some shards, in their order; no more is in memory than the shards.
+    """Places of all records of shards, in order; computed, so that only the list of shards is in memory.
 
     Args:
         shards: The shards.
@@ -218,7 +218,7 @@ class Places(Sequence[str]):
 
 
 def read_frames(root: str, places: Iterable[str]) -> Iterator[bytes]:
-    """Yield the records at some places, each with its frame; of a shard some megabytes at a time are in memory.
+    """Yield the records at places, each with its frame; a few megabytes of a shard at a time are in memory.
 
     Args:
         root: Folder of the shards, here or in a bucket.
@@ -233,7 +233,7 @@ def read_frames(root: str, places: Iterable[str]) -> Iterator[bytes]:
 
 
 def _read(path: str, numbers: Sequence[int]) -> Iterator[bytes]:
-    """Yield the records of a shard that have some numbers, which grow."""
+    """Yield the records of a shard with these numbers, which are in ascending order."""
     with storage.open_file(path) as file:
         spans, following = find_records(file), 0
         for number in numbers:

@@ -1,4 +1,4 @@
-"""Every example of a source answered once: in files that a restart goes on with, or in one file for a person."""
+"""Predicts every example of a source once: to a folder of files that a restart continues, or to a single file."""
 
 import dataclasses
 import os
@@ -27,19 +27,19 @@ from tpu_components.predict_batch.prediction_files import (
 
 
 def predict_batch(params: PredictParams, export: str | Path, directory: Path) -> PredictResult:
-    """Answer every example of a source once with an exported model.
+    """Predict every example of a source once with an exported model.
 
-    A file of `part_examples` predictions is finished at a time, in a hidden folder beside `directory`. A run of the
-    same model on the same source goes on there, and leaves the same bytes as one that nobody has killed.
+    Finished files of `part_examples` predictions are kept in a hidden folder beside `directory`. After a killed run, a run
+    of the same model on the same source continues there and writes the same bytes.
 
     Args:
-        params: Source to read, the form to write, and the engine that does it.
-        export: Folder that export_model wrote, here or in a bucket.
-        directory: Folder to write; appears whole or not at all. Predictions that it already holds are replaced.
+        params: Source, format and engine.
+        export: Folder that export_model wrote, local or in a bucket.
+        directory: Folder to write; appears whole or not at all. Existing predictions are replaced.
 
     Raises:
-        InputError: If the model or the source cannot be used, no example can be read, or `directory` holds something
-            else.
+        InputError: If the model or the source cannot be used, no example can be read, or `directory` contains other
+            files.
         PlatformError: If a Beam runner's job fails.
     """
     storage.require_output(directory, SUMMARY_FILE)
@@ -55,7 +55,7 @@ def predict_batch(params: PredictParams, export: str | Path, directory: Path) ->
 
 
 def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:
-    """Write those of some files that are not there yet, in worker processes; returns how many were there."""
+    """Write the missing ones of the wanted files, in worker processes; returns the number of existing ones."""
     finished = state.whole(plan.names[number] for number in wanted)
     missing = [number for number in wanted if plan.names[number] not in finished]
     num_workers = max(1, min(plan.params.num_workers or os.cpu_count() or 1, len(missing)))
@@ -73,10 +73,10 @@ def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:
 
 
 def form_of(file: Path) -> str:
-    """Return the form that a file's name asks for.
+    """Return the format of a file by its suffix.
 
     Raises:
-        InputError: If its suffix is none of them.
+        InputError: If the suffix is unknown.
     """
     form = file.suffix.removeprefix(".").lower()
     if form not in FORMS:
@@ -85,10 +85,10 @@ def form_of(file: Path) -> str:
 
 
 def predict_to_file(params: PredictParams, export_dir: Path, file: Path) -> tuple[PredictResult, Path | None]:
-    """Answer every example of a source once, in one file, which appears whole or not at all; see `predict_batch`.
+    """Predict every example of a source once, to one file, which appears whole or not at all; see `predict_batch`.
 
     Returns:
-        The counts; and the file beside it that says what was set aside and why, where something was.
+        The counts, and the file beside it with the examples that were set aside; None if there are none.
     """
     storage.require_writable(file.parent)
     if file.is_dir():

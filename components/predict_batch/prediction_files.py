@@ -30,14 +30,14 @@ _NOTE = {"set_aside": list[Mapping[str, Any]], "predicted": Mapping[str, int]}  
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The examples to answer, and the files that hold the answers; the same for all who answer some of them.
+    """Examples to predict and the files of predictions; the same for all workers.
 
     Attributes:
         params: Source to read, and the form to write.
         work: What every worker needs to know.
         model: The model.
         inputs: The examples.
-        digest: Digest of all that decides what the files hold.
+        digest: Digest of everything that the content of the files depends on.
         names: Name of each file.
     """
 
@@ -49,12 +49,12 @@ class Plan:
     names: Sequence[str]
 
     def examples(self, number: int) -> range:
-        """Return the places of a file's examples."""
+        """Return the indices of the examples of a file."""
         size = self.params.part_examples
         return range(number * size, min((number + 1) * size, len(self.inputs.keys)))
 
     def contents(self, number: int) -> tuple[list[str], Any, list[dict[str, Any]]]:
-        """Return the keys of a file's examples, their contents as `Inputs` says, and what is kept of each."""
+        """Return keys, contents (see `Inputs`) and kept values of the examples of a file."""
         some = np.arange(self.examples(number).start, self.examples(number).stop)
         columns = [pick(values, some) for values in self.inputs.kept.values()]
         kept = [dict(zip(self.inputs.kept, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -72,7 +72,7 @@ def file_name(number: int, num_files: int, form: str) -> str:
 
 
 def plan_answers(params: PredictParams, export: str) -> Plan:
-    """List the examples that a model is to answer, and name the files.
+    """List the examples to predict, and name the files.
 
     Raises:
         InputError: If the model or the source cannot be used.
@@ -93,20 +93,20 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
 
 
 def state_beside(directory: Path) -> ResumeState:
-    """Return the hidden folder of what is finished of a folder to come."""
+    """Return the resume state of an output folder, in a hidden folder beside it."""
     return ResumeState(str(directory.parent / f".{directory.name}.begun"))
 
 
 def collect(plan: Plan, folders: Sequence[ResumeState], state: ResumeState) -> None:
-    """Copy the files that others have finished.
+    """Copy files that other workers have finished.
 
     Args:
         plan: Plan of the files.
-        folders: Folders with them, in any order.
-        state: Folder that gets those that it has not.
+        folders: Resume states with the files, in any order.
+        state: Resume state that gets the files that it lacks.
 
     Raises:
-        InputError: If one is missing, damaged, or of another model, source, parameters or code.
+        InputError: If a file is missing, damaged, or of another model, source, parameters or code.
     """
     finished = state.finished()
     wanted = [name for name in plan.names if name not in finished]
@@ -115,7 +115,7 @@ def collect(plan: Plan, folders: Sequence[ResumeState], state: ResumeState) -> N
 
 
 def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
-    """Write what was set aside and what the files hold, and let the folder appear; the resume state is removed.
+    """Write `set_aside.jsonl` and `predictions.json`, publish the folder, and remove the resume state.
 
     Raises:
         InputError: If no example could be read.

@@ -14,12 +14,12 @@ _OF_TYPING = {name: getattr(typing, name) for name in ("Any", "Dict", "List")}
 
 
 def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
-    """Build a Params dataclass from those inputs that are named like its fields.
+    """Build a Params dataclass from the inputs with the names of its fields.
 
     Args:
-        inputs: A component's arguments by name; what is no field (its artifacts) is left alone.
-        params: The dataclass; a field that is a dataclass itself is built from a mapping, or from `inputs` where none
-            has its name.
+        inputs: Arguments of a component by name; other names, for example of artifacts, are ignored.
+        params: The dataclass. A field that is a dataclass is built from the mapping of its name, or from `inputs` if
+            there is none.
 
     Raises:
         InputError: If a value is of another type, or `params` refuses it.
@@ -43,10 +43,10 @@ def _named_like(inputs: Mapping[str, Any], params: Any) -> dict[str, Any]:
 
 
 def with_inputs(params: type) -> Callable[[Any], Any]:
-    """Return a decorator that writes an input for every field of a Params dataclass in place of `**inputs: Any`.
+    """Return a decorator that replaces `**inputs: Any` by an input for every field of a Params dataclass.
 
-    KFP takes a component's inputs from the signature of its function, and the container runs the function's source: so
-    the signature is written into the source, which is what KFP finds.
+    KFP reads the inputs of a component from the signature of its function, and the container runs the source of the
+    function. So the decorator writes the signature into the source that KFP finds.
     """
 
     def write(function: Any) -> Any:
@@ -63,7 +63,7 @@ def with_inputs(params: type) -> Callable[[Any], Any]:
 
 
 def _inputs(params: type) -> list[str]:
-    """Return the inputs as Python writes them in a signature, with their types and defaults."""
+    """Return the inputs as source of a signature, with types and defaults."""
     texts = []
     for name, (kind, field) in fields_of(params).items():
         text = f"{name}: {_type(kind)}"
@@ -77,7 +77,7 @@ def _inputs(params: type) -> list[str]:
 
 
 def _type(kind: Any) -> str:
-    """Return a type by a name that KFP knows."""
+    """Return the name of a type that KFP accepts."""
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _type(items[0])
