@@ -29,8 +29,8 @@ from tpu_components.predict_batch.prediction_files import (
 def predict_batch(params: PredictParams, export: str | Path, directory: Path) -> PredictResult:
     """Predict every example of a source once with an exported model.
 
-    Finished files of `part_examples` predictions are kept in a hidden folder beside `directory`. After a killed run, a run
-    of the same model on the same source continues there and writes the same bytes.
+    Finished files of `part_examples` predictions are kept in a hidden folder beside `directory`. After a killed run, a
+    run of the same model on the same source continues there and writes the same bytes.
 
     Args:
         params: Source, format and engine.
