@@ -82,6 +82,16 @@ class Generation:
     ici_bytes_per_second: float | None = None
     sources: Mapping[str, Source] = dataclasses.field(default_factory=dict, hash=False, repr=False)
 
+    @property
+    def device_peak_flops(self) -> float:
+        """Peak bfloat16 operations per second of a JAX device."""
+        return self.peak_bf16_flops / self.devices_per_chip
+
+    @property
+    def device_bytes_per_cycle(self) -> float:
+        """Bytes that the memory of a JAX device moves in a cycle of the clock."""
+        return self.hbm_bytes_per_second / self.devices_per_chip / self.clock_hz
+
 
 @dataclasses.dataclass(frozen=True)
 class Host:

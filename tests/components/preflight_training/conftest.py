@@ -13,7 +13,6 @@ from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.preflight_training import sandbox
 from tpu_components.preflight_training.compiler import Compilation, Outcome, Task
-from tpu_components.preflight_training.estimate import bytes_per_cycle
 from tpu_components.train_model import TrainParams
 
 DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)
@@ -39,14 +38,14 @@ def make_compilation(machine: str = "v5e-1", batch_size: int = 8) -> Compilation
         one.libtpu_topology,
         one.chips_per_host_bounds or (),
         one.devices,
-        bytes_per_cycle(one.generation),
+        one.generation.device_bytes_per_cycle,
         batch_size,
     )
 
 
 def compile_one(task: Task, cache_dir: Path, limits: sandbox.Limits = LIMITS, **of_compilation: Any) -> Outcome:
     """What comes of one compilation."""
-    ((outcome, _),) = sandbox.compile_all(task, [make_compilation(**of_compilation)], limits, cache_dir)
+    (outcome,) = sandbox.compile_all(task, [make_compilation(**of_compilation)], limits, cache_dir)
     return outcome
 
 

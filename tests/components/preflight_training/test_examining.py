@@ -12,7 +12,7 @@ from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import PaidMachine, parse_machine
 from tpu_components.preflight_training import PreflightParams, examining, preflight_training
 from tpu_components.preflight_training.data import DataFacts, HostRate
-from tpu_components.preflight_training.examining import examine
+from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.params import timeout_seconds
 from tpu_components.train_model import TrainParams
 
@@ -23,12 +23,20 @@ _PARAMS = PreflightParams(TrainParams(DENSE, batch_size_per_replica=32, epochs=3
 _DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 24))
 
 
+@pytest.fixture(autouse=True)
+def one_compilation(monkeypatch, request):
+    """Spare the compilations for the largest batch, where a test does not ask for it."""
+    if "largest" not in request.node.name:
+        for name in ("estimate_largest_batch", "find_largest_batch"):
+            monkeypatch.setattr(examining, name, lambda *_: None)
+
+
 def _examine(cache_dir, data=_DATA, **changes):
     of_training = {name: changes.pop(name) for name in tuple(changes) if hasattr(_PARAMS.training, name)}
     paid = PaidMachine(changes.pop("machine", "v5e-1"))
     training = dataclasses.replace(_PARAMS.training, **of_training)
     params = dataclasses.replace(_PARAMS, training=training, paid=paid, **changes)
-    (report,) = examine(params, data, [paid], cache_dir).machines
+    (report,) = Examination(params, [paid], cache_dir).report(data).machines
     return report
 
 
@@ -110,12 +118,11 @@ def test_data_that_do_not_fit_beside_the_model_are_handed_over(cache_dir):
     large = dataclasses.replace(_DATA, num_examples=200_000_000, decoded_bytes=200_000_000 * 64)
     report = _examine(cache_dir, large, residency="auto", in_memory_mib=1 << 20)
     assert (report.verdict, report.is_resident) == ("fits", False)
-    # One example: no smaller batch is looked for.
-    must = _examine(cache_dir, large, residency="device", in_memory_mib=1 << 20, batch_size_per_replica=1)
+    must = _examine(cache_dir, large, residency="device", in_memory_mib=1 << 20)
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
 
 
-def test_the_validation_split_lies_on_the_device_too(cache_dir, monkeypatch):
+def test_the_validation_split_lies_on_the_device_too(cache_dir):
     """As in training: 16 GB a device hold the digits, but not 400 million to validate on, if the host holds these."""
 
     def examined(num_validation, residency="auto", in_memory_mib=1 << 20):
@@ -126,9 +133,7 @@ def test_the_validation_split_lies_on_the_device_too(cache_dir, monkeypatch):
     read_again = examined(400_000_000, in_memory_mib=1000)
     assert (read_again.is_resident, read_again.peak_bytes) == (True, without.peak_bytes)
     assert (some.is_resident, some.peak_bytes) == (True, without.peak_bytes + 64_000)
-    assert some.largest_batch.size <= without.largest_batch.size
     assert (many.verdict, many.is_resident) == ("fits", False)
-    monkeypatch.setattr(examining, "find_largest_batch", lambda *_: None)  # It would compile again.
     must = examined(400_000_000, "device")
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
     assert must.reason.startswith("the 25,600,000,000 bytes that it is validated on have no room beside")
@@ -286,7 +291,7 @@ def test_a_mistake_leaves_nothing_behind(digits_records, cache_dir, tmp_path):
 def test_each_of_several_machines_is_priced_where_and_how_it_is_paid_for(cache_dir):
     fallbacks = [{"name": "v5e-1", "region": "us-west4"}, {"name": "v6e-1", "region": "us-central1", "spot": True}]
     machine = parse_machine({"name": "v6e-1", "region": "asia-northeast1", "fallbacks": fallbacks})
-    report = examine(_PARAMS, _DATA, [one.paid for one in machine.candidates], cache_dir)
+    report = Examination(_PARAMS, [one.paid for one in machine.candidates], cache_dir).report(_DATA)
     expected = [one.paid.price for one in machine.candidates]
     assert [(one.cost.region, one.cost.kind, one.cost.usd_per_hour) for one in report.machines] == [
         (price.region, price.kind, price.usd_per_hour) for price in expected
@@ -299,7 +304,7 @@ def test_a_machine_is_priced_for_every_target_that_is_asked_for(cache_dir):
     """Compiled once; a cluster's run is cheaper by the factor, and stopped when the cluster stops it."""
     paid = PaidMachine("v5e-1")
     cluster = dataclasses.replace(paid, target="kubeflow", timeout_seconds=24 * 3600, attempts=2)
-    vertex, kubeflow = examine(_PARAMS, _DATA, [paid, cluster], cache_dir).machines
+    vertex, kubeflow = Examination(_PARAMS, [paid, cluster], cache_dir).report(_DATA).machines
     assert [vertex.label, kubeflow.label] == ["v5e-1 vertex", "v5e-1 kubeflow"]
     assert vertex.cost.usd_per_run == pytest.approx(1.15 * kubeflow.cost.usd_per_run)
     assert (vertex.cost.factor, kubeflow.cost.factor) == (1.15, 1.0)
@@ -321,6 +326,10 @@ def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):
     largest = _examine(cache_dir).largest_batch
     assert not largest.is_exact
     assert largest.size > 32
+    resident = {"residency": "auto", "in_memory_mib": 1 << 20}
+    validated = dataclasses.replace(_DATA, num_validation=100_000_000)
+    without, beside = (_examine(cache_dir, data, **resident).largest_batch for data in (_DATA, validated))
+    assert beside.size < without.size, "the validation split takes of the memory too"
 
 
 @pytest.mark.slow  # A dozen compilations: one or two minutes.
@@ -350,6 +359,6 @@ def test_largest_batch_and_its_successor_are_compiled(tmp_path):
 
 def test_several_machines_come_in_the_order_asked_for(cache_dir):
     machines = [PaidMachine(name) for name in ("v6e-1", "v5e-1")]
-    report = examine(_PARAMS, _DATA, machines, cache_dir)
+    report = Examination(_PARAMS, machines, cache_dir).report(_DATA)
     assert [one.machine for one in report.machines] == ["v6e-1", "v5e-1"]
     assert report.advice[0].startswith("Cheapest: v5e-1")
