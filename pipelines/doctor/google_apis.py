@@ -1,6 +1,7 @@
-"""A read-only client of Google Cloud's APIs: REST, where this project installs no client library of Google's."""
+"""A read-only REST client of Google Cloud's APIs, for which no client libraries are installed."""
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from tpu_components.core.base.retries import MissingError
 from tpu_components.core.files.vertex_clients import sign_in
 from tpu_pipelines.doctor.findings import CannotAskError
 
+STORAGE = "storage.googleapis.com"
 _TIMEOUT_SECONDS = 20
 
 
@@ -29,7 +31,7 @@ class GoogleApis:
         """Google's credentials of the signed-in user.
 
         Raises:
-            InputError: If there is none.
+            InputError: If nobody is signed in.
         """
         return self._given or sign_in()
 
@@ -39,16 +41,12 @@ class GoogleApis:
 
         return AuthorizedSession(self.credentials)
 
-    def address(self, host: str) -> str:
-        """Return the URL of a host."""
-        return self._address.replace("{host}", host)
-
     def refresh(self) -> None:
-        """Sign in.
+        """Renew the sign-in if it has expired.
 
         Raises:
-            InputError: If there is no sign-in, or it is not valid.
-            CannotAskError: If the service that knows cannot be reached.
+            InputError: If nobody is signed in, or the sign-in is not valid.
+            CannotAskError: If the service that renews it cannot be reached.
         """
         from google.auth import exceptions
         from google.auth.transport.requests import Request
@@ -62,21 +60,20 @@ class GoogleApis:
             raise InputError(f"it is not, or no longer, valid: {error}") from error
 
     def principal(self) -> str:
-        """Return the signed-in user as a member of IAM policies; empty where the credentials do not say."""
+        """Return the signed-in user as a member of IAM policies; empty if unknown."""
         email = str(getattr(self.credentials, "service_account_email", "") or "")
         if "@" in email:
             return f"serviceAccount:{email}"
-        if self._given is None:  # A user's own sign-in: with all that it was consented to, not with our scope alone.
+        apis = self
+        if self._given is None:  # The user's own sign-in, with all scopes that the user has consented to.
             import google.auth
             from google.oauth2.credentials import Credentials
 
             if not isinstance(self.credentials, Credentials):
                 return ""
             apis = GoogleApis(self.project, self._address, google.auth.default()[0])
-        else:
-            apis = self
         try:
-            # https://openid.net/specs/openid-connect-core-1_0.html#UserInfo, for who consented to tell the address.
+            # Needs the user's consent: https://openid.net/specs/openid-connect-core-1_0.html#UserInfo
             email = str(apis.get("openidconnect.googleapis.com", "v1/userinfo").get("email", ""))
         except (CannotAskError, MissingError):
             return ""
@@ -94,15 +91,17 @@ class GoogleApis:
         """Send one request and return the response.
 
         Raises:
-            MissingError: If there is no such thing.
-            CannotAskError: If the answer is another error, or none comes; repeats the service's message.
+            MissingError: If the resource does not exist.
+            CannotAskError: If the service answers with another error, whose message is repeated, or not at all.
         """
         import requests
         from google.auth import exceptions
 
+        address = self._address.replace("{host}", host)
+        if host == STORAGE and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
+            address = emulator
         try:
-            url = f"{self.address(host)}/{path}"
-            response = self._session.request(method, url, timeout=_TIMEOUT_SECONDS, **options)
+            response = self._session.request(method, f"{address}/{path}", timeout=_TIMEOUT_SECONDS, **options)
         except (requests.RequestException, exceptions.GoogleAuthError) as error:
             raise CannotAskError(f"{host} does not answer: {error}") from error
         if response.ok:
@@ -111,42 +110,6 @@ class GoogleApis:
         if response.status_code == 404:
             raise MissingError(text)
         raise CannotAskError(f"{host} does not say: {response.status_code} {text}")
-
-    @functools.cached_property
-    def storage(self) -> Any:
-        """Cloud Storage's client library, at this client's address."""
-        import os
-
-        import google.cloud.storage as gcs
-        from google.auth.credentials import AnonymousCredentials
-
-        if os.environ.get("STORAGE_EMULATOR_HOST"):
-            return gcs.Client(project=self.project, credentials=AnonymousCredentials())
-        options = {"api_endpoint": self.address("storage.googleapis.com")}
-        return gcs.Client(project=self.project, credentials=self.credentials, client_options=options)
-
-    def of_bucket(self, name: str, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of a bucket once, by Cloud Storage's client library.
-
-        Raises:
-            MissingError: If there is no such bucket.
-            CannotAskError: If the answer is another error, or none comes.
-        """
-        import requests
-        from google.api_core import exceptions
-        from google.auth.exceptions import GoogleAuthError
-
-        bucket = self.storage.bucket(name)
-        try:
-            result = getattr(bucket, method)(*arguments, **options, timeout=_TIMEOUT_SECONDS, retry=None)
-        except exceptions.NotFound as error:
-            raise MissingError(str(error.message)) from error
-        except exceptions.GoogleAPICallError as error:
-            message = error.message.partition(": ")[2] or error.message  # Without the URL.
-            raise CannotAskError(f"Cloud Storage does not say: {error.code} {message}") from error
-        except (requests.RequestException, GoogleAuthError) as error:
-            raise CannotAskError(f"Cloud Storage does not answer: {error}") from error
-        return bucket if result is None else result
 
 
 def _message(response: Any) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tpu_components.core.base.retries import MissingError
@@ -18,7 +18,7 @@ Policy = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Granted:
-    """The rights that policies give to an account.
+    """Permissions that policies give to an account.
 
     Attributes:
         surely: Permissions that it has.
@@ -66,9 +66,9 @@ class Policies:
             try:
                 mine, may = _roles([own()], member, surely)
                 surely, maybe = surely | mine, maybe | may
-            except CannotAskError as error:
+            except (CannotAskError, MissingError) as error:
                 unread.append(str(error))
-        return Granted(self._permissions_of_all(surely), self._permissions_of_all(maybe), "; ".join(unread))
+        return Granted(self._permissions_of(surely), self._permissions_of(maybe), "; ".join(unread))
 
     @functools.cached_property
     def _above(self) -> list[tuple[Policy, str]]:
@@ -76,34 +76,28 @@ class Policies:
 
         By google/cloud/resourcemanager/v3/projects.proto, GetIamPolicy leaves out what is inherited.
         """
-        return list(self._read_above())
-
-    def _read_above(self) -> Iterator[tuple[Policy, str]]:
+        policies: list[tuple[Policy, str]] = []
         name = f"projects/{self._project}"
         while name:
             body = {"options": {"requestedPolicyVersion": 3}}
             try:
-                yield self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body), ""
-                above = "" if name.startswith("organizations/") else self._apis.get(RESOURCES, f"v3/{name}")["parent"]
-            except KeyError:
-                return
+                policies.append((self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body), ""))
+                is_top = name.startswith("organizations/")
+                name = "" if is_top else self._apis.get(RESOURCES, f"v3/{name}").get("parent", "")
             except (CannotAskError, MissingError) as error:
-                yield {}, f"the policy of {name} cannot be read: {error}"
-                return
-            name = above
+                policies.append(({}, f"the policy of {name} cannot be read: {error}"))
+                break
+        return policies
 
-    def _permissions_of_all(self, roles: frozenset[str]) -> frozenset[str]:
-        return frozenset(permission for role in roles for permission in self._permissions_of(role))
-
-    def _permissions_of(self, role: str) -> frozenset[str]:
-        """Return the permissions of a role: google/iam/admin/v1/iam.proto, GetRole."""
-        if role not in self._permissions:
+    def _permissions_of(self, roles: frozenset[str]) -> frozenset[str]:
+        """Return the permissions of some roles: google/iam/admin/v1/iam.proto, GetRole."""
+        for role in roles - self._permissions.keys():
             try:
                 permissions = self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ())
             except MissingError:
                 permissions = ()
             self._permissions[role] = frozenset(permissions)
-        return self._permissions[role]
+        return frozenset().union(*(self._permissions[role] for role in roles))
 
 
 def _roles(policies: Iterable[Policy], member: str, held: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:

@@ -20,7 +20,7 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, LackError, answer, lacking
-from tpu_pipelines.doctor.google_apis import GoogleApis
+from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.kubeflow import Kubeflow
@@ -127,7 +127,7 @@ class KubeflowChecks:
             raise CannotAskError(f"{root} cannot be asked from here")
         name, _ = split(root)
         with lacking(f"there is no gs://{name}", f"gcloud storage buckets create gs://{name}"):
-            self._apis.of_bucket(name, "reload")
+            self._apis.get(STORAGE, f"storage/v1/b/{name}")
         return f"gs://{name}; whether pods may write there, their node's account decides"
 
     def _s3(self) -> str:

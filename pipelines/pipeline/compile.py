@@ -41,7 +41,7 @@ from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.cache_keys import lineage, platform_fingerprints, trained
 from tpu_pipelines.platforms import beam_job, s3
 from tpu_pipelines.platforms.custom_job import as_custom_job, in_region
-from tpu_pipelines.platforms.steps import Step
+from tpu_pipelines.platforms.jobs import Step
 from tpu_pipelines.platforms.tpu_pod import as_tpu_pod
 
 _HEADER = "# PIPELINE DEFINITION"  # How KFP begins what it compiles.

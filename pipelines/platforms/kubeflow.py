@@ -18,8 +18,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials
-from tpu_pipelines.platforms.jobs import DIGEST, Job, Submission, fingerprints_in, now
-from tpu_pipelines.platforms.schedules import Schedule, comparable
+from tpu_pipelines.platforms.jobs import DIGEST, Job, Schedule, Submission, comparable, fingerprints_in, now
 
 _TIMEOUT_SECONDS = 60
 _TRAINING_TASK = "train-model"
@@ -38,7 +37,7 @@ _TO_BE_ENABLED = "tpu_pipelines_to_be_enabled"  # Marks the replacement of an ac
 
 
 class Kubeflow:
-    """Kubeflow Pipelines as a `Submitter` and a `Scheduler`.
+    """Kubeflow Pipelines as a `Platform`.
 
     The server assigns run ids and allows equal names, so a job's id is the name of its run. Two concurrent submissions
     may both start a run; then the older run counts, and the next request deletes the other.
@@ -130,7 +129,7 @@ class Kubeflow:
         host = os.environ.get("KF_PIPELINES_UI_ENDPOINT") or self._settings.kfp_host
         return f"{hide_credentials(host, '').rstrip('/')}/#/{page}"
 
-    # Submitter
+    # Jobs
 
     def _request(self, job: Job) -> dict[str, Any]:
         """Return the common fields of a run and a recurring run, without the experiment."""
@@ -272,7 +271,7 @@ class Kubeflow:
         """Make a request that needs a valid sign-in."""
         self._call("experiments", "list_experiments", page_size=1, **self._where)
 
-    # Scheduler
+    # Schedules
 
     def schedules(self, name: str) -> list[Schedule]:
         """Return all recurring runs with this name, the oldest first."""

@@ -18,7 +18,7 @@ from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError
 from tpu_pipelines.platforms.custom_job import in_region
-from tpu_pipelines.platforms.jobs import Submission, Submitter
+from tpu_pipelines.platforms.jobs import Platform, Submission
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
 
 _SEVERAL_HOSTS = (
@@ -132,7 +132,7 @@ class SmokeReport:
 
 def run_smoke(
     smoke: Smoke,
-    submitter: Submitter,
+    submitter: Platform,
     report: Callable[[Submission], None] = lambda _: None,
     poll_seconds: float = 20,
     sleep: Callable[[float], None] = time.sleep,

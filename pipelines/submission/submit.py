@@ -24,7 +24,7 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import on_machine
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.custom_job import start_anew
-from tpu_pipelines.platforms.jobs import DIGEST, Job, Submission, Submitter, slug
+from tpu_pipelines.platforms.jobs import DIGEST, Job, Platform, Submission, slug
 
 if TYPE_CHECKING:
     from tpu_components.create_tfrecords.planning import DatasetPlan
@@ -159,7 +159,7 @@ def _digest(package: str, fingerprints: Mapping[str, str]) -> str:
     return digest_of([spec, *platforms, fingerprints])[:12]
 
 
-def submit(plan: RunPlan, submitter: Submitter, again: bool = False) -> Submission:
+def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submission:
     """Start a run, or find it where it is: on whatever machine, and if it has ended, as it ended.
 
     Args:
@@ -179,7 +179,7 @@ def submit(plan: RunPlan, submitter: Submitter, again: bool = False) -> Submissi
         number += 1
 
 
-def look_up(plan: RunPlan, submitter: Submitter) -> Submission | None:
+def look_up(plan: RunPlan, submitter: Platform) -> Submission | None:
     """Return the last job of a run that there is, on whatever machine; starts none."""
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
@@ -187,7 +187,7 @@ def look_up(plan: RunPlan, submitter: Submitter) -> Submission | None:
     return newest
 
 
-def _find(jobs: tuple[Job, ...], submitter: Submitter) -> Submission | None:
+def _find(jobs: tuple[Job, ...], submitter: Platform) -> Submission | None:
     """Find the job of a round that counts, the first that did not lack its machine; all but the first are created."""
     newest = None
     for job in jobs:
@@ -210,7 +210,7 @@ def _lacked_machine(submission: Submission, job: Job) -> bool:
 def wait(
     plan: RunPlan,
     submission: Submission,
-    submitter: Submitter,
+    submitter: Platform,
     report: Callable[[Submission], None] = lambda _: None,
     poll_seconds: float = 20,
     sleep: Callable[[float], None] = time.sleep,

@@ -399,7 +399,7 @@ def test_whenever_the_waiting_process_dies_the_next_one_goes_on(plan, stride):
     while died:
         with story() as (fake, clock):
             mortal = connect(fake, clock, Mortal)
-            mortal.submitter.requests_left = died
+            mortal.platform.requests_left = died
             try:
                 run(plan, mortal, clock, poll_seconds=1200)
             except Killed:
@@ -549,7 +549,7 @@ def test_a_failed_run_that_is_retried_there_goes_on(plan, fake, clock):
     assert run(plan, kubeflow, clock).state is State.FAILED
     fake.execution.failures = ()
     (run_id,) = fake.runs
-    kubeflow.submitter._client.runs.run_service_retry_run(run_id)  # As somebody does in the UI.
+    kubeflow.platform._client.runs.run_service_retry_run(run_id)  # As somebody does in the UI.
     assert run(plan, kubeflow, clock).state is State.SUCCEEDED
 
 
@@ -562,7 +562,7 @@ def backoff(clock):
 
 
 def test_a_schedule_is_created_once_and_then_left(plan, fake, kubeflow, backoff):
-    scheduler = kubeflow.submitter
+    scheduler = kubeflow.platform
     first = upsert(scheduler, plan.jobs[0], NIGHTLY, backoff)
     assert (first.action, first.schedule.is_paused) == ("created", False)
     assert "+cron: 0 3 * * *" in first.difference
@@ -576,7 +576,7 @@ def test_a_schedule_is_created_once_and_then_left(plan, fake, kubeflow, backoff)
 
 
 def test_a_change_puts_a_schedule_in_the_place_of_the_old_and_tells(plan, fake, kubeflow, backoff):
-    scheduler = kubeflow.submitter
+    scheduler = kubeflow.platform
     upsert(scheduler, plan.jobs[0], NIGHTLY, backoff)
     change = upsert(scheduler, make_plan("machine=v5e-8").jobs[0], "TZ=Europe/Berlin 0 4 * * 1-5", backoff)
     assert (change.action, change.schedule.is_paused, change.duplicates) == ("updated", False, ())
@@ -589,18 +589,18 @@ def test_a_change_puts_a_schedule_in_the_place_of_the_old_and_tells(plan, fake, 
 
 
 def test_a_schedule_is_paused_resumed_and_deleted(plan, fake, kubeflow, backoff):
-    scheduler, job = kubeflow.submitter, plan.jobs[0]
+    scheduler, job = kubeflow.platform, plan.jobs[0]
     upsert(scheduler, job, NIGHTLY, backoff)
-    change_state(scheduler, "digits", "pause", backoff)
+    change_state(Retrying(scheduler, backoff), "digits", "pause")
     assert upsert(scheduler, job, "0 4 * * *", backoff).schedule.is_paused  # A change does not wake it.
     (one,) = fake.recurring_runs
     assert fake.fire(one) is None
-    change_state(scheduler, "digits", "resume", backoff)
+    change_state(Retrying(scheduler, backoff), "digits", "resume")
     assert fake.fire(one) is not None
-    change_state(scheduler, "digits", "delete", backoff)
+    change_state(Retrying(scheduler, backoff), "digits", "delete")
     assert fake.recurring_runs == {}
     with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': there is none"):
-        change_state(scheduler, "digits", "pause", backoff)
+        change_state(Retrying(scheduler, backoff), "digits", "pause")
 
 
 def test_of_many_who_create_a_schedule_at_once_one_stays(plan, fake, clock):
@@ -608,7 +608,7 @@ def test_of_many_who_create_a_schedule_at_once_one_stays(plan, fake, clock):
     barrier = threading.Barrier(6)
 
     def create(_):
-        scheduler = connect(fake, clock).submitter
+        scheduler = connect(fake, clock).platform
         barrier.wait()
         upsert(scheduler, plan.jobs[0], NIGHTLY)
 
@@ -625,12 +625,12 @@ def test_whenever_a_change_breaks_off_there_is_one_schedule_in_the_end_and_never
         clock = Clock()
         with FakeKubeflow(Simulate(), clock.now) as fake:
             backoff = Backoff(sleep=clock.sleep, clock=clock.seconds)
-            upsert(connect(fake, clock).submitter, job, NIGHTLY, backoff)
+            upsert(connect(fake, clock).platform, job, NIGHTLY, backoff)
             if paused:
-                change_state(connect(fake, clock).submitter, "digits", "pause", backoff)
+                change_state(Retrying(connect(fake, clock).platform, backoff), "digits", "pause")
             clock.sleep(60)
             before = len(fake.calls)
-            mortal = connect(fake, clock, Mortal).submitter
+            mortal = connect(fake, clock, Mortal).platform
             if fault == "killed":
                 mortal.requests_left = skip + 1
             elif fault == "after":
@@ -641,7 +641,7 @@ def test_whenever_a_change_breaks_off_there_is_one_schedule_in_the_end_and_never
                 upsert(mortal, job, "0 4 * * *", backoff)
             assert sum(one.mode == "ENABLE" for one in fake.recurring_runs.values()) <= 1
             done = len(fake.calls) - before
-            upsert(connect(fake, clock).submitter, job, "0 4 * * *", backoff)
+            upsert(connect(fake, clock).platform, job, "0 4 * * *", backoff)
             (one,) = fake.recurring_runs.values()
             assert one.trigger.cron_schedule.cron == "0 0 4 * * *"
             assert one.mode == ("DISABLE" if paused else "ENABLE"), skip
@@ -651,7 +651,7 @@ def test_whenever_a_change_breaks_off_there_is_one_schedule_in_the_end_and_never
 
 def test_what_is_no_cron_expression_there_is_refused_in_the_servers_words(plan, fake, kubeflow, backoff):
     with pytest.raises(InputError, match=r"refused to create recurring run: Schedule cron is not a supported format"):
-        upsert(kubeflow.submitter, plan.jobs[0], "0 3 * *", backoff)
+        upsert(kubeflow.platform, plan.jobs[0], "0 3 * *", backoff)
 
 
 # The command line

@@ -16,8 +16,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.machines.machine_spec import parse_machine
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Job, Retrying, Submission
-from tpu_pipelines.platforms.schedules import comparable
+from tpu_pipelines.platforms.jobs import Job, Retrying, Submission, comparable
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait, without_cache
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket")  # Has v5e and v6e.
@@ -25,7 +24,7 @@ MACHINES = ("v5e-4", "v6e-4", "v5e-8")
 
 
 class Platform:
-    """A `Submitter` that keeps its jobs in a dictionary; `script` says what becomes of one at each look at it."""
+    """A `Platform` that keeps its jobs in a dictionary; `script` says what becomes of one at each look at it."""
 
     def __init__(self, script=None, outages=0):
         self.jobs, self.created, self.cancelled = {}, [], []
