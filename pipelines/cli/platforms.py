@@ -167,7 +167,7 @@ def ask_first(arguments: argparse.Namespace, config: Any, settings: Any, image: 
 def _tell_dry_run(arguments: argparse.Namespace, config: Any, plan: Any, requests: list[Any]) -> None:
     """Say what the run would be and what is missing; its specification is long, and printed or written if asked for."""
     from tpu_components.core.files import storage
-    from tpu_pipelines.submission.dry_run import describe
+    from tpu_pipelines.submission.submit import describe
 
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)

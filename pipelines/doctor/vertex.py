@@ -28,8 +28,7 @@ from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, LackError, lacking
-from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis
-from tpu_pipelines.doctor.iam import IAM, RESOURCES, Granted, Policies
+from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies
 from tpu_pipelines.doctor.images import look_at_image, repository_of
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.beam_job import is_on_dataflow
@@ -295,7 +294,8 @@ class VertexChecks:
 
     def _its_buckets(self) -> Iterator[Check]:
         """Yield the checks that the account may use the bucket that it writes to, and the bucket of the data."""
-        needed = {split(self._settings.bucket)[0]: (_WRITER, "roles/storage.objectAdmin")}
+        needed: dict[str, tuple[Sequence[str], str]] = {}
+        needed[split(self._settings.bucket)[0]] = (_WRITER, "roles/storage.objectAdmin")
         if storage.is_on_google(data := self._config.data_location):
             needed.setdefault(split(data)[0], (_READER, "roles/storage.objectViewer"))
         for name, (permissions, role) in needed.items():

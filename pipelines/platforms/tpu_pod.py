@@ -1,4 +1,4 @@
-"""Training step on a Kubeflow cluster: a pod that requests a TPU, or a pod that starts a JobSet of several hosts."""
+"""Pods on a Kubeflow cluster: the training step's, which requests a TPU or starts a JobSet, and those that use S3."""
 
 import json
 from collections.abc import Mapping
@@ -6,14 +6,16 @@ from typing import Any
 
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue
 from tpu_components.core.step.command_line import BAD_INPUT
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
+from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries, as_root, place_on
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.config.step_resources import StepResources
-from tpu_pipelines.platforms import s3
+from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.platforms.jobs import Step, slug
 
 # Node labels: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
@@ -28,6 +30,11 @@ _GROUP_ID = 1000  # docker/Dockerfile: useradd
 # A sidecar proxy would be between the hosts and never end. KFP sets label and annotation on its own pods too; Istio now
 # reads the label: https://istio.io/latest/docs/reference/config/annotations
 _WITHOUT_PROXY = {"sidecar.istio.io/inject": "false"}
+# Variables of boto3: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/configuration.html. A pod does not
+# start if the secret lacks one of the first: https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+OPTIONAL_KEYS = ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION")
+_RUN_THE_MODELS_CODE = ("preflight_training", "train_model", "evaluate_model", "export_model")
 
 
 def as_tpu_pod(
@@ -169,7 +176,7 @@ def _host_pod(
     entry, variables = machine.slice, {**environment, COUNT_VARIABLE: str(machine.slice.hosts)}
     mounts = {claim: ("persistentVolumeClaim", "claimName", path) for claim, path in settings.volumes.items()}
     mounts |= {secret: ("secret", "secretName", path) for secret, path in settings.secrets.items()}
-    signing_in = s3.variables_of(settings.s3_secret) if settings.s3_secret else []
+    signing_in = variables_of(settings.s3_secret) if settings.s3_secret else []
     requests = {"cpu": str(asked.cpu), "memory": asked.memory} if asked and asked.cpu else {}
     spec = {
         "restartPolicy": "Never",
@@ -243,3 +250,38 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
 def _queue(settings: Settings) -> dict[str, str]:
     """Return Kueue's label of the queue that admits a pod: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods."""
     return {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
+
+
+def steps_on_s3(config: Config, bucket: str) -> frozenset[str]:
+    """Return the steps whose pods read or write s3://; all steps if the bucket is on S3.
+
+    Args:
+        config: Configuration of the run, with the model's bundle if it has one.
+        bucket: Bucket of the settings. KFP's launcher copies artifacts in the pod of each step.
+    """
+    if _is_on_s3(bucket):
+        return frozenset(STEPS)
+    model = [config.training.model, *config.model_files]
+    places = {"create_tfrecords": [config.data_location], **{step: [*model] for step in _RUN_THE_MODELS_CODE}}
+    places["evaluate_model"].append(config.gate.champion)
+    return frozenset(step for step, uris in places.items() if any(map(_is_on_s3, uris)))
+
+
+def _is_on_s3(uri: str) -> bool:
+    return storage.is_remote(uri) and not storage.is_on_google(uri)
+
+
+def variables_of(secret: str) -> list[dict[str, Any]]:
+    """Return the environment variables of a plain Kubernetes pod that read the secret; all keys are optional."""
+    return [
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
+        for key in (*KEYS, *OPTIONAL_KEYS)
+    ]
+
+
+def sign_in(task: Any, secret: str) -> Any:
+    """Set a step's environment variables from the secret; returns the step."""
+    from kfp import kubernetes
+
+    kubernetes.use_secret_as_env(task, secret, {key: key for key in KEYS})
+    return kubernetes.use_secret_as_env(task, secret, {key: key for key in OPTIONAL_KEYS}, optional=True)
