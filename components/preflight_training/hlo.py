@@ -297,7 +297,7 @@ class _Program:
         return sum(
             times * self.cycles(instruction, scope)[0]
             for instruction, scope, times in self.operations(computation)
-            if _kind(instruction) == _WORK
+            if _takes_time(instruction)
         )
 
     def cycles(self, instruction: Instruction, scope: Scope) -> tuple[float, bool]:
@@ -344,23 +344,29 @@ class _Program:
         return int(constants[0]) if len(constants) == 1 else None
 
 
-_LOOP, _TRANSFER, _HOST, _NOTHING, _WORK = "loop", "transfer", "host", "nothing", "work"
-_CYCLES = r'"estimated_cycles":"(\d+)"'
+_CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"'
 
 
-def _kind(instruction: Instruction) -> str:
-    """Classify an operation by what it takes time for."""
-    opcode, target = instruction.opcode, instruction.attribute(r'custom_call_target="([^"]*)"')
-    if opcode == "while":
-        return _LOOP
+def _is_transfer(instruction: Instruction) -> bool:
     # 7x has cores of their own for sums: a call that runs beside the computation.
-    if opcode.removesuffix("-start") in (*_COLLECTIVES, "async") or opcode == "call-start":
-        return _TRANSFER
-    if opcode in ("send", "recv", "infeed", "outfeed") or re.search("callback|host", target.lower()):
-        return _HOST
-    is_free = opcode in _FREE or opcode.endswith(("-start", "-done", "-update"))
-    is_name = re.match(r"\w*(Bitcast|AllocateBuffer)", target) and not instruction.attribute(_CYCLES)
-    return _NOTHING if is_free or is_name else _WORK
+    opcode = instruction.opcode
+    return opcode.removesuffix("-start") in (*_COLLECTIVES, "async") or opcode == "call-start"
+
+
+def _calls_host(instruction: Instruction) -> bool:
+    target = instruction.attribute(_TARGET)
+    return instruction.opcode in ("send", "recv", "infeed", "outfeed") or bool(re.search("(?i)callback|host", target))
+
+
+def _takes_time(instruction: Instruction) -> bool:
+    """Return whether an operation takes time of the computation, as transfers and calls of the host do not."""
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode == "while" or opcode.endswith(("-start", "-done", "-update")):
+        return False
+    if _is_transfer(instruction) or _calls_host(instruction):
+        return False
+    is_name = re.match(r"\w*(Bitcast|AllocateBuffer)", instruction.attribute(_TARGET))
+    return not (is_name and not instruction.attribute(_CYCLES))
 
 
 def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> ProgramCost:
@@ -380,23 +386,22 @@ def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> Progr
     collectives: list[Collective] = []
     host_calls, unknown_loops, guessed_cycles = [], 0, 0.0
     for instruction, scope, times in program.operations(next(blocks, program.entry)):
-        kind = _kind(instruction)
-        if kind == _LOOP:
+        if instruction.opcode == "while":
             unknown_loops += 1
-        elif kind == _HOST:
-            host_calls.append(instruction.op_name or instruction.name)
-        elif kind != _NOTHING:
+        elif _is_transfer(instruction):
             collectives += program.collectives(instruction, scope, times)
-        if kind != _WORK:
-            continue
-        cycles, is_guessed = program.cycles(instruction, scope)
-        guessed_cycles += cycles * times * is_guessed
-        products = list(program.products(instruction, scope))
-        op_name = products[0][0] if products else instruction.op_name
-        layer = costs[layer_of(op_name, layers)]
-        layer.cycles += cycles * times
-        layer.matrix_cycles += cycles * times * bool(products)
-        layer.products += [dataclasses.replace(product, times=times) for _, product in products]
+        elif _calls_host(instruction):
+            host_calls.append(instruction.op_name or instruction.name)
+        elif _takes_time(instruction):
+            cycles, is_guessed = program.cycles(instruction, scope)
+            guessed_cycles += cycles * times * is_guessed
+            collectives += program.collectives(instruction, scope, times)
+            products = list(program.products(instruction, scope))
+            op_name = products[0][0] if products else instruction.op_name
+            layer = costs[layer_of(op_name, layers)]
+            layer.cycles += cycles * times
+            layer.matrix_cycles += cycles * times * bool(products)
+            layer.products += [dataclasses.replace(product, times=times) for _, product in products]
     return ProgramCost(
         cycles=sum(layer.cycles for layer in costs.values()),
         guessed_cycles=guessed_cycles,
