@@ -281,7 +281,7 @@ class Examination:
                 host_calls=program.host_calls,
                 unknown_loops=program.unknown_loops,
             )
-        broken = (*self._objections(outcome, batch_size, machine.hosts), *self._broken_budgets(paid, report))
+        broken = (*self._objections(outcome, batch_size, machine), *self._broken_budgets(paid, report))
         return dataclasses.replace(report, broken=broken)
 
     def _cost(self, paid: PaidMachine, epoch: EpochTime, timeout: int) -> Cost | None:
@@ -304,14 +304,14 @@ class Examination:
             most_usd_per_run=usd_per_second * timeout * paid.attempts,
         )
 
-    def _objections(self, outcome: Outcome, global_batch: int, hosts: int) -> Iterator[str]:
+    def _objections(self, outcome: Outcome, global_batch: int, machine: Slice) -> Iterator[str]:
         """Yield the reasons for which train_model would refuse the training, or hang, on the paid machine."""
         if outcome.objection:
             yield outcome.objection
-        if hosts > 1 and self._program.backend != "jax":
+        if machine.hosts > 1 and self._program.backend != "jax":
             yield (
-                f"the machine has {hosts} hosts, and the jax backend alone trains on several: take a slice of one "
-                "host, or training.backend=jax"
+                f"{machine.name} has {machine.hosts} hosts, and the jax backend alone trains on several: take a slice "
+                "of one host, or training.backend=jax"
             )
         if global_batch > self._task.num_examples:
             yield (

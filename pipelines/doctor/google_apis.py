@@ -102,11 +102,11 @@ class GoogleApis:
         import requests
         from google.auth import exceptions
 
-        address = self._address.replace("{host}", host)
-        if host == STORAGE and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
-            address = emulator
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST") if host == STORAGE else None
+        address = emulator or self._address.replace("{host}", host)
         try:
-            response = self._session.request(method, f"{address}/{path}", timeout=_TIMEOUT_SECONDS, **options)
+            session = requests if emulator else self._session  # An emulator needs no sign-in.
+            response = session.request(method, f"{address}/{path}", timeout=_TIMEOUT_SECONDS, **options)
         except (requests.RequestException, exceptions.GoogleAuthError) as error:
             raise CannotAskError(f"{host} does not answer: {error}") from error
         if response.ok:
