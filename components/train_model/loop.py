@@ -11,7 +11,7 @@ from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.base.progress import Progress
 from tpu_components.core.examples.feeding import EpochReader, draw_order
 from tpu_components.core.examples.records import Examples
-from tpu_components.core.machines.hosts import Company
+from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.program import Program, Watch, state_of
 from tpu_components.core.models.step.sharding import shared
@@ -31,7 +31,7 @@ class Session(Protocol):
     steps: int
     batch_size: int
     stopwatch: Stopwatch
-    company: Company
+    company: ProcessGroup
 
     def examples_before(self, step: int) -> int:
         """Return the number of examples of the epoch that come before a step."""
@@ -195,7 +195,7 @@ class _Pace:
     All hosts use the number of host 0. They agree on it less and less often.
     """
 
-    def __init__(self, params: TrainParams, company: Company) -> None:
+    def __init__(self, params: TrainParams, company: ProcessGroup) -> None:
         self.steps = params.steps_per_execution or 1
         self._is_fixed, self._company = params.steps_per_execution > 0, company
         self._seconds = min(_LOOK_SECONDS, params.checkpoint_seconds)

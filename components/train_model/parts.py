@@ -26,7 +26,7 @@ _SEEN_SECONDS = 15.0  # Time until a bucket's mount shows one host the files of 
 _Bounds = tuple[tuple[int, int], ...]  # Start and end along each axis.
 
 
-class Company(Protocol):
+class ProcessGroup(Protocol):
     """Process group of the hosts: they exchange messages about written parts."""
 
     def tell(self, name: str, content: str) -> None:
@@ -128,7 +128,7 @@ class PartsWriter:
         company: Process group of the hosts.
     """
 
-    def __init__(self, folder: Path, index: int, count: int, session: int, company: Company) -> None:
+    def __init__(self, folder: Path, index: int, count: int, session: int, company: ProcessGroup) -> None:
         self._folder, self._index, self._count = folder / PARTS_DIR, index, count
         self._session, self._company, self._number = session, company, 0
 

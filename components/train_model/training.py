@@ -37,7 +37,7 @@ from tpu_components.core.examples.feeding import DEVICE, is_resident, open_train
 from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
-from tpu_components.core.machines.hosts import Company, Hosts, find_hosts
+from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
 from tpu_components.core.models.lookup import build_model
 from tpu_components.core.models.step.compiling import (
     UNPENALIZED_LOSS,
@@ -120,7 +120,7 @@ def train_model(
         unchanged = _in_background(lambda: manifest.check_shards(records_dir, share=hosts.share))
         if params.sharding == FULLY_SHARDED:
             device = _sharding_weights(device)
-        company = Company(hosts)
+        company = ProcessGroup(hosts)
         with company.together():
             try:
                 session = _Session(params, manifest, records_dir, device, checkpoint_dir, unchanged, company, sessions)
@@ -191,7 +191,7 @@ class _Session:
         device: devices.Device,
         checkpoint_dir: Path,
         unchanged: "Future[None]",
-        company: Company,
+        company: ProcessGroup,
         sessions: Sessions,
     ) -> None:
         import keras

@@ -15,7 +15,6 @@ from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.registry.opening import Origin, origin_of
 from tpu_components.deploy_model.params import PREFLIGHT
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_components.preflight_training.footprint import footprint_of
 from tpu_components.preflight_training.formatting import dollars, memory, time
 
 _ROUNDING = 1e-9
@@ -62,7 +61,7 @@ def _of_version(origin: Origin) -> NamedFootprint:
 def _of_report(text: str) -> NamedFootprint:
     path = Path(os.path.expanduser(text))
     report = PreflightReport.load(path.parent if path.name == PREFLIGHT_FILE else path)
-    footprint = footprint_of(report, report.machines[0])
+    footprint = report.footprint(report.machines[0])
     if footprint is None:
         raise InputError(
             f"Cannot compare with {text}: expected a training that fits its machine, received one of which it says: "
@@ -99,7 +98,7 @@ class FootprintComparison:
             slower: Share by which an epoch may take longer; by default any.
             dearer: Share by which a run may cost more; by default any.
         """
-        new = footprint_of(report, report.machines[0])
+        new = report.footprint(report.machines[0])
         if new is None:
             return None
         comparison = cls(new, baseline.footprint.priced_like(new), baseline.name)

@@ -22,7 +22,7 @@ from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.writer import write_records
 from tpu_components.preflight_training import data, sandbox
-from tpu_components.preflight_training.examining import FEED_BATCH, CompilationsAhead, examine
+from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport, PreflightReport
 from tpu_components.preflight_training.report import write_report
 from tpu_pipelines.config.configuration import Config, preflight_params
@@ -111,9 +111,10 @@ def preflight(
     candidates = [paid_on(config, spec, target) for spec in specs for target in targets]
     params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
-    ahead = CompilationsAhead(params, candidates, cache_dir)
-    facts = describe_data(config, list_examples(config.data), cache_dir, _as_many(like, ahead), planned)
-    report = ahead.examine(_scaled(facts, like) if like else facts)
+    examination = Examination(params, candidates, cache_dir)
+    meanwhile = _as_many(like, examination.compile)
+    facts = describe_data(config, list_examples(config.data), cache_dir, meanwhile, planned)
+    report = examination.report(_scaled(facts, like) if like else facts)
     report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
@@ -131,7 +132,7 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
         raise CannotAskError("preflight is switched off")
     sandbox.require_compiler()
     cache_dir, params = sandbox.default_cache_dir(), preflight_params(config, machines[0])
-    return examine(params, describe_data(config, listing, cache_dir), machines, cache_dir).machines
+    return Examination(params, machines, cache_dir).report(describe_data(config, listing, cache_dir)).machines
 
 
 def _as_many(like: Footprint | None, ahead: data.Meanwhile) -> data.Meanwhile:
@@ -187,7 +188,7 @@ def describe_data(
     config: Config,
     listing: Listing,
     cache_dir: Path,
-    meanwhile: data.Meanwhile = data.nothing,
+    meanwhile: data.Meanwhile = data.do_nothing,
     planned: PlannedData | None = None,
 ) -> data.DataFacts:
     """Return what the training step must know of a configuration's data, measured on a sample written for it.
@@ -206,7 +207,7 @@ def describe_data(
         InputError: If the source cannot be used.
     """
     training = config.training
-    reader = (FEED_BATCH, training.in_memory_mib, training.shuffle_buffer)
+    reader = (training.in_memory_mib, training.shuffle_buffer)
 
     def measure_sample() -> data.DataFacts:
         plan = plan_dataset(config.data, listing)
@@ -218,7 +219,7 @@ def describe_data(
             return data.measure(records_dir, manifest, counts, *reader, meanwhile)
 
     more = (planned.num_examples,) if planned else ()
-    key = data.facts_key(listing.stat_digest(), dataclasses.asdict(config.data), *reader, *more)
+    key = [listing.stat_digest(), dataclasses.asdict(config.data), data.FEED_BATCH, *reader, *more]
     facts = data.remembered(cache_dir, key, measure_sample)
     return planned.assumed_of(facts, listing) if planned else facts
 

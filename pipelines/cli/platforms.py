@@ -167,7 +167,7 @@ def ask_first(arguments: argparse.Namespace, config: Any, settings: Any, image: 
 def _tell_dry_run(arguments: argparse.Namespace, config: Any, plan: Any, requests: list[Any]) -> None:
     """Say what the run would be and what is missing; its specification is long, and printed or written if asked for."""
     from tpu_components.core.files import storage
-    from tpu_pipelines.submission.dry_run import describe
+    from tpu_pipelines.submission.submit import describe
 
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
@@ -306,11 +306,11 @@ def _schedule(arguments: argparse.Namespace) -> int:
     from tpu_pipelines.submission.submit import put_carried
 
     config = load_config(arguments.config, arguments.overrides)
-    platform, backoff = submitter.submitter, submitter.backoff
+    platform, backoff = submitter.platform, submitter.backoff
     dry = " (dry run)" if arguments.dry_run else ""
     if arguments.action:
         done = {"pause": "paused", "resume": "active", "delete": "deleted"}[arguments.action] + dry
-        for schedule in change_state(platform, config.name, arguments.action, backoff, arguments.dry_run):
+        for schedule in change_state(submitter, config.name, arguments.action, arguments.dry_run):
             show_text(f"{config.name}: {done}, schedule {schedule.schedule_id} at {schedule.cron!r}")
         return DONE
     check_cron(arguments.cron)

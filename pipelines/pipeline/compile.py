@@ -39,10 +39,10 @@ from tpu_pipelines.config.resources import (
 )
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.cache_keys import lineage, platform_fingerprints, trained
-from tpu_pipelines.platforms import beam_job, s3
+from tpu_pipelines.platforms import beam_job
 from tpu_pipelines.platforms.custom_job import as_custom_job, in_region
-from tpu_pipelines.platforms.steps import Step
-from tpu_pipelines.platforms.tpu_pod import as_tpu_pod
+from tpu_pipelines.platforms.jobs import Step
+from tpu_pipelines.platforms.tpu_pod import as_tpu_pod, sign_in, steps_on_s3
 
 _HEADER = "# PIPELINE DEFINITION"  # How KFP begins what it compiles.
 
@@ -110,11 +110,11 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     made_of = trained(config, made_with["train_model"])
     step = _WRAPPERS[target](train_model, machine, settings, config.name, asked, made_of)
     config = dataclasses.replace(config, training=training)
-    on_s3 = s3.steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
+    on_s3 = steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
 
     def place(name: str, task: Any) -> Any:
         placed = place_on(target, task, resources_of(config, name)) if name != "train_model" else task
-        return s3.sign_in(placed, settings.s3_secret) if name in on_s3 else placed
+        return sign_in(placed, settings.s3_secret) if name in on_s3 else placed
 
     pipeline = training_pipeline(
         config,

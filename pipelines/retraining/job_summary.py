@@ -15,7 +15,6 @@ from tpu_components.core.pages.markdown import in_markdown
 from tpu_components.core.pages.scores import Score, scores_of, table_of
 from tpu_components.core.results.evaluation_info import Evaluation, Rule
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_components.preflight_training.footprint import footprint_of
 from tpu_components.preflight_training.formatting import dollars, memory, time
 from tpu_pipelines.checking.footprints import FootprintComparison
 from tpu_pipelines.retraining.retrain import RunDecision
@@ -170,7 +169,7 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
     for name, report in reports.items():
         machine = report.machines[0]
         cells = ["does not fit", "", ""]
-        if footprint := footprint_of(report, machine):
+        if footprint := report.footprint(machine):
             price = f"{dollars(footprint.usd_per_run)}, {billed_by(footprint.target)}" if footprint.usd_per_run else ""
             cells = [time(footprint.step_ms / 1e3), memory(footprint.peak_bytes), price]
         rows.append([name, machine.machine, *cells])

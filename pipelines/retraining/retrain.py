@@ -11,7 +11,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.platforms.jobs import DIGEST, Submitter, now
+from tpu_pipelines.platforms.jobs import DIGEST, Platform, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
 from tpu_pipelines.runs.run_local import fingerprints_here
 from tpu_pipelines.runs.summary import Summary
@@ -81,7 +81,7 @@ class RunDecision:
 
 def decide(
     plan: RunPlan,
-    submitter: Submitter,
+    submitter: Platform,
     occasion: Occasion = Occasion(),
     look_for_drift: Callable[[], Drift] | None = None,
 ) -> RunDecision:

@@ -18,7 +18,7 @@ from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.footprints import NamedFootprint, load_baseline
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Submission, Submitter
+from tpu_pipelines.platforms.jobs import Platform, Submission
 from tpu_pipelines.runs.data_drift import champion_of
 from tpu_pipelines.runs.summary import Summary
 
@@ -64,7 +64,7 @@ class RunFindings:
         return cls(summary.gate.reasons, summary.error, evaluation, preflight, champion, same_as)
 
     @classmethod
-    def of_job(cls, submission: Submission, submitter: Submitter, config: Config, settings: Settings) -> Self:
+    def of_job(cls, submission: Submission, submitter: Platform, config: Config, settings: Settings) -> Self:
         """Return what a run on a platform has left, once it has ended; what cannot be read is no reason to fail.
 
         Args:

@@ -120,7 +120,7 @@ def test_a_run_that_fails_is_told_with_its_reason_and_not_sent_again(fake, envir
     assert main([*SMOKE, "--yes", "--json", "--set", "preflight=false"]) == 1
     rows, _ = said(capfd)
     assert rows["first run"].endswith(": failed, train_model: The TPU is not there.")
-    assert rows["surroundings of the training"] == "not told: it failed before, or may not write into the bucket"
+    assert rows["environment of the training"] == "not told: it failed before, or may not write into the bucket"
     assert len(fake.pipeline_jobs) == 1
 
 
