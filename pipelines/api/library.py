@@ -94,7 +94,7 @@ class Run:
         Args:
             settings: Settings of section `export`, over those of the run.
         """
-        from tpu_pipelines.runs.export_run import export_run
+        from tpu_pipelines.runs.exports import export_run
 
         export_run(self.path, [f"export.{key}={json.dumps(value)}" for key, value in settings.items()], self._export)
         return self._export

@@ -17,13 +17,15 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import LOOKS, State, result_of
 from tpu_components.core.base.terminal import in_one_line
+from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
 from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.files import storage, typed_json
-from tpu_components.core.pages.blocks import Cell, Table
+from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
 from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.runs.summary import Summary
@@ -31,7 +33,9 @@ from tpu_pipelines.runs.summary import Summary
 KEPT = 10  # Earlier runs of a name.
 LATEST = "latest"
 _NUMBER = r"\d{4,}"
-COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
+_INDEX_FILE, _COMPARISON_FILE = "index.html", "comparison.html"
+_PAGES = {"report": f"evaluation/{REPORT_FILE}", "preflight": f"preflight/{PREFLIGHT_REPORT_FILE}"}
+_COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
 
 
 def set_aside(run_dir: Path, keep: int = KEPT) -> None:
@@ -269,11 +273,11 @@ def _training(summary: Summary) -> str:
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows, to be read by people."""
     notes = [in_one_line(_note(row)) for row in rows if row["status"] in (State.RUNNING, State.INTERRUPTED)]
-    return "\n".join([*Table(COLUMNS, [cells_of(row) for row in rows]).lines(), *([""] if notes else []), *notes])
+    return "\n".join([*Table(_COLUMNS, [_cells(row) for row in rows]).lines(), *([""] if notes else []), *notes])
 
 
-def cells_of(row: Mapping[str, Any]) -> list[str | Cell]:
-    """Return the cells of a row's table, in the order of `COLUMNS`."""
+def _cells(row: Mapping[str, Any]) -> list[str | Cell]:
+    """Return the cells of a row's table, in the order of `_COLUMNS`."""
     metrics, result = row["metrics"], result_of(row["status"])
     judged = judged_figure(metrics)
     return [
@@ -293,3 +297,35 @@ def _note(row: Mapping[str, Any]) -> str:
     if row["status"] == State.RUNNING:
         return f"{row['name']} is running: {said}"
     return f"{row['name']} was interrupted after: {said}. `tpu-pipelines run` with its configuration continues it."
+
+
+def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the page of a workspace's runs; returns where.
+
+    Args:
+        workspace: Folder for runs.
+        rows: Rows of `as_rows`.
+    """
+    from tpu_components.core.pages import page
+
+    rows = sorted(rows, key=lambda row: row["ended"], reverse=True)
+    # A page of the same place as that of `compare`, and linked where there is one.
+    is_compared = (workspace / _COMPARISON_FILE).is_file()
+    head: list[Block] = [Sentences([Cell("The last comparison", link=_COMPARISON_FILE)])] if is_compared else []
+    title = f"{workspace.resolve().name}: {len(rows)} runs"
+    text = page.render(
+        title,
+        [Table(_COLUMNS | dict.fromkeys(["training", *_PAGES], "<"), [_linked(workspace, row) for row in rows])],
+        head,
+    )
+    storage.write_bytes(workspace / _INDEX_FILE, text.encode())
+    return workspace / _INDEX_FILE
+
+
+def _linked(workspace: Path, row: Mapping[str, Any]) -> list[str | Cell]:
+    folder = Path(row["directory"])
+    place = folder.relative_to(workspace).as_posix()
+    links: list[str | Cell] = [
+        Cell(name, link=quote(f"{place}/{file}")) if (folder / file).is_file() else "" for name, file in _PAGES.items()
+    ]
+    return [*_cells(row), Cell(row["training"], "note"), *links]

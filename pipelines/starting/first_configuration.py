@@ -20,7 +20,7 @@ from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.results.metric_table import HIGHER, direction
 from tpu_components.core.sources.params import WriteParams, split_source
-from tpu_pipelines.config.configuration import load_config, override
+from tpu_pipelines.config.configuration import override
 from tpu_pipelines.config.schema import SCHEMA_FILE, as_text
 from tpu_pipelines.starting.data_overview import DataOverview
 
@@ -133,15 +133,6 @@ def _retraining(config: str) -> str:
     environment = {"env": {"CONFIG": f"${{{{ vars.TPU_PIPELINES_CONFIG || '{quoted}' }}}}"}}
     _, line = yaml.safe_dump(environment, width=1 << 16, allow_unicode=True).split("\n", maxsplit=1)
     return ready.replace("  CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'digits' }}\n", line)
-
-
-def check_start(start: Start) -> None:
-    """Check, once it is written, that the configuration is one.
-
-    Raises:
-        InputError: If it is none.
-    """
-    load_config(str(start.config_path))
 
 
 def _facts(overview: DataOverview) -> dict[str, str]:

@@ -26,10 +26,10 @@ def test_help_imports_nothing_heavy():
 
 def test_exit_codes_are_those_of_the_steps():
     from tpu_components.core.step import command_line
-    from tpu_pipelines.cli import options
+    from tpu_pipelines.cli import output
 
     names = ("DONE", "FAILED", "BAD_INPUT", "REJECTED")
-    assert [getattr(options, name) for name in names] == [getattr(command_line, name) for name in names]
+    assert [getattr(output, name) for name in names] == [getattr(command_line, name) for name in names]
 
 
 def test_wrong_arguments_give_exit_code_2():

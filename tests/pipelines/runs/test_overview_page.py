@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tpu_pipelines.runs import history
-from tpu_pipelines.runs.overview_page import write_index
+from tpu_pipelines.runs.history import write_index
 
 
 @pytest.fixture

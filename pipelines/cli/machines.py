@@ -1,5 +1,6 @@
-"""The catalogue of TPU machines, chosen from and laid out for a terminal."""
+"""The command `machines`: the catalogue of TPU machines, chosen from and laid out for a terminal."""
 
+import argparse
 import dataclasses
 import textwrap
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.machines.machine_spec import KUBEFLOW, VERTEX, Price, Slice, load_catalogue
+from tpu_pipelines.cli.output import DONE, show
 
 _COLUMNS = {
     "name": "<",
@@ -28,6 +30,13 @@ devices   as JAX counts them: replicas
 HBM GiB   what a compiled program may use of a device's memory
 TFLOP/s   bfloat16 peak of the whole slice
 quota     0 by default: ask for TPU training quota in your region first"""
+
+
+def machines(arguments: argparse.Namespace) -> int:
+    """List the TPU machines that a configuration can name."""
+    slices, region = select_slices(arguments.generation, arguments.region), arguments.region
+    show(as_rows(slices, region), as_table(slices, region), arguments.json)
+    return DONE
 
 
 def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
