@@ -11,9 +11,8 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
-from tpu_pipelines.checking.check_list import ASKED, examine, require_ready
-from tpu_pipelines.checking.model_check import check_model_works, needs_check
-from tpu_pipelines.checking.platform_check import image_check, model_findings
+from tpu_pipelines.checking.check_list import ASKED, examine, image_check, model_findings, require_ready
+from tpu_pipelines.checking.checks import check_model_works, needs_check
 from tpu_pipelines.cli.jobs import Progress, connect, required_settings, tell_submission
 from tpu_pipelines.cli.output import (
     BAD_INPUT,

@@ -35,8 +35,7 @@ from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, 
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training import sandbox
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_pipelines.checking.checks import check_run
-from tpu_pipelines.checking.model_check import check_model_works, needs_check
+from tpu_pipelines.checking.checks import check_model_works, check_run, needs_check
 from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tpu_components.core.base.states import Status
 from tpu_components.preflight_training.accuracy import INTERVALS
 from tpu_components.preflight_training.findings import LEFT_OUT
-from tpu_pipelines.checking.platform_check import image_check, model_findings
+from tpu_pipelines.checking.check_list import image_check, model_findings
 from tpu_pipelines.checking.preflight import judge_machines
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import paid_on

@@ -82,7 +82,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     """
     from tpu_components.core.sources.kinds import find_source, source_version
     from tpu_pipelines.checking.checks import check_data
-    from tpu_pipelines.checking.data_sizes import measure, with_sizes
+    from tpu_pipelines.config.resources import measure, with_sizes
     from tpu_pipelines.pipeline.cache_keys import fingerprints
     from tpu_pipelines.pipeline.compile import compile_pipeline, placed, require_machine
 

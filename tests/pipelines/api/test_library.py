@@ -37,7 +37,7 @@ def test_every_name_is_documented_and_typed():
 
 
 def test_look_and_check_say_what_the_commands_say(image_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("tpu_pipelines.checking.config_check.check_model", lambda config, interface: [])
+    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface: [])
     root = image_folder()
     assert tp.look(root, channels=1).class_examples == {"cat": 10, "dog": 10}
     assert tp.look(root).params.source == f"images:{root}"

@@ -26,7 +26,7 @@ from tpu_components.core.models import lookup
 from tpu_components.core.models.lookup import bundle_of
 from tpu_components.train_model.component import train_model
 from tpu_pipelines import cli
-from tpu_pipelines.checking.platform_check import model_findings
+from tpu_pipelines.checking.check_list import model_findings
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline import cache_keys
