@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -162,14 +162,15 @@ class FootprintComparison:
     @property
     def caveats(self) -> tuple[str, ...]:
         """Differences beside that of the training, in words."""
-        return tuple(self._caveats())
-
-    def _caveats(self) -> Iterator[str]:
-        for library, version in sorted(self.new.compiler.items()):
-            if (before := self.old.compiler.get(library, "another version")) != version:
-                yield f"compiled by {library} {version}, {self.name} by {before}"
+        compilers = {name: self.old.compiler.get(name, "another version") for name in sorted(self.new.compiler)}
+        caveats = [
+            f"compiled by {name} {self.new.compiler[name]}, {self.name} by {before}"
+            for name, before in compilers.items()
+            if before != self.new.compiler[name]
+        ]
         if self.new.num_examples != self.old.num_examples:
-            yield f"{self.new.num_examples:,} training examples, {self.name} had {self.old.num_examples:,}"
+            caveats.append(f"{self.new.num_examples:,} training examples, {self.name} had {self.old.num_examples:,}")
+        return tuple(caveats)
 
     @property
     def _is_priced(self) -> bool:

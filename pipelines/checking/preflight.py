@@ -112,8 +112,17 @@ def preflight(
     params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
     ahead = CompilationsAhead(params, candidates, cache_dir)
-    facts = describe_data(config, list_examples(config.data), cache_dir, _as_many(like, ahead), planned)
-    report = ahead.examine(_scaled(facts, like) if like else facts)
+    # What is compiled meanwhile is for as many examples as the other training had.
+    meanwhile = (lambda interface, *_: ahead(interface, like.num_examples, like.num_validation)) if like else ahead
+    facts = describe_data(config, list_examples(config.data), cache_dir, meanwhile, planned)
+    if like:
+        facts = dataclasses.replace(
+            facts,
+            num_examples=like.num_examples,
+            num_validation=like.num_validation,
+            decoded_bytes=facts.decoded_bytes * like.num_examples // facts.num_examples,
+        )
+    report = ahead.examine(facts)
     report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
@@ -132,20 +141,6 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
     sandbox.require_compiler()
     cache_dir, params = sandbox.default_cache_dir(), preflight_params(config, machines[0])
     return examine(params, describe_data(config, listing, cache_dir), machines, cache_dir).machines
-
-
-def _as_many(like: Footprint | None, ahead: data.Meanwhile) -> data.Meanwhile:
-    """Return what compiles ahead for as many examples as another training had."""
-    return (lambda interface, *_: ahead(interface, like.num_examples, like.num_validation)) if like else ahead
-
-
-def _scaled(facts: data.DataFacts, like: Footprint) -> data.DataFacts:
-    return dataclasses.replace(
-        facts,
-        num_examples=like.num_examples,
-        num_validation=like.num_validation,
-        decoded_bytes=facts.decoded_bytes * like.num_examples // facts.num_examples,
-    )
 
 
 def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
@@ -214,16 +209,13 @@ def describe_data(
         count = len(sample.order[TRAIN])
         say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
         counts = planned.split(plan.split_examples) if planned else plan.split_examples
-        with written(_alone(config.data, plan, count), sample) as (records_dir, manifest):
+        # One worker where a sample is small: several take longer to start than it to write.
+        each = plan.listing.num_bytes // len(plan.listing.keys)
+        params = dataclasses.replace(config.data, num_workers=1) if count * each < _SMALL_BYTES else config.data
+        with written(params, sample) as (records_dir, manifest):
             return data.measure(records_dir, manifest, counts, *reader, meanwhile)
 
     more = (planned.num_examples,) if planned else ()
     key = data.facts_key(listing.stat_digest(), dataclasses.asdict(config.data), *reader, *more)
     facts = data.remembered(cache_dir, key, measure_sample)
     return planned.assumed_of(facts, listing) if planned else facts
-
-
-def _alone(params: WriteParams, plan: DatasetPlan, count: int) -> WriteParams:
-    """Return the parameters with one worker where a sample is small: several take longer to start than it to write."""
-    each = plan.listing.num_bytes // len(plan.listing.keys)
-    return dataclasses.replace(params, num_workers=1) if count * each < _SMALL_BYTES else params

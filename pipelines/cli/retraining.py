@@ -22,9 +22,9 @@ from tpu_pipelines.cli.platforms import ask_first, plan_checked
 from tpu_pipelines.cli.runs import tell_outcome
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import load_settings
-from tpu_pipelines.retraining import retrain_history as history
+from tpu_pipelines.retraining import retrain as deciding
 from tpu_pipelines.retraining.job_summary import append, render_junit, render_markdown, render_outputs
-from tpu_pipelines.retraining.retrain import Occasion, RunDecision, decide, decide_here, last_summary
+from tpu_pipelines.retraining.retrain import Occasion, RunDecision
 from tpu_pipelines.runs.data_drift import find_drift
 from tpu_pipelines.runs.run_findings import RunFindings
 from tpu_pipelines.runs.run_local import RunOutcome, run_local
@@ -56,12 +56,12 @@ def retrain(arguments: argparse.Namespace) -> int:
 
 
 def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occasion, report: "_Report") -> int:
-    entry = report.begin(decide_here(config, arguments.workspace, occasion))
+    entry = report.begin(deciding.decide_here(config, arguments.workspace, occasion))
     if arguments.dry_run:
         return DONE
     run_dir = arguments.workspace / config.name
-    entry = dataclasses.replace(entry, run=str(run_dir), outcome=history.STARTED)
-    last = None if entry.needed else last_summary(config, arguments.workspace)
+    entry = dataclasses.replace(entry, run=str(run_dir), outcome=deciding.STARTED)
+    last = None if entry.needed else deciding.last_summary(config, arguments.workspace)
     if not last:
         report.keep(entry)  # First that it begins, since it may be killed.
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
@@ -74,7 +74,7 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
 def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occasion, report: "_Report") -> int:
     settings, submitter = connect(arguments)
     plan = plan_checked(arguments, config, settings)
-    entry = report.begin(decide(plan, submitter, occasion, lambda: find_drift(config, settings)))
+    entry = report.begin(deciding.decide(plan, submitter, occasion, lambda: find_drift(config, settings)))
     if arguments.dry_run:
         return DONE
     plan = without_cache(plan) if arguments.force else plan
@@ -99,19 +99,19 @@ class _Report:
     def __init__(self, arguments: argparse.Namespace, config: Config) -> None:
         self._arguments, self._config = arguments, config
         self._decision = RunDecision(True, "", (), "it could not be decided")
-        self._entry, self._is_decided = history.Entry.make(self._decision), False
+        self._entry, self._is_decided = deciding.Entry.make(self._decision), False
 
     @property
     def facts(self) -> dict[str, Any]:
         """What JSON output says of the decision."""
         return {"retrain": dataclasses.asdict(self._decision)}
 
-    def begin(self, decision: RunDecision) -> history.Entry:
+    def begin(self, decision: RunDecision) -> deciding.Entry:
         """Say what was decided, or what --force makes of it; of a dry run that is all. Returns its entry."""
         if self._arguments.force and not decision.needed:
             decision = dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
         self._decision, self._is_decided = decision, True
-        self._entry = history.Entry.make(decision)
+        self._entry = deciding.Entry.make(decision)
         words = in_one_line(f"{'needed' if decision.needed else 'not needed'}: {decision.reason}")
         if self._arguments.dry_run:
             show(self.facts, words, self._arguments.json)
@@ -122,18 +122,18 @@ class _Report:
             show_text(words, sys.stderr)
         return self._entry
 
-    def keep(self, entry: history.Entry) -> None:
+    def keep(self, entry: deciding.Entry) -> None:
         """Keep what is known by now; what keeps it from being kept is no reason against the run."""
         self._entry = entry
         try:
-            history.record(_place(self._arguments, self._config), entry)
+            deciding.record(_place(self._arguments, self._config), entry)
         except (InputError, PlatformError, OSError) as error:
             tell_hint(f"the decision is not kept: {error}")
 
     def fail(self, error: Exception) -> None:
         """Keep and write that a run was refused, or that none could be decided on."""
         entry = self._entry
-        if entry.outcome in ("", history.STARTED):
+        if entry.outcome in ("", deciding.STARTED):
             run = entry.run if entry.outcome else ""
             entry = dataclasses.replace(entry, run=run, outcome=State.FAILED, reason=f"{entry.reason}; {error}")
         if not self._arguments.dry_run and (self._is_decided or self._arguments.target == HERE):
@@ -167,19 +167,19 @@ def _place(arguments: argparse.Namespace, config: Config) -> str:
     """Return the folder of the decisions: beside the registry, else in the bucket or the workspace."""
     workspace = str(arguments.workspace)
     if arguments.target == HERE:
-        return history.place_of(with_registry(config, arguments.workspace), workspace)
-    return history.place_of(config, load_settings(os.environ, arguments.settings).bucket or workspace)
+        return deciding.place_of(with_registry(config, arguments.workspace), workspace)
+    return deciding.place_of(config, load_settings(os.environ, arguments.settings).bucket or workspace)
 
 
 def _tell_history(arguments: argparse.Namespace, config: Config) -> int:
     place = _place(arguments, config)
     price = partial(_price, config.machine.candidates if config.machine else (), target=arguments.target)
     ask = (lambda run: None) if arguments.target == HERE else connect(arguments)[1].get
-    known = history.entries(place, ask, price, lambda name: tell_hint(f"left out, as no decision: {name}"))
+    known = deciding.entries(place, ask, price, lambda name: tell_hint(f"left out, as no decision: {name}"))
     if not known:
         tell_hint(f"looked for decisions about {config.name!r} in {place}")
     if arguments.output:
-        history.write_page(known, config.name, arguments.output)
-    table = history.as_table(known) if known else "No retraining decisions yet."
+        deciding.write_page(known, config.name, arguments.output)
+    table = deciding.as_table(known) if known else "No retraining decisions yet."
     show([dataclasses.asdict(entry) for entry in known], table, arguments.json)
     return DONE

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import typing
@@ -119,20 +120,27 @@ def ready_examples() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in CONFIGS_DIR.glob("*.yaml")))
 
 
-def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
+def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Read a configuration.
 
     Args:
-        name_or_path: A ready example's name, or a YAML file.
+        config: A ready example's name, a YAML file, or a mapping of sections.
         overrides: `section.key=value` each; the value is YAML.
 
     Raises:
         InputError: If there is no such file, it is not YAML, or a key or value is wrong; says the nearest right key.
     """
-    raw = _read(name_or_path)
-    for text in overrides:
-        override(raw, text)
-    return parse_config(raw, name_or_path)
+    if isinstance(config, Mapping):
+        return parse_config(_overridden(json.loads(json.dumps(config)), overrides))  # A copy of its own, and plain.
+    path = Path(config)
+    if path.suffix not in (".yaml", ".yml"):
+        path = CONFIGS_DIR / f"{config}.yaml"
+        if not path.is_file():
+            raise InputError(
+                f"Unknown configuration {str(config)!r}: expected a .yaml file or one of "
+                f"{', '.join(ready_examples())}." + did_you_mean(str(config), ready_examples())
+            )
+    return parse_config(_overridden(read_mapping(path, "the configuration", "sections"), overrides), str(config))
 
 
 def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ()) -> ExportParams:
@@ -141,9 +149,7 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
     Raises:
         InputError: If a key or value is wrong, or an override is of another section.
     """
-    raw: dict[str, Any] = {"export": {**values} if isinstance(values, Mapping) else {}}
-    for text in overrides:
-        override(raw, text)
+    raw = _overridden({"export": {**values} if isinstance(values, Mapping) else {}}, overrides)
     if strange := [key for key in raw if key != "export"]:
         raise InputError(unknown_key(strange[0], ("export",), "--set"))
     params: ExportParams = read_by_hand(raw["export"], ExportParams, "export")
@@ -156,24 +162,15 @@ def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
     Raises:
         InputError: If a key or value is wrong.
     """
-    raw: dict[str, Any] = {"data": {"source": source}}
-    for text in overrides:
-        if text.startswith("data."):
-            override(raw, text)
-    params: WriteParams = read_by_hand(raw["data"], WriteParams, "data")
+    own = [text for text in overrides if text.startswith("data.")]
+    params: WriteParams = read_by_hand(_overridden({"data": {"source": source}}, own)["data"], WriteParams, "data")
     return params
 
 
-def _read(name_or_path: str) -> dict[str, Any]:
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
-        path = CONFIGS_DIR / f"{name_or_path}.yaml"
-        if not path.is_file():
-            raise InputError(
-                f"Unknown configuration {name_or_path!r}: expected a .yaml file or one of "
-                f"{', '.join(ready_examples())}." + did_you_mean(name_or_path, ready_examples())
-            )
-    return read_mapping(path, "the configuration", "sections")
+def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    for text in overrides:
+        override(raw, text)
+    return raw
 
 
 def override(raw: dict[str, Any], change: str) -> None:
@@ -271,7 +268,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     read("data", _read_section, WriteParams, "data")
     read("training", _read_training, sections.get("model"))
     read("gate", _read_gate, sections.get("data"))
-    read("export", _read_export)
+    read("export", _read_optional, ExportParams, "export")
     # A stand-in for what is wrong, so that the mistakes of the sections that need it are shown as well.
     training = sections.get("training", TrainParams(model=""))
     read("machine", lambda value: None if value is None else parse_machine(value, training.backend))
@@ -279,7 +276,8 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     machine = sections.get("machine")
     if "preflight" not in raw and raw.get("machine") is None:
         raw["preflight"] = False
-    read("preflight", _read_preflight, training, machine.paid if machine else PaidMachine())
+    fixed = {"training": training, "epochs": 0, "paid": machine.paid if machine else PaidMachine()}
+    read("preflight", _read_optional, PreflightParams, "preflight", fixed)
     read("deploy", _read_deploy, sections.get("name", "name"), raw.get("export") is not False)
     read("resources", step_resources.parse_resources)
     mistakes.raise_all()
@@ -366,37 +364,25 @@ def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
     return expanded
 
 
-def _read_export(values: Any) -> ExportParams | None:
-    asked = _optional_section(values, "export")
-    return None if asked is None else _read_section(asked, ExportParams, "export")
-
-
-def _read_preflight(values: Any, training: TrainParams, paid: PaidMachine) -> PreflightParams | None:
-    """Read preflight with the training as it is, and the machine that it runs on."""
-    asked = _optional_section(values, "preflight")
-    fixed = {"training": training, "epochs": 0, "paid": paid}
-    return None if asked is None else _read_section(asked, PreflightParams, "preflight", fixed)
-
-
-def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | None:
-    asked = _optional_section(values, "deploy")
-    if values is not None and asked is not None and not is_exported:
-        raise InputError(
-            "Cannot deploy what is not exported: export is false, which ends the run after the gate. Received: "
-            f"deploy={values!r}. Remove deploy, or export: false."
-        )
-    if asked is None or not is_exported:
-        return None
-    return _read_section({"registry": "", "model_name": name, **asked}, DeployParams, "deploy", _OF_THE_RUN)
-
-
-def _optional_section(values: Any, section: str) -> dict[str, Any] | None:
-    """Return what a section sets that may be `false`, which leaves its step out; an absent one is all defaults."""
+def _read_optional(values: Any, kind: type, section: str, fixed: Mapping[str, Any] = {}) -> Any:
+    """Read a section that may be `false`, which leaves its step out; an absent one is all defaults."""
     if values is False:
         return None
     if values not in (None, True) and not isinstance(values, dict):
         raise InputError(f"Cannot use {section}: expected a mapping, or false to leave it out, received {values!r}.")
-    return values if isinstance(values, dict) else {}
+    return _read_section(values if isinstance(values, dict) else {}, kind, section, fixed)
+
+
+def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | None:
+    if values not in (None, False) and not is_exported:
+        raise InputError(
+            "Cannot deploy what is not exported: export is false, which ends the run after the gate. Received: "
+            f"deploy={values!r}. Remove deploy, or export: false."
+        )
+    if values in (None, True) or isinstance(values, dict):
+        values = {"registry": "", "model_name": name, **(values if isinstance(values, dict) else {})}
+    deploy: DeployParams | None = _read_optional(values if is_exported else False, DeployParams, "deploy", _OF_THE_RUN)
+    return deploy
 
 
 def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:

@@ -208,13 +208,9 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
         raise InputError(f"Cannot use {file}: the image is set by TPU_PIPELINES_IMAGE alone. Remove image.")
     for field in dataclasses.fields(Settings):
         if text := environment.get(variable(field.name), ""):
-            values[field.name] = _split(field.name, text) if _is_mapping(field) else text
+            values[field.name] = _split(field.name, text) if field.default_factory is dict else text
     settings: Settings = read_by_hand(values, Settings, "settings" if file else "")
     return settings
-
-
-def _is_mapping(field: dataclasses.Field[Any]) -> bool:
-    return field.default_factory is dict
 
 
 def _split(name: str, text: str) -> dict[str, str]:

@@ -203,7 +203,8 @@ def _check_readable(config: Config, target: str) -> None:
     refused = f"Cannot compile {config.name!r} for {target}:"
     for name, place in (("data.source", config.data_location), ("gate.champion", config.gate.champion)):
         reads = storage.is_on_google if target == "vertex" else storage.is_remote
-        if place and not reads(place) and not _is_vertex_reference(place):
+        is_on_registry = is_on_vertex(place.rpartition("/")[0]) and parse_reference(place) is not None
+        if place and not reads(place) and not is_on_registry:
             where = "Cloud Storage" if target == "vertex" else "Cloud Storage, or on s3://"
             raise InputError(
                 f"{refused} {name} must be on {where}, where the steps can read it. Received: {place!r}. Copy it "
@@ -291,10 +292,6 @@ def _with_registry(config: Config, target: str, settings: Settings) -> Config:
         verify_key=deploy.verify_key if storage.is_remote(deploy.verify_key) else public_key_text(deploy.verify_key),
     )
     return dataclasses.replace(config, deploy=deploy)
-
-
-def _is_vertex_reference(text: str) -> bool:
-    return is_on_vertex(text.rpartition("/")[0]) and parse_reference(text) is not None
 
 
 def _check_output(output: Path) -> None:

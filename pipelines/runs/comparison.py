@@ -222,7 +222,8 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
     devices = [f"{run.trained.num_replicas} × {run.trained.accelerator}" if run.dataset else None for run in runs]
     return _known(
         _row("host", [run.summary.host or None for run in runs]),
-        _row("ended", [run.summary.ended or None for run in runs], _day),
+        # To the minute, in UTC.
+        _row("ended", [run.summary.ended or None for run in runs], lambda ended: ended[:16].replace("T", " ")),
         _row("epochs", read("epochs")),
         _row("learning rate", [run.summary.training.learning_rate for run in runs], "{:g}".format),
         _row("batch per replica", [run.summary.training.batch_size_per_replica for run in runs], "{:,}".format),
@@ -234,11 +235,6 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
         _row("precision", read("precision")),
         _row("backend", read("backend")),
     )
-
-
-def _day(ended: str) -> str:
-    """Return a time as people read it: to the minute, in UTC."""
-    return ended[:16].replace("T", " ")
 
 
 def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
@@ -380,11 +376,6 @@ def write_page(comparison: Comparison, path: Path) -> None:
     storage.write_bytes(path, page.render(title, sections, head).encode())
 
 
-def _plain(label: str) -> str:
-    """Return the end of a label, in characters that mean nothing to what draws it."""
-    return re.sub(r"[^\w./-]", "_", label)[-_LEGEND_CHARACTERS:]
-
-
 def _curves(runs: Sequence[Run]) -> Iterator[Any]:
     """Draw each figure that the histories follow; runs have their number and their name in the legend."""
     from matplotlib.ticker import MaxNLocator
@@ -394,14 +385,15 @@ def _curves(runs: Sequence[Run]) -> Iterator[Any]:
     followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
     for name in (name for name in followed if name.removeprefix("validation_") in _CURVES):
 
-        def plot(axes: Any, name: str = name) -> None:
+        def plot(axes: Any, figure: str = name) -> None:
             for place, run in enumerate(runs):
-                points = [(epoch["epoch"], epoch[name]) for epoch in run.history if epoch.get(name) is not None]
+                points = [(epoch["epoch"], epoch[figure]) for epoch in run.history if epoch.get(figure) is not None]
                 if points:
                     turn, place_of_color = divmod(place, len(page.SERIES))
                     style, marker = _LINES[turn % len(_LINES)]
                     color = page.SERIES[place_of_color]
-                    label = f"{place + 1} {_plain(run.label)}"
+                    name = re.sub(r"[^\w./-]", "_", run.label)  # Others mean something to what draws it.
+                    label = f"{place + 1} {name[-_LEGEND_CHARACTERS:]}"
                     # A marker for each epoch: a run of one has no line.
                     axes.plot(
                         *zip(*points, strict=True),

@@ -284,7 +284,6 @@ class _LocalRun:
             storage.new_file(self._run_dir / LOG_FILE) as log,
             contextlib.redirect_stdout(_StepOutput(log)),
             self._environment(),
-            self._cache.for_kfp() as entries_dir,
             warnings.catch_warnings(),
             print_as_before(),
         ):
@@ -293,7 +292,7 @@ class _LocalRun:
                 runner=_make_runner(runner, self._config),
                 pipeline_root=str(self._cache_dir),
                 enable_caching=True,
-                cache_root=str(entries_dir),
+                cache_root=str(self._cache.for_kfp()),
                 raise_on_error=False,
             )
             config = self._config

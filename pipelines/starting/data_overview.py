@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 import statistics
 import time
@@ -98,7 +100,9 @@ class DataOverview:
         lines = [f"{total:,} {plural} ({splits}; {own})", *self._class_lines()]
         if self.sizes:
             colours = " and ".join({1: "grey", 3: "colour"}[count] for count in self.channels)
-            lines.append(f"{_span(self.sizes)} pixels, {colours}")
+            by_area = sorted(set(self.sizes), key=math.prod)
+            least, most = (f"{height}×{width}" for height, width in (by_area[0], by_area[-1]))
+            lines.append(f"{least if least == most else f'from {least} to {most}'} pixels, {colours}")
         if self.kind == TEXT and self.lengths:
             lines.append(f"{min(self.lengths):,} to {max(self.lengths):,} words, half of them within {self.typical:,}")
         lines += self.notes
@@ -123,12 +127,6 @@ class DataOverview:
         return int(statistics.median(self.lengths)) if self.lengths else 0
 
 
-def _span(sizes: tuple[tuple[int, int], ...]) -> str:
-    by_area = sorted(set(sizes), key=lambda size: size[0] * size[1])
-    least, most = (f"{height}×{width}" for height, width in (by_area[0], by_area[-1]))
-    return least if len(by_area) == 1 else f"from {least} to {most}"
-
-
 def source_of(place: str, kind: str = "") -> str:
     """Return the source, as `images:DIR`, of a place and of what it holds; a source itself stays as it is.
 
@@ -147,28 +145,23 @@ def source_of(place: str, kind: str = "") -> str:
         return f"{suffix}:{place}"
     if not storage.is_remote(place) and not os.path.exists(place):
         raise InputError(f"Cannot look at {place!r}: there is no such file or folder. Check the path.")
-    names = _some_names(place)
+    if storage.is_remote(place):
+        names = [file.name for file in storage.list_files(place)]
+    else:
+        there = (name for _, _, files in os.walk(place) for name in files)
+        names = list(itertools.islice(there, _SEARCHED_FILES))
     if any(map(has_image_suffix, names)):
         return f"images:{place}"
     if any("-ubyte" in name for name in names):
         return f"idx:{place}"
-    for suffix, source in _OF_MANY.items():
+    for suffix, source in (*_OF_MANY.items(), (".txt", "text")):
         if any(name.lower().endswith(suffix) for name in names):
             return f"{source}:{place}"
-    if any(name.lower().endswith(".txt") for name in names):
-        return f"text:{place}"
     raise InputError(
         f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
         "or a .csv, .npz or .txt file. Say it "
         f"with --from {'|'.join(KINDS)}."
     )
-
-
-def _some_names(place: str) -> list[str]:
-    if storage.is_remote(place):
-        return [file.name for file in storage.list_files(place)]
-    names = (name for _, _, files in os.walk(place) for name in files)
-    return [name for name, _ in zip(names, range(_SEARCHED_FILES), strict=False)]
 
 
 def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:

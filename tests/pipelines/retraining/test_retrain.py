@@ -19,7 +19,7 @@ from tpu_components.core.files import storage
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.pipeline import cache_keys
-from tpu_pipelines.retraining import retrain_history
+from tpu_pipelines.retraining import retrain as deciding
 from tpu_pipelines.retraining.retrain import Occasion, decide_here
 from tpu_pipelines.runs.run_local import fingerprints_here
 
@@ -267,14 +267,14 @@ def test_every_decision_is_kept_with_its_reasons_run_price_and_outcome(
 
 
 def test_a_run_that_two_found_needed_at_once_is_paid_once(tmp_path):
-    run = retrain_history.Entry("", True, ("data",), "changed", "digits-1", "promoted", "v5e-4", 0.5, 2.4)
+    run = deciding.Entry("", True, ("data",), "changed", "digits-1", "promoted", "v5e-4", 0.5, 2.4)
     for second in (1, 2):
         at = f"2026-11-23T03:07:0{second}+00:00"
-        retrain_history.record(str(tmp_path), dataclasses.replace(run, at=at))
-    later, first = retrain_history.entries(str(tmp_path), lambda run: None, lambda machine: None, print)
+        deciding.record(str(tmp_path), dataclasses.replace(run, at=at))
+    later, first = deciding.entries(str(tmp_path), lambda run: None, lambda machine: None, print)
     assert (first.training_hours, first.usd) == (0.5, 2.4)
     assert (later.needed, later.run, later.training_hours, later.usd) == (True, "digits-1", 0.0, None)
-    retrain_history.write_page([later, first], "digits", tmp_path / "page.html")
+    deciding.write_page([later, first], "digits", tmp_path / "page.html")
     assert "2 decisions, 1 run, 2.40 $" in " ".join((tmp_path / "page.html").read_text().split())
 
 
@@ -384,7 +384,7 @@ def test_a_run_that_is_refused_is_kept_and_told_as_failed(tmp_path, capsys):
     assert "divide the examples by 'length'" in shown
     assert "Another run is writing to" in shown
     assert 'failures="1"' in files[1].read_text()
-    second, first = retrain_history.entries(
+    second, first = deciding.entries(
         str(tmp_path / "registry/digits/decisions"), lambda run: None, lambda name: None, print
     )
     assert (first.outcome, first.run, "'length'" in first.reason) == ("failed", "", True)
@@ -396,7 +396,7 @@ def test_a_run_here_that_is_killed_stands_as_started(tmp_path, capsys, monkeypat
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tpu_pipelines.runs.run_local.run_local", killed)
+    monkeypatch.setattr("tpu_pipelines.cli.retraining.run_local", killed)
     command = ["retrain", "digits", "--target", "local", "--workspace", str(tmp_path)]
     assert main(command) == 1
     assert main([*command, "--history"]) == 0

@@ -279,7 +279,6 @@ def test_a_copied_workspace_works_and_touches_nothing_outside_itself(finished_ru
     for path in (workspace / ".cache" / "digits" / "steps").glob("*.json"):
         entry = json.loads(path.read_text())
         for name, output in entry.items():
-            assert not str(output.get("uri", "") if isinstance(output, dict) else "").startswith("/")
             if name == "records":
                 output["uri"] = str(photos)
         path.write_text(json.dumps(entry))
