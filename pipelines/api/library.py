@@ -1,4 +1,4 @@
-"""What `import tpu_pipelines` gives: the commands as functions, which take models and arrays as objects too."""
+"""The public functions of `tpu_pipelines`: the commands, which also take models and arrays as objects."""
 
 import dataclasses
 import hashlib
@@ -214,10 +214,10 @@ def run(
 
 
 def load_run(path: Place) -> Run:
-    """Return a run that is there, from its folder.
+    """Load a finished run from its folder.
 
     Raises:
-        InputError: If it is none.
+        InputError: If the folder holds no run.
     """
     try:
         return Run(Path(path), Summary.load(Path(path)))
@@ -228,7 +228,7 @@ def load_run(path: Place) -> Run:
 
 
 def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, workspace: Place = _WORKSPACE) -> Checks:
-    """Find out within seconds what would stop a run of a configuration, or spoil it; arguments as those of `run`.
+    """Check within seconds what would stop a run of a configuration, or spoil it; takes the arguments of `run`.
 
     Raises:
         InputError: If the configuration is none.
@@ -289,7 +289,7 @@ def _as_paths(inputs: Sequence[Any], folder: Path) -> Iterator[str]:
 
 
 def _as_name(model: Any, folder: Path) -> Any:
-    """Return a model as a configuration names it; of an object a file in `folder`, by its content."""
+    """Return the value of `model` in a configuration. A model object is saved in `folder`, named by its content."""
     if isinstance(model, str | Path | Mapping):
         return str(model) if isinstance(model, Path) else model
     import keras
@@ -307,14 +307,14 @@ def _as_name(model: Any, folder: Path) -> Any:
         digest.update(weight.tobytes())
     plain = re.sub(r"[^\w-]", "_", model.name)
     path = folder / f"{plain}-{digest.hexdigest()[:12]}.keras"
-    if not path.is_file():  # Saved twice it would be another file, and another model.
+    if not path.is_file():  # Saved again, the file and its digest would differ.
         path.parent.mkdir(parents=True, exist_ok=True)
         model.save(path)
     return str(path)
 
 
 def _as_section(data: Any, folder: Path) -> Any:
-    """Data as section `data`; of arrays a file in `folder`, by their content."""
+    """Return section `data` of a configuration. Arrays are saved in `folder`, named by their content."""
     if isinstance(data, str | Path):
         return {"source": source_of(str(data))}
     if isinstance(data, tuple):

@@ -26,7 +26,7 @@ from tpu_pipelines.doctor.google_apis import GoogleApis
 from tpu_pipelines.pipeline.compile import compile_pipeline, require_step_image, step_image
 from tpu_pipelines.starting.data_overview import DataOverview, overview_of
 
-UNASKED = (Cost.FILE, Cost.SECONDS)  # What can be known without asking a platform.
+UNASKED = (Cost.FILE, Cost.SECONDS)  # Checks without a request to a platform.
 ASKED = (Cost.REQUEST, Cost.NETWORK)
 
 
@@ -40,7 +40,7 @@ def examine(
     context: str = "",
     image: str = "",
 ) -> list[Finding]:
-    """Ask the checks of some costs whether a run of a configuration has what it needs.
+    """Run the checks of some costs for a configuration.
 
     Args:
         config: Configuration that is to run.
@@ -48,11 +48,11 @@ def examine(
         target: The platform, as `vertex`; empty for a run on this machine.
         settings: Project, region, bucket and images.
         workspace: Folder for runs on this machine.
-        context: Context of Kubernetes, for Kubeflow; empty asks the cluster nothing.
+        context: Context of Kubernetes, for Kubeflow; empty skips the checks of the cluster.
         image: Image that every step is to run in; empty is what TPU_PIPELINES_IMAGE says.
 
     Raises:
-        InputError: If a platform cannot be asked: settings are missing, or the configuration names no machine of its.
+        InputError: If the checks of a platform need missing settings or a machine of the platform.
     """
     settings, image = settings or Settings(), image or step_image()
     checks = ConfigChecks(config, None if target else workspace).checks()
@@ -76,13 +76,13 @@ def _asked(config: Config, target: str, settings: Settings, context: str, image:
 
 
 def require_ready(config: Config, target: str, settings: Settings, image: str) -> list[Finding]:
-    """Ask what takes a second: sign-in, bucket, image, service account. The arguments as in `examine`.
+    """Run the quick checks: sign-in, bucket, image, service account. The arguments are those of `examine`.
 
     Returns:
-        What is not as it should be, or not known, and stops nothing.
+        Hints, and findings of unknown state.
 
     Raises:
-        InputError: If something is missing without which a run surely fails; names all of it, and what to do.
+        InputError: If a run would fail; names everything that is missing, and what to do.
     """
     findings = examine(config, (Cost.REQUEST,), target, settings, image=image)
     if errors := errors_in(findings):
@@ -94,21 +94,21 @@ def require_ready(config: Config, target: str, settings: Settings, image: str) -
 
 
 class ConfigChecks:
-    """The checks of a configuration and its data: what would stop a run, and what would spoil it.
+    """Checks of a configuration and its data: what would stop a run, and what would spoil it.
 
-    Each looks at what it can, also where another has found a mistake, so that one call finds as many as there are.
+    The checks are independent, so that one call finds all mistakes.
 
     Args:
         config: Configuration to check, already read.
-        workspace: Folder for runs, which may hold the champion; None for a run on a platform, which uses none.
+        workspace: Folder for runs, which may hold the champion; None for a run on a platform.
     """
 
     def __init__(self, config: Config, workspace: Path | None) -> None:
         self._config, self._workspace = config, workspace
-        self._interface: Interface | None = None  # Of the data, once they were looked at.
+        self._interface: Interface | None = None  # Set by the check of the data.
 
     def checks(self) -> list[Check]:
-        """Return everything to ask, in the order in which it is told."""
+        """Return the checks, in the order in which their findings are shown."""
         return [
             Check("settings", self._settings, Cost.FILE),
             Check("machine", self._machine, Cost.FILE),
@@ -159,7 +159,7 @@ class ConfigChecks:
         yield from (Finding("data", Status.OK, line) for line in overview.lines())
         yield from self._damage(overview)
         yield from (Finding("settings", Status.HINT, said) for said in contradicted_by(overview, config))
-        with contextlib.redirect_stderr(io.StringIO()):  # Which speaks of records that nobody is to have.
+        with contextlib.redirect_stderr(io.StringIO()):  # Hides messages about temporary records.
             self._interface = sample_interface(config, plan)
 
     def _damage(self, overview: DataOverview) -> Iterator[Finding]:
@@ -187,7 +187,7 @@ class ConfigChecks:
 
 
 def contradictions(config: Config) -> Iterator[str]:
-    """Yield the settings of which one makes another useless, in words."""
+    """Yield messages about settings that make another setting useless."""
     training = config.training
     shortest = min((stage.epochs for stage in training.stages), default=training.epochs)
     if training.warmup_epochs >= shortest:
@@ -201,7 +201,7 @@ def contradictions(config: Config) -> Iterator[str]:
 
 
 def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
-    """Yield the settings that the data make useless, in words."""
+    """Yield messages about settings that are useless for the data."""
     if config.training.early_stopping_epochs and VALIDATION not in overview.split_examples:
         yield (
             "training.early_stopping_epochs looks at the training loss, as there is no validation split: set "
@@ -216,12 +216,12 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
 
 
 def platform_checks(config: Config, target: str, settings: Settings) -> list[Check]:
-    """Return the checks of what a submission needs; nothing is sent or asked.
+    """Return the checks of a submission that need no request to the platform.
 
     Args:
         config: Configuration to check.
         target: `vertex` or `kubeflow`.
-        settings: Those that say where pipelines run.
+        settings: Settings of the platform.
     """
     names = TARGET_SETTINGS[target]
 
@@ -241,7 +241,7 @@ def platform_checks(config: Config, target: str, settings: Settings) -> list[Che
 
 
 def image_check(image: str, target: str) -> Check:
-    """Return the check whether a platform can fetch an image, and always gets the same one."""
+    """Return the check whether a platform can pull an image, and whether a digest pins it."""
 
     def ask() -> str | list[Finding]:
         require_step_image(image, target)
@@ -254,7 +254,7 @@ def image_check(image: str, target: str) -> Check:
 
 
 def model_findings(model: str, carried: Mapping[str, bytes]) -> Iterator[Finding]:
-    """Say how a model's code reaches the platform, and which files travel with it: more than a user may know of.
+    """Yield findings on how a model's code reaches the platform, and which files travel with it.
 
     Args:
         model: Name of the model in the configuration.

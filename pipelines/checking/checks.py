@@ -28,7 +28,7 @@ from tpu_pipelines.config.configuration import Config
 
 _SAMPLE_EXAMPLES = 64
 _LITE = ("float", "int8")
-_AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # By which a gate divides examples into quarters.
+_AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # Amounts by which the gate divides examples into quarters.
 
 
 def check_run(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
@@ -48,7 +48,7 @@ def check_run(config: Config, workspace: Path, listing: Listing | None = None) -
 
 
 def check_inputs(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
-    """Check what `check_run` does, the arguments as there, but for where the model is to go."""
+    """Check everything that `check_run` checks, except the deployment; takes the same arguments."""
     run_dir = workspace.absolute() / config.name
     if "python3" in json.dumps([config.as_dict(), str(run_dir)], ensure_ascii=False):
         raise InputError(
@@ -63,7 +63,7 @@ def check_inputs(config: Config, workspace: Path, listing: Listing | None = None
 
 
 def check_deploy(config: Config) -> None:
-    """Check where the model is to go, if anywhere: the registry, and the keys that it is signed and verified with.
+    """Check the deployment, if there is one: the registry, and the keys for signing and verifying.
 
     Raises:
         InputError: On the first thing that is wrong.
@@ -79,7 +79,7 @@ def check_deploy(config: Config) -> None:
 
 
 def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
-    """Check, by listing the data alone, that they fit the batch, the splits and the slices that are asked for.
+    """Check that the listed data fit the batch size, the splits and the slices of the configuration.
 
     Args:
         config: Configuration of the run.
@@ -124,10 +124,10 @@ def _check_champion(config: Config, class_names: Sequence[str]) -> None:
 
 
 def needs_check(config: Config) -> bool:
-    """Return whether something may be wrong with a model that its training or its export would find too late.
+    """Return whether a model has to be tried before the run, because its training or export would fail too late.
 
-    One of the user's own is tried before it is compiled for a machine or paid for, any model where the export must hold
-    a LiteRT file; else the training itself finds it within seconds. So is what the training asks of Keras by name.
+    A user's own model is tried before it is compiled for a machine or paid for. Any model is tried if the export must
+    have a LiteRT file, or the training names a class of Keras. Otherwise the training itself fails within seconds.
     """
     is_own = config.training.model not in REGISTRY and config.preflight is not None
     return is_own or config.training.names_more_of_keras or bool(set(_LITE) & set(config.required_formats))
@@ -143,10 +143,10 @@ def check_model_works(config: Config, plan: DatasetPlan) -> None:
 
 
 def check_model(config: Config, interface: Interface) -> list[str]:
-    """Build a configuration's model, and make of it what the export must hold, in a process of its own.
+    """Build a configuration's model, and its required export formats, in a process of its own.
 
     Returns:
-        Warnings: what the model brings and training does not use.
+        Warnings about parts of the model that training does not use.
 
     Raises:
         InputError: If the model cannot be built, rebuilt or exported so.
@@ -177,12 +177,14 @@ def check_model(config: Config, interface: Interface) -> list[str]:
 
 
 def sample_interface(config: Config, plan: DatasetPlan) -> Interface:
-    """Return what the model must take and give, from a few examples written as the data set will be.
+    """Return the interface of the model, from a few examples that are written like the data set.
 
     Raises:
-        InputError: If they cannot be read, or do not fit together.
+        InputError: If the examples cannot be read, or do not fit together.
     """
     sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task, _SAMPLE_EXAMPLES)})
-    lenient = dataclasses.replace(config.data, max_bad_fraction=0.99)  # So few say nothing of all.
+    lenient = dataclasses.replace(
+        config.data, max_bad_fraction=0.99
+    )  # So few examples do not show the share of bad ones.
     with written(lenient, sample) as (_, manifest):
         return manifest.interface

@@ -11,12 +11,12 @@ from typing import Any
 
 from tpu_pipelines.config.settings import TARGET_SETTINGS
 
-HERE = "local"  # Where a run may be, beside the platforms.
+HERE = "local"  # Target of a run on this machine.
 MODEL = "model"  # With `init --from`: the argument is a model, and not data.
 LIMIT = 0.2  # Share by which a training may be slower or dearer than another.
 # Kinds of data, as in tpu_pipelines.starting.data_overview, which --help does without.
 KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "tfrecords")
-# How a registered version is named to be compared with.
+# Names of a registered version to compare with.
 VERSION_FORMS = "NAME@VERSION or NAME@ALIAS of the workspace's registry, or REGISTRY/NAME@VERSION"
 
 
@@ -61,14 +61,14 @@ class Command:
 
 def user_path(text: str) -> Path:
     """Return a path as a user writes it; the shell leaves the `~` of `--workspace=~/runs` alone."""
-    return Path(os.path.expanduser(text))  # That of Path raises where the user is not known.
+    return Path(os.path.expanduser(text))  # `Path.expanduser` raises if the user is unknown.
 
 
 def output_file(text: str, is_added_to: bool = False) -> Path:
     """Return the path of a file that a command writes, or adds to, once its work is done.
 
     Raises:
-        argparse.ArgumentTypeError: If it cannot be written, which is better said before the work.
+        argparse.ArgumentTypeError: If the file cannot be written; reported before the work begins.
     """
     from tpu_components.core.base.errors import InputError
     from tpu_components.core.files import storage
@@ -127,8 +127,8 @@ def _share(name: str, text: str, expected: str, allows: Callable[[float], bool],
 
 
 def confidence(what: str) -> Argument:
-    """Return `--confidence`; `what` says which things are alike."""
-    text = f"of {what}, so many drift in no figure (default: 0.99)"
+    """Return `--confidence`; `what` names the things that are alike."""
+    text = f"probability that no figure of {what} is reported as drifted (default: 0.99)"
     return _share("--confidence", text, "a share from 0.5 to below 1", lambda share: 0.5 <= share < 1, default=0.99)
 
 
@@ -173,7 +173,7 @@ EXPORTED = (
     WORKSPACE,
 )
 JOB = argument("name", metavar="NAME", help="of the configuration, or the id of a job")
-# Those of every command.
+# Arguments of every command.
 LOUDNESS = Group(
     (
         flag("--quiet", "say nothing but the result and what went wrong"),

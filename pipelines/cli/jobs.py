@@ -1,4 +1,4 @@
-"""Commands about jobs on a platform, status and cancel, and what others share that follow a job."""
+"""Commands about jobs on a platform, status and cancel, and functions that other commands share to follow a job."""
 
 import argparse
 import dataclasses
@@ -17,21 +17,21 @@ from tpu_pipelines.platforms.jobs import Retrying, Submission
 
 
 def connect(arguments: argparse.Namespace) -> tuple[Settings, Retrying]:
-    """Return the settings, and the platform, which repeats what an outage stops. Missing settings are named first."""
+    """Return the settings, of which none may be missing, and the platform's client, which retries transient errors."""
     settings = required_settings(arguments)
     platform = importlib.import_module(f"tpu_pipelines.platforms.{arguments.target}").connect(settings)
     return settings, Retrying(platform, Backoff(report=tell_hint))
 
 
 def required_settings(arguments: argparse.Namespace) -> Settings:
-    """Return the settings, with all that nothing can be sent without."""
+    """Return the settings, after a check for those that the target requires."""
     settings = load_settings(os.environ, arguments.settings)
     settings.require(*TARGET_SETTINGS[arguments.target])
     return settings
 
 
 class Progress:
-    """Prints what is new of a run."""
+    """Prints changes of a run's state."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -47,7 +47,7 @@ class Progress:
 
 
 def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
-    """Print what is known of a run, as JSON with further facts; the exit code that goes with it."""
+    """Print the state of a run, as JSON with further facts; returns the exit code."""
     lines = [f"{submission.job_id}: {submission.state}, to train on {submission.machine}", ""]
     lines += [f"  {step:<20}{state}" for step, state in submission.steps.items()]
     lines += ["", f"  run   {submission.url}", f"  logs  {submission.logs_url}"]

@@ -20,7 +20,7 @@ from tpu_pipelines.cli.arguments import LOUDNESS, Argument, Group
 from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.output import BAD_INPUT, DONE, FAILED, tell_error
 
-# Imports and long lists make no garbage: looking for it as often as Python does takes a tenth of a short command.
+# Imports and long lists make no garbage: collecting it as often as Python does takes a tenth of a short command.
 _GARBAGE = (100_000, 20, 20)
 
 
@@ -35,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_output() -> None:
-    """Have streams to write to that take any character, also where whoever started this has closed them."""
+    """Open the standard streams that the caller has closed, and let all of them take any character."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # Else the next file that is opened would get its number, and what is printed.
+        if getattr(sys, name) is None:  # Otherwise the next opened file gets its number, and what is printed.
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as this process lives)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -88,7 +88,7 @@ class _Version(argparse.Action):
 
 @contextlib.contextmanager
 def _as_loud_as(arguments: argparse.Namespace) -> Iterator[None]:
-    """Have this process and those of the steps be as loud as the flags say."""
+    """Set how much this process and those of the steps print."""
     saved = os.environ.get(LOUDNESS_VARIABLE)
     if arguments.quiet or arguments.verbose:
         os.environ[LOUDNESS_VARIABLE] = QUIET if arguments.quiet else VERBOSE
@@ -107,12 +107,12 @@ def _run(arguments: argparse.Namespace) -> int:
             module, function = arguments.work.split(".")
             work = getattr(importlib.import_module(f"tpu_pipelines.cli.{module}"), function)
             code = int(work(arguments))
-            sys.stdout.flush()  # What cannot be written is said now, not when Python ends.
+            sys.stdout.flush()  # An error of writing is reported now, not when Python ends.
             return code
     except InputError as error:
         tell_error(error)
         return BAD_INPUT
-    except BrokenPipeError:  # Whoever read the output has seen enough.
+    except BrokenPipeError:  # The reader of the output has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:

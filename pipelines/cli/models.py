@@ -131,7 +131,7 @@ def monitor(arguments: argparse.Namespace) -> int:
 
 
 def _as_table(shifts: Sequence[Shift], power: str) -> str:
-    """Return differences to be read by people: the outcome, every figure, the rule, and what can be shown at all."""
+    """Return the verdict, a table of all figures, the rule, and the power of the test, as text."""
     rows = [
         (
             shift.figure,

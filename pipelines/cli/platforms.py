@@ -41,7 +41,7 @@ def compile(arguments: argparse.Namespace) -> int:
     compiled = compile_pipeline(config, arguments.target, arguments.output, settings)
     _tell_sent(arguments.target, compiled.image, config.training.model, compiled.carried)
     for place, content in compiled.carried.items():
-        # By its name and its digest: no other file has that name.
+        # The name has the digest, so no other file is overwritten.
         digest, name = place.split("/")[-2:]
         path = compiled.path.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
         storage.write_bytes(path, content)
@@ -57,16 +57,16 @@ def _tell_sent(target: str, image: str, model: str, carried: Mapping[str, bytes]
 
 
 def _tell_findings(findings: Iterable[Finding]) -> None:
-    """Say on stderr what checks found that is not as it should be."""
+    """Print hints for all findings that are not ok."""
     for finding in findings:
         if finding.state != Status.OK:
             tell_hint(str(finding))
 
 
 def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settings) -> RunPlan:
-    """Return a run as it would be sent; refuses a model that would fail once it costs money.
+    """Plan a run and check its model before anything is paid.
 
-    Where the data have to be downloaded, the steps find what is wrong with the model.
+    If the data have to be downloaded first, the model is checked only by the steps.
     """
     plan = plan_submission(config, arguments.target, settings)
     if plan.data is not None and needs_check(config):
@@ -78,7 +78,7 @@ def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settin
 
 
 def ask_first(arguments: argparse.Namespace, config: Config, settings: Settings, image: str) -> None:
-    """Refuse a run that cannot work, unless nobody is to be asked; hint at what only may stand in its way."""
+    """Check on the platform whether the run can work, unless --no-doctor is given; prints hints."""
     if not arguments.no_doctor:
         _tell_findings(require_ready(config, arguments.target, settings, image))
 
@@ -103,7 +103,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, requests: Sequence[Any]) -> None:
-    """Say what the run would be and what is missing; its specification is long, and printed or written if asked for."""
+    """Print what the run would be and what is missing; its specification only if --json or --output asks for it."""
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
     show_findings(list(describe(config, plan, arguments.target)), stream=stream)

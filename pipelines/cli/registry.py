@@ -1,4 +1,4 @@
-"""The command `registry`: registered models in words and as JSON, and what may be done to them by hand."""
+"""The command `registry`: lists and shows registered models, and moves the champion by hand."""
 
 import argparse
 import dataclasses
@@ -34,7 +34,7 @@ _COLUMNS = {
     "parent": ">",
     "MiB": ">",
 }
-# Of each action the arguments, and how many it takes at least and at most.
+# Arguments of each action, and their least and largest number.
 _ARGUMENTS = {
     "list": ("[NAME]", 0, 1),
     "show": ("NAME [VERSION]", 1, 2),
@@ -102,7 +102,7 @@ def _aliases(model: ModelRegistry, number: str) -> list[str]:
 
 
 def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows, to be read by people; what is damaged is named below them."""
+    """Return the rows as a table, with damaged versions below."""
     lines = []
     for row in rows:
         metrics = row["metrics"]
@@ -138,7 +138,7 @@ def _describe(model: ModelRegistry, number: str) -> dict[str, Any]:
 
 
 def _as_text(description: Mapping[str, Any]) -> str:
-    """Return a description, to be read by people: without checksums and sketches."""
+    """Return a description as text, without checksums and sketches."""
     shown = {name: value for name, value in description.items() if name not in ("files", "history", "lineage")}
     moves = [
         f"{move['time']}  {move['by']:<9}{move['previous'] or '-'} → {move['version']}  {move['reason']}"

@@ -1,4 +1,4 @@
-"""The command `retrain`: run again where there is reason to, and show what was decided before."""
+"""The command `retrain`: runs again if something has changed, and lists earlier decisions."""
 
 import argparse
 import dataclasses
@@ -30,7 +30,7 @@ from tpu_pipelines.runs.run_findings import RunFindings
 from tpu_pipelines.runs.run_local import RunOutcome, run_local
 from tpu_pipelines.submission.submit import submit, wait, without_cache
 
-# Options that an action has no use for.
+# Options without effect for an action.
 _ALONE = {"history": ("when", "wait", "force", "markdown", "junit", "outputs"), "dry_run": ("junit",)}
 
 
@@ -63,7 +63,7 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
     entry = dataclasses.replace(entry, run=str(run_dir), outcome=deciding.STARTED)
     last = None if entry.needed else deciding.last_summary(config, arguments.workspace)
     if not last:
-        report.keep(entry)  # First that it begins, since it may be killed.
+        report.keep(entry)  # Before the run, which may be killed.
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
     report.keep(dataclasses.replace(entry, outcome=result_of(outcome.summary.status)))
     deployment = outcome.summary.deployment
@@ -84,7 +84,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occa
         ask_first(arguments, config, settings, plan.image)
     submission = started or submit(plan, submitter, again=entry.needed)
     price = partial(_price, [job.machine for job in plan.jobs], target=arguments.target)
-    report.keep(entry.with_run(submission, price(submission.machine)))  # First: who waits may be killed.
+    report.keep(entry.with_run(submission, price(submission.machine)))  # Before waiting, which may be killed.
     if arguments.wait and plan.has(submission.job_id):
         submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
         report.keep(entry.with_run(submission, price(submission.machine)))
@@ -94,7 +94,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occa
 
 
 class _Report:
-    """What is told of a decision: on the terminal, in the history, and in the files that CI shows."""
+    """Reports of a decision: on the terminal, in the history, and in files for CI."""
 
     def __init__(self, arguments: argparse.Namespace, config: Config) -> None:
         self._arguments, self._config = arguments, config
@@ -103,11 +103,11 @@ class _Report:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What JSON output says of the decision."""
+        """The decision for JSON output."""
         return {"retrain": dataclasses.asdict(self._decision)}
 
     def begin(self, decision: RunDecision) -> deciding.Entry:
-        """Say what was decided, or what --force makes of it; of a dry run that is all. Returns its entry."""
+        """Print the decision, which --force may change, and return its entry; a dry run also writes the reports."""
         if self._arguments.force and not decision.needed:
             decision = dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
         self._decision, self._is_decided = decision, True
@@ -123,7 +123,7 @@ class _Report:
         return self._entry
 
     def keep(self, entry: deciding.Entry) -> None:
-        """Keep what is known by now; what keeps it from being kept is no reason against the run."""
+        """Record the current entry in the history; if that fails, the run goes on."""
         self._entry = entry
         try:
             deciding.record(_place(self._arguments, self._config), entry)
@@ -131,7 +131,7 @@ class _Report:
             tell_hint(f"the decision is not kept: {error}")
 
     def fail(self, error: Exception) -> None:
-        """Keep and write that a run was refused, or that none could be decided on."""
+        """Record and report that the run was refused, or that the decision failed."""
         entry = self._entry
         if entry.outcome in ("", deciding.STARTED):
             run = entry.run if entry.outcome else ""
@@ -142,7 +142,7 @@ class _Report:
         self.write({}, lambda: RunFindings(error=str(error)))
 
     def write(self, links: Mapping[str, str], read: Callable[[], RunFindings], version: str = "") -> None:
-        """Write what CI shows, where that is asked for; only then are the run's findings read."""
+        """Write the reports for CI that the flags ask for; the run's findings are read only for them."""
         entry, name = self._entry, self._config.name
         markdown, junit, outputs = self._arguments.markdown, self._arguments.junit, self._arguments.outputs
         if outputs:

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
-    """Print what became of a local run, as JSON with further facts; the exit code that goes with it."""
+    """Print the outcome of a local run, as JSON with further facts; returns the exit code."""
     summary = outcome.summary
     if as_json:
         show({**summary.as_dict(), **facts}, "", as_json)
@@ -138,7 +138,7 @@ def runs(arguments: argparse.Namespace) -> int:
         if not name:
             try:
                 tell_hint(f"the same as a page: {os.path.relpath(history.write_index(workspace, rows))}")
-            except (InputError, OSError) as error:  # As on a disk that is read-only: the list is there all the same.
+            except (InputError, OSError) as error:  # For example on a read-only disk: the list is printed nevertheless.
                 tell_hint(f"no page is written: {error}")
         show(rows, history.as_table(rows), arguments.json)
         return DONE

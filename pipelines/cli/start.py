@@ -45,13 +45,13 @@ def init(arguments: argparse.Namespace) -> int:
     show_text("\n".join([*map(in_one_line, overview.lines()), "", *(f"wrote {path}" for path in start.files)]))
     for hint in start.hints:
         tell_hint(hint)
-    load_config(str(start.config_path))  # Refuses what is none, once it can be looked at.
+    load_config(str(start.config_path))  # Checks the file after it is written, so that a user can read it.
     show_text(f"\nnext: tpu-pipelines check {shlex.quote(str(start.config_path))}")
     return DONE
 
 
 def _ask(arguments: argparse.Namespace, answer: Callable[[str], str] = input) -> argparse.Namespace:
-    """Ask on the terminal for what the command line does not say."""
+    """Ask on the terminal for missing arguments."""
 
     def ask(question: str, default: str) -> str:
         return answer(f"{question} [{default}]: ").strip() or default
@@ -101,13 +101,15 @@ def preflight(arguments: argparse.Namespace) -> int:
     show(json.loads((directory / PREFLIGHT_FILE).read_text()) | compared, f"{text}\n\n{page}", arguments.json)
     if arguments.markdown:
         append(arguments.markdown, render_preflight(config.name, report, comparison))
-    enough = any if arguments.compare else all  # One of those to choose from; all that a run may get.
+    enough = (
+        any if arguments.compare else all
+    )  # Of several to choose from, one is enough; otherwise a run may get any of them.
     passed = enough(machine.passed for machine in report.machines) and not (comparison and comparison.broken)
     return DONE if passed else REJECTED
 
 
 def _planned(arguments: argparse.Namespace) -> compiling.PlannedData | None:
-    """Return the data that are said to come; None where the data at hand are all."""
+    """Return the size of the data that --examples announces; None without it."""
     if arguments.examples is None:
         if arguments.image_bytes is not None:
             raise InputError(

@@ -32,7 +32,10 @@ from tpu_pipelines.config.step_resources import StepResources
 from tpu_pipelines.config.steps import STEP_TABLE
 from tpu_pipelines.config.yaml_files import read_mapping
 
-_OF_THE_RUN: dict[str, Any] = {"lineage": {}, "preflight": {}}  # Parameters of deploy_model that nobody sets by hand.
+_OF_THE_RUN: dict[str, Any] = {
+    "lineage": {},
+    "preflight": {},
+}  # Parameters of deploy_model that a configuration cannot set.
 CONFIGS_DIR = Path(__file__).parents[1] / "configs"
 _NAME_LENGTH = 64
 
@@ -50,8 +53,8 @@ class Config:
         machine: The TPU slice to train on in the cloud, if one is named.
         preflight: Parameters of preflight_training, most of them from the training and the machine; None leaves it out,
             as does a configuration that says neither machine nor preflight.
-        model_files: Files and folders, here or on gs://, that the model's code reads: with other content it is another
-            model. Those that its code or a parameter names are known without.
+        model_files: Further files and folders, here or on gs://, that the model's code reads: with other content it is
+            another model. Files that its code or a parameter names are detected automatically.
         deploy: Parameters of deploy_model; None leaves it out. Without a registry of its own, a local run has one in
             its workspace.
         resources: Resources that steps ask of a platform, by step, as far as they are set; see
@@ -131,7 +134,7 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
         InputError: If there is no such file, it is not YAML, or a key or value is wrong; says the nearest right key.
     """
     if isinstance(config, Mapping):
-        return parse_config(_overridden(json.loads(json.dumps(config)), overrides))  # A copy of its own, and plain.
+        return parse_config(_overridden(json.loads(json.dumps(config)), overrides))  # A plain copy.
     path = Path(config)
     if path.suffix not in (".yaml", ".yml"):
         path = CONFIGS_DIR / f"{config}.yaml"
@@ -187,7 +190,7 @@ def override(raw: dict[str, Any], change: str) -> None:
         raw[sections[0]] = {"name": raw[sections[0]]}
     target = raw
     for section in sections:
-        if target.get(section) in (None, True):  # All defaults, so far.
+        if target.get(section) in (None, True):  # A section without settings.
             target[section] = {}
         target = target[section]
         if not isinstance(target, dict):
@@ -205,8 +208,8 @@ class ModelSection:
     Attributes:
         name: A ready model, a .py or .keras file, or `module:function`; may stand for the whole section.
         parameters: What `build_model` is given beside what follows from the data.
-        files: Files and folders, here or on gs://, that the model's code reads: with other content it is another
-            model. Those that its code or a parameter names are known without.
+        files: Further files and folders, here or on gs://, that the model's code reads: with other content it is
+            another model. Files that its code or a parameter names are detected automatically.
     """
 
     name: str
@@ -253,7 +256,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     mistakes = Mistakes()
     with mistakes.kept():
         _check_sections(raw, where)
-    raw = _at_home(raw)
+    raw = _expand_home(raw)
     if missing := [key for key in ("name", "data", "model") if key not in raw]:
         mistakes.add(f"Missing in {where}: {', '.join(missing)}. Expected name, data and model at least.")
         mistakes.raise_all()
@@ -309,9 +312,9 @@ def _read_section(values: Any, kind: type, section: str, fixed: Mapping[str, Any
 
 
 def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
-    """Read section training; the epochs of its stages together are its own, where it does not say how many."""
+    """Read section training; by default its epochs are those of all its stages."""
     if isinstance(values, dict) and "stages" in values and "epochs" not in values:
-        with contextlib.suppress(InputError):  # Which is said with the section's other mistakes.
+        with contextlib.suppress(InputError):  # It is reported with the section's other mistakes.
             stages = read_by_hand(values["stages"], tuple[Stage, ...], "training.stages")
             values = {**values, "epochs": sum(stage.epochs for stage in stages)} if stages else values
     fixed = {"model": model.name if model else "", "model_parameters": model.parameters if model else {}}
@@ -333,7 +336,7 @@ def _read_gate(values: Any, data: WriteParams | None) -> EvaluateParams:
 
 
 def _check_sections(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse an unknown section; where it is a setting's own name, say the section that it belongs to."""
+    """Check for unknown sections; for the name of a setting, the error names its section."""
     for key in raw:
         if homes := [section for section, keys in SETTINGS.items() if key not in KEYS and key in keys]:
             full = " or ".join(f"{section}.{key}" for section in homes)
@@ -344,8 +347,8 @@ def _check_sections(raw: Mapping[str, Any], where: str) -> None:
         raise InputError("\n".join(strange))
 
 
-def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections with the user's home for `~` in those values that are places."""
+def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections with `~` expanded in values that are paths."""
 
     def home(value: Any) -> Any:
         if isinstance(value, dict):
@@ -396,7 +399,7 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Check that a value can travel as JSON: what YAML reads as a date cannot, nor can NaN."""
+    """Check that a value can be written as JSON: no dates, which YAML reads, and no NaN."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -1,4 +1,4 @@
-"""What a step asks of the machine it runs on, also by the size of its data, and how long it may take there."""
+"""Resources that steps request, also by the size of the data, and the time limit of the training."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ _STEP_GIB = 12  # Arrays and models are held whole.
 _VERTEX_FREE_GIB, _VERTEX_AGENTS_GIB, _VERTEX_AGENTS_SHARE = 9, 6, 0.1
 
 
-# Of a training whose pod may be taken away: on a spot machine, or one that only follows the hosts of a slice.
+# Retries of a training whose pod may be preempted, or only follows the hosts of a slice.
 _RETRIES = 5
 
 
@@ -44,25 +44,25 @@ VERTEX_DISK_GIB = 100
 _MOST_FAN_OUT_TASKS = 90
 
 
-# Of a training that nobody has estimated when its job is written, and whose budget nobody has set.
+# Time limit of a training without an estimate and without a budget when its job is written.
 TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
 
 _DECODED = 10  # Bytes of pixels for each byte of a photo's file: a JPEG of good quality; taken where no size is set.
 _SMALL_FILE_BYTES = 16 << 10  # Below, images may be small enough to be stored as pixels.
 _TOKEN_BYTES = 4
-_POD_DISK_GIB = 10  # What a pod has of its node's disk without asking.
+_POD_DISK_GIB = 10  # Disk of a pod without a request.
 
 
 def resources_of(config: Config, step: str, target: str = "") -> StepResources:
-    """Return what a step asks for: what the configuration sets, and what follows from it for the rest.
+    """Return a step's resources: those that the configuration sets, and defaults for the others.
 
-    Preflight gets the memory that a compilation may take, training what it may hold of the split. On Kubeflow a pod on
-    a spot machine, and one that follows several hosts, asks to be started again; a custom job on Vertex AI need not.
+    Preflight gets the memory limit of a compilation, training the memory for the split. On Kubeflow, a pod on a spot
+    machine, or one that follows several hosts, is retried; a custom job on Vertex AI need not be.
     """
     asked = config.resources.get(step, StepResources())
     held = {
         "preflight_training": BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
-        "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # While it is read, a second time.
+        "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # Twice while it is read.
     }
     machine = config.machine if step == "train_model" and target == "kubeflow" else None
     is_retried = machine is not None and (machine.spot or machine.slice.hosts > 1)
@@ -75,17 +75,17 @@ def resources_of(config: Config, step: str, target: str = "") -> StepResources:
 
 
 def with_agents(gib: float, target: str) -> float:
-    """Return the memory to ask a platform for, in GiB, so that a step has so much of it."""
+    """Return the memory to request from a platform, in GiB, so that a step can use `gib` of it."""
     if target != "vertex" or gib <= _VERTEX_FREE_GIB:
         return gib
     return gib * (1 + _VERTEX_AGENTS_SHARE) + _VERTEX_AGENTS_GIB
 
 
 def check_target(config: Config, target: str) -> None:
-    """Refuse what a platform has no words for.
+    """Check that a platform supports all requested resources.
 
     Raises:
-        InputError: If something is asked of it that would be left out in silence.
+        InputError: If it would ignore one.
     """
     training = config.resources.get("train_model", StepResources())
     if training.timeout:
@@ -124,13 +124,13 @@ def check_target(config: Config, target: str) -> None:
 
 
 def apply(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
-    """Ask for CPUs, memory and retries, in KFP's own words; the arguments as in `apply_retries`."""
+    """Set a step's CPUs, memory and retries; the arguments are those of `apply_retries`."""
     task.set_cpu_limit(str(asked.cpu)).set_memory_limit(asked.memory)
     return apply_retries(task, asked, timeout_seconds)
 
 
 def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
-    """Have a step started again when it fails.
+    """Set the retries of a step.
 
     Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go), and
     KFP's default for it is an hour: a pod that is taken away after that would not be started again. After which
@@ -150,10 +150,10 @@ def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_
 
 
 def as_root(task: Any) -> Any:
-    """Have a step's pod on Kubeflow run as root, who alone may write to a fresh disk: KFP has no word for `fsGroup`.
+    """Run a step's pod on Kubeflow as root, who alone may write to a fresh disk: KFP cannot set `fsGroup`.
 
-    Such a root has no capabilities (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16
-    do not know the word, and leave the user to the image.
+    This root has no capabilities (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16
+    ignore the setting and run as the image's user.
     """
     from kfp import kubernetes
 
@@ -161,7 +161,7 @@ def as_root(task: Any) -> Any:
 
 
 def place_on(target: str, task: Any, asked: StepResources) -> Any:
-    """Ask a platform for what KFP itself has no words for: disk and time."""
+    """Set a step's disk and time limit, which differ by platform."""
     if target == "kubeflow":
         from kfp import kubernetes
 
@@ -173,7 +173,7 @@ def place_on(target: str, task: Any, asked: StepResources) -> Any:
                 task, volume_name="scratch", mount_path="/tmp", access_modes=["ReadWriteOnce"], size=asked.disk
             )
             as_root(task)
-    elif asked.timeout:  # A task of Vertex AI has no time of its own, so the container keeps it.
+    elif asked.timeout:  # Vertex AI has no time limit for a task, so the container has one.
         command = ["timeout", "--kill-after=60", str(asked.timeout)]
         task.container_spec.command = [*command, *task.container_spec.command]
     return task
@@ -184,9 +184,9 @@ class TrainingTimeout:
     """The time limit of a training, and its reason.
 
     Attributes:
-        seconds: After so long, where nothing is estimated before.
-        is_estimated: Whether preflight's estimate, once it is there, takes the place of that.
-        reason: Why, in words.
+        seconds: Time limit in seconds, if there is no estimate.
+        is_estimated: Whether preflight's estimate replaces it while the pipeline runs.
+        reason: Reason as text.
     """
 
     seconds: int
@@ -195,7 +195,7 @@ class TrainingTimeout:
 
 
 def training_timeout(config: Config, machine: MachineSpec, target: str) -> TrainingTimeout:
-    """Return when the training of a configuration is stopped on a machine.
+    """Return the time limit of a configuration's training on a machine.
 
     1. As the machine says. 2. By preflight's estimate, as `preflight_training.params.timeout_seconds` makes it; that is
     known while the pipeline runs, when only Vertex AI still takes a time. 3. By what the budget pays for, which
@@ -220,7 +220,7 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
 
 
 def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
-    """Return a machine as a target bills it: by its price, until the training is stopped, as often as it may start."""
+    """Return a machine with the target's price, the training's time limit and its number of attempts."""
     timeout = training_timeout(config, machine, target)
     return dataclasses.replace(
         machine.paid,
@@ -231,7 +231,7 @@ def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
 
 
 def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Config:
-    """Return the same run on another machine, which preflight is to check as well, at the target's price.
+    """Return the configuration with another machine, which preflight checks at the target's price.
 
     Raises:
         InputError: If the machine does not run the training's backend.
@@ -297,7 +297,7 @@ def _count_splits(listing: Listing, params: WriteParams) -> dict[str, int]:
 
 
 def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str]:
-    """Return the configuration with what follows from its data's size for steps that say nothing, and that in words.
+    """Return the configuration with resources by the data's size, for steps without their own, and a message on them.
 
     Args:
         config: Configuration to run.
@@ -311,7 +311,7 @@ def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str
         if not asked.memory and gib(memory) != gib(usual.memory):
             resources[step] = dataclasses.replace(asked, memory=memory)
             words.append(f"{step} {memory} of memory")
-    disk_gib = math.ceil(2 * size.records / 2**30)  # Staged, and in its place: the same disk.
+    disk_gib = math.ceil(2 * size.records / 2**30)  # Staged and final files are on the same disk.
     asked = resources.get("create_tfrecords", StepResources())
     if target == "kubeflow" and disk_gib > _POD_DISK_GIB and not asked.disk:
         resources["create_tfrecords"] = dataclasses.replace(asked, disk=f"{disk_gib}Gi")
@@ -323,7 +323,7 @@ def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str
 
 
 def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, float]]:
-    """Yield the memory that each step takes for the data, in GiB: inputs are held once, and once more while read."""
+    """Yield the memory that each step needs for the data, in GiB: inputs are held twice while they are read."""
 
     def split_gib(name: str) -> float:
         return size.splits.get(name, 0) / 2**30
@@ -338,7 +338,7 @@ def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, f
 
 
 def _least(config: Config, step: str, target: str) -> float:
-    """Return the memory that a step has whatever the data are, in GiB."""
+    """Return the memory of a step for any data, in GiB."""
     without_data = dataclasses.replace(
         config, resources={}, training=dataclasses.replace(config.training, in_memory_mib=0)
     )

@@ -1,4 +1,4 @@
-"""What a step may be given: processors, memory, disk, retries and time, as the configuration says it."""
+"""Section `resources` of a configuration: processors, memory, disk, retries and time limit of a step."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ class StepResources:
         timeout: Seconds after which the step is stopped; 0 is never.
 
     Raises:
-        InputError: If a value is none that a platform takes.
+        InputError: If a value has the wrong form or range.
     """
 
     cpu: NotNegative = 0
@@ -51,7 +51,7 @@ def parse_resources(raw: Any) -> dict[str, StepResources]:
 
 
 def as_dict(resources: Mapping[str, StepResources]) -> dict[str, dict[str, Any]]:
-    """Return the section as it stands in a configuration: what is set, and nothing else."""
+    """Return the section as in a configuration, with only the set values."""
     unset = dataclasses.asdict(StepResources())
     return {
         step: {key: value for key, value in dataclasses.asdict(asked).items() if value != unset[key]}

@@ -5,14 +5,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step as every way to run the pipeline must know it; how it is wired stands in `training_pipeline`.
+    """A step of the pipeline; `training_pipeline` connects the steps.
 
     Attributes:
-        artifact: Output of its component that a run publishes.
-        folder: Folder of a run that gets it.
-        section: Section of the configuration with its parameters; without that the step is left out.
-        reads: Steps, earlier in the table, whose artifacts it reads.
-        needs_promotion: Whether it runs only where the gate says yes.
+        artifact: Name of the component's output that a run publishes.
+        folder: Folder for the artifact in a run's folder.
+        section: Section of the configuration with its parameters; without the section the step is left out.
+        reads: Earlier steps whose artifacts it reads.
+        needs_promotion: Whether it runs only if the gate promotes the model.
     """
 
     artifact: str

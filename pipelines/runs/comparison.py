@@ -24,17 +24,17 @@ from tpu_pipelines.runs.summary import Summary
 
 _NOTHING = "–"
 _MAX_TEXT = 60
-_LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Of the runs beyond as many as there are colours.
+_LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Line and marker; the next pair for each round of the colours.
 _LEGEND_CHARACTERS, _TITLED = 24, 3
 _COUNTS = ("num_examples", "top_k", "num_absent_classes")
-_NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
+_NAMES = ("name", "deploy.registry", "deploy.model_name")  # Keys that are ignored when runs are compared.
 _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 _JUDGED = tuple(task.judged for task in TASKS.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The facts of a training, from the section `training` of `model.json`; None where that is silent."""
+    """Facts of a training from section `training` of `model.json`; None if an older file lacks them."""
 
     epochs: int | None = None
     seconds: float | None = None
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def best(self) -> frozenset[int]:
-        """The place of the best run; empty where none stands out, as among those that share the first place."""
+        """Index of the best run; empty if several are shown with the best value."""
         known = [value for value in self.values if value is not None] if self.direction else []
         if len(known) < 2:
             return frozenset()
@@ -121,7 +121,7 @@ class Comparison:
 
 
 def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Divide folders as a shell finds them, `runs/*`, into runs that have ended and others.
+    """Divide paths, as the shell expands `runs/*`, into finished runs and others.
 
     Raises:
         InputError: If there is nothing of that name, or no run among them.
@@ -183,7 +183,7 @@ def _load(folder: Path, label: str) -> Run:
 
 
 def _labels(places: Sequence[Path]) -> list[str]:
-    """Return each folder's name, after as much of its path as tells it from the others."""
+    """Return a unique name for each folder: its name, with as many parent folders as needed."""
     labels = [place.name for place in places]
     depth = 1
     while len(set(labels)) < len(labels):
@@ -297,7 +297,7 @@ def _shorten(value: Any) -> str:
 
 def as_text(comparison: Comparison) -> str:
     """Return a column for each run; a star marks the best."""
-    columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is the star's.
+    columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is for the star.
     blocks = []
     for title, rows in comparison.sections.items():
         cells = [

@@ -62,7 +62,7 @@ def find_export(name: str, workspace: Path) -> str:
 
 
 def name_on_vertex(name: str) -> str:
-    """Return the name that a version on Vertex AI is signed with, its model's; empty where no such version is named.
+    """Return the name that a version on Vertex AI is signed with: its model's. Empty for other names.
 
     Example:
         >>> name_on_vertex("projects/my-project/locations/us-west1/models/digits@champion")
@@ -101,7 +101,7 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
 
 
 def columns_of_training(export_uri: str) -> dict[str, str]:
-    """Return the names of the columns with the examples, as the run that an export lies in read them; else nothing."""
+    """Return the column names of the run that an export lies in; empty for other exports."""
     run = Path(export_uri).parent
     if storage.is_remote(export_uri) or not (run / SUMMARY_FILE).is_file():
         return {}
@@ -110,7 +110,7 @@ def columns_of_training(export_uri: str) -> dict[str, str]:
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:
-    """Return the one source, as `images:DIR`, that is to be answered in a file.
+    """Return the source, as `images:DIR`, of the only input of `predict --output`.
 
     Raises:
         InputError: If there are several, or it does not tell what it holds.

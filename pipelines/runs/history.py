@@ -50,11 +50,11 @@ def set_aside(run_dir: Path, keep: int = KEPT) -> None:
     directory = history_dir(run_dir)
     directory.mkdir(exist_ok=True)
     place = directory / f"{max([0, *map(int, _numbers(directory))]) + 1:04d}"
-    raw = typed_json.decode((run_dir / SUMMARY_FILE).read_bytes())  # With what a newer version says beside.
+    raw = typed_json.decode((run_dir / SUMMARY_FILE).read_bytes())  # Keeps fields of newer versions.
     moved = {"ended": _ended(summary, run_dir), "artifacts": _moved(summary.artifacts, run_dir, place)}
     storage.write_json(run_dir / SUMMARY_FILE, raw | moved)
     os.rename(run_dir, place)
-    with contextlib.suppress(OSError):  # It is there, or the disk has no links.
+    with contextlib.suppress(OSError):  # It exists, or the file system has no links.
         (directory / LATEST).symlink_to(Path("..") / run_dir.name)
     delete_earlier(run_dir, keep)
 
@@ -77,7 +77,7 @@ def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
     for half in directory.glob(".*.old"):
         shutil.rmtree(half, ignore_errors=True)
     places = [directory / number for number in _numbers(directory)]
-    # A morning of mistakes must not push out the last run that has trained. The newest goes last: its number counts.
+    # Failed runs must not push out the last run that has trained. The newest goes last, since its number counts.
     places = [*sorted(places[:-1], key=lambda place: not _has_failed(place)), *places[-1:]]
     dropped = places[: max(0, len(places) - keep)]
     for place in dropped:
@@ -230,13 +230,13 @@ def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether a process holds a lock; a run that asks for it at this very moment would be refused once."""
+    """Return whether a process holds a lock. A run that asks for the lock at this moment would be refused."""
     try:
         with storage.locked(path, wait=False):
             return False
     except BlockingIOError:
         return True
-    except OSError:  # There is none, or the disk cannot be written: nothing runs there.
+    except OSError:  # No lock, or a read-only disk: nothing runs.
         return False
 
 
@@ -257,7 +257,7 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
 
 
 def _training(summary: Summary) -> str:
-    """Return what tells a training from another at a glance: optimizer, learning rate, batch, and the host."""
+    """Return a training's optimizer, learning rate, batch size and host, as text."""
     settings, optimizer = summary.training, summary.config.get("training", {}).get("optimizer") or ""
     optimizer = optimizer.get("name", "") if isinstance(optimizer, Mapping) else str(optimizer)
     named = (("lr", settings.learning_rate), ("batch", settings.batch_size_per_replica))
@@ -271,7 +271,7 @@ def _training(summary: Summary) -> str:
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows, to be read by people."""
+    """Return the rows as a table, with notes on unfinished runs below."""
     notes = [in_one_line(_note(row)) for row in rows if row["status"] in (State.RUNNING, State.INTERRUPTED)]
     return "\n".join([*Table(_COLUMNS, [_cells(row) for row in rows]).lines(), *([""] if notes else []), *notes])
 
@@ -309,7 +309,7 @@ def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     from tpu_components.core.pages import page
 
     rows = sorted(rows, key=lambda row: row["ended"], reverse=True)
-    # A page of the same place as that of `compare`, and linked where there is one.
+    # `compare` writes its page to the same folder.
     is_compared = (workspace / _COMPARISON_FILE).is_file()
     head: list[Block] = [Sentences([Cell("The last comparison", link=_COMPARISON_FILE)])] if is_compared else []
     title = f"{workspace.resolve().name}: {len(rows)} runs"

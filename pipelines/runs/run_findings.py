@@ -1,4 +1,4 @@
-"""What a run has found: read from its folder here, or from where a platform keeps what its steps have written."""
+"""Findings of a run: figures, the gate's rules and preflight's report, from its folder or a platform's storage."""
 
 import dataclasses
 import tempfile
@@ -27,7 +27,7 @@ _File = TypeVar("_File", bound=JsonFile)
 
 @dataclasses.dataclass(frozen=True)
 class RunFindings:
-    """The findings of a run, as far as it came.
+    """Findings of a run; what an unfinished run lacks is None or empty.
 
     Attributes:
         reasons: Rules of the gate.
@@ -35,8 +35,8 @@ class RunFindings:
         evaluation: Figures of the model, and of the champion.
         preflight: Report of preflight.
         champion: Footprint of the registered champion's training.
-        same_as: Version that its model was before, of a run that took every step from earlier ones; empty of others.
-        unread: Why there are none, of a run that has ended well; empty where there are.
+        same_as: Version of its model, if every step was cached; otherwise empty.
+        unread: Reason why the figures of a successful run could not be read; otherwise empty.
     """
 
     reasons: tuple[Rule, ...] = ()
@@ -49,7 +49,7 @@ class RunFindings:
 
     @classmethod
     def of_folder(cls, run_dir: Path) -> Self:
-        """Return what a run here has left in its folder."""
+        """Read the findings from a local run's folder."""
         try:
             summary = Summary.load(run_dir)
         except InputError:
@@ -65,7 +65,7 @@ class RunFindings:
 
     @classmethod
     def of_job(cls, submission: Submission, submitter: Submitter, config: Config, settings: Settings) -> Self:
-        """Return what a run on a platform has left, once it has ended; what cannot be read is no reason to fail.
+        """Read the findings of a finished run on a platform; what cannot be read is left out.
 
         Args:
             submission: The run.
@@ -91,7 +91,7 @@ class RunFindings:
                 return cls(error=submission.error, unread=str(error) if submission.state is State.SUCCEEDED else "")
             try:
                 preflight = PreflightReport.load(fetch("preflight_training", "preflight", PREFLIGHT_FILE))
-            except (InputError, PlatformError):  # Of a run without preflight, too.
+            except (InputError, PlatformError):  # Also for a run without preflight.
                 preflight = None
         champion = _champion(evaluation, lambda: champion_of(config, settings)) if preflight else None
         return cls(evaluation.gate.reasons, submission.error, evaluation, preflight, champion)

@@ -1,4 +1,4 @@
-"""What the steps of a run's earlier rounds left, read and deleted only where it lies in the run's own cache.
+"""The step cache of a run: entries of kfp.local, and outputs of the steps. Nothing outside its folder is touched.
 
     CACHE/steps/KEY.json                      kfp.local's entry for a step that is done
     CACHE/training-pipeline-TIME/TASK/OUTPUT  what the step left
@@ -41,7 +41,7 @@ class StepCache:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory.absolute()
-        if self.entries_dir.is_symlink():  # What it points at is not ours.
+        if self.entries_dir.is_symlink():  # Its target does not belong to the cache.
             self.entries_dir.unlink()
         self.entries_dir.mkdir(exist_ok=True)
 
@@ -61,7 +61,7 @@ class StepCache:
         return Path(outputs[name]["uri"]) if _is_artifact(outputs.get(name)) else None
 
     def remove(self, output: Path) -> None:
-        """Delete an output; what is not of this cache stays."""
+        """Delete an output, if it lies in this cache."""
         if self._locate(str(output)) is not None:
             shutil.rmtree(output)
 
@@ -91,7 +91,7 @@ class StepCache:
                 pipeline_dir.rmdir()
 
     def adopt(self, key: str, name: str, other: Path) -> Path | None:
-        """Take a step's output over from another cache of the workspace, if it is done there; the files are shared.
+        """Link a step's output from another cache of the workspace, if it has one.
 
         Args:
             key: Key as in `output`.
@@ -139,7 +139,7 @@ class StepCache:
         return outputs | {key: {**outputs[key], "uri": str(output)} for key, output in located.items()}
 
     def _locate(self, uri: str) -> Path | None:
-        """Return the output of this cache that a path means, if it does and the output is there."""
+        """Return the output in this cache for a path of an entry; None if there is none."""
         parts = PurePosixPath(uri).parts[-3:]
         if len(parts) < 3 or not parts[0].startswith(_PIPELINE):
             return None

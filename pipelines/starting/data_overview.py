@@ -1,4 +1,4 @@
-"""What can be seen of data within seconds: how many there are, of which classes and sizes, and what is damaged."""
+"""Overview of data within seconds: counts, classes, sizes and damaged files."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 
-# What data may be, as `--from` names it, and the source that reads it.
+# Kinds of data for `--from`, and the sources that read them.
 KINDS = {
     "images": "images",
     "csv": "csv",
@@ -48,28 +48,28 @@ _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
 _LOOK_SECONDS = 10.0
 _SHOWN = 5
-_MOST_LEVELS = 20  # Of numbers as classes; more of them are rather a measure.
+_MOST_LEVELS = 20  # More different numbers are taken for a regression.
 
 
 @dataclasses.dataclass(frozen=True)
 class DataOverview:
-    """A description of data, as far as looking at some of them tells.
+    """Overview of data, from all names and some of the content.
 
     Attributes:
-        params: Parameters by which they are read.
+        params: Parameters to read the data.
         kind: Kind of example: `image`, `text` or `corpus`.
         split_examples: Number of examples by split.
         class_examples: Number of examples by class or label; empty where there are none.
-        has_splits: Whether the source has splits of its own.
-        notes: Sentences for people on what the source left out or took for something.
-        num_looked_at: Examples that were read.
+        has_splits: Whether the source defines splits.
+        notes: Messages of the source about what it left out or assumed.
+        num_looked_at: Number of examples that were read.
         sizes: (height, width) of each image that was read.
-        channels: 1, 3 or both, as the images have them.
-        lengths: Words of each text that was read, or the characters of a corpus.
-        damaged: Those that were read and are damaged, with the reason.
-        unusable: Those of all that cannot be used, as far as that is known without reading files: rows of a table
+        channels: Numbers of channels of the images: 1, 3 or both.
+        lengths: Number of words of each text that was read.
+        damaged: Reasons by name of the damaged examples among those that were read.
+        unusable: Reasons by name of all examples that are known to be unusable without reading files: rows of a table
             without a label or a word, and files that are missing or empty.
-        num_inputs: Number of all.
+        num_inputs: Number of all inputs.
     """
 
     params: WriteParams
@@ -88,7 +88,7 @@ class DataOverview:
 
     @property
     def bad_share(self) -> float:
-        """Share that will be set aside: that of all which is known, or that of those that were read."""
+        """Expected share of bad examples: the larger one of unusable and of damaged examples."""
         return max(len(self.unusable) / max(1, self.num_inputs), len(self.damaged) / max(1, self.num_looked_at))
 
     def lines(self) -> list[str]:
@@ -128,14 +128,14 @@ class DataOverview:
 
 
 def source_of(place: str, kind: str = "") -> str:
-    """Return the source, as `images:DIR`, of a place and of what it holds; a source itself stays as it is.
+    """Return the source, as `images:DIR`, for a path; a source is returned unchanged.
 
     Args:
         place: A folder or file, here or on gs://.
-        kind: One of `KINDS`; empty to find out.
+        kind: One of `KINDS`; empty to detect it.
 
     Raises:
-        InputError: If there is no such place, or it does not tell what it holds.
+        InputError: If there is no such path, or its kind of data is unknown.
     """
     if split_source(place)[0] in SOURCES:
         return place
@@ -167,7 +167,7 @@ def source_of(place: str, kind: str = "") -> str:
 def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
     """Return the parameters with the task that the labels of a CSV file suggest: `cat|dog` or numbers with a fraction.
 
-    With them comes the listing by these parameters, where one was made.
+    Also returns the listing by these parameters, if there is one.
 
     Raises:
         InputError: If the source cannot be listed.
@@ -191,7 +191,7 @@ def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
 
 
 def _has_several_labels(params: WriteParams) -> bool:
-    """Return whether some example has more than one label; then one without any is none of the mistakes of a file."""
+    """Return whether some example has more than one label; then an example may also have none."""
     with contextlib.suppress(InputError):
         return bool((list_examples(params).labels.sum(axis=1) > 1).any())
     return False
@@ -205,7 +205,7 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
 
 
 def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
-    """Return whether labels such as `80,50` are numbers; they are not if commas separate the cells."""
+    """Return whether labels such as `80,50` are numbers, and not several labels."""
     if not any(map(has_decimal_comma, names)):
         return False
     with contextlib.suppress(InputError):
@@ -220,12 +220,12 @@ def look_at(params: WriteParams, listing: Listing | None = None, seconds: float 
     Args:
         params: Parameters by which to read them.
         listing: Listing that was made by these; None to list them.
-        seconds: When to stop reading.
+        seconds: Time limit for reading.
 
     Raises:
         InputError: If the source cannot be used.
     """
-    # What cannot be used is told, and not refused.
+    # Bad examples are reported, not refused.
     return overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing), params, seconds)
 
 
@@ -252,7 +252,7 @@ def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_S
 
 
 def _find_unusable(listing: Listing) -> Iterator[tuple[str, str]]:
-    """Yield what will be set aside, as far as that is known without reading files, and why."""
+    """Yield the names of examples that are unusable without reading files, and the reasons."""
     yield from ((item.key, item.reason) for item in listing.bad)
     if listing.texts is not None:
         yield from ((listing.keys[i], "no word in it") for i, text in enumerate(listing.texts) if not has_words(text))
@@ -298,7 +298,7 @@ def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataO
 
 
 def _some_contents(plan: DatasetPlan) -> Iterator[tuple[str, bytes | str]]:
-    """Examples from every split, with their names: their bytes, or in words why they cannot be read."""
+    """Yield names and content of examples from every split; for an unreadable one, the reason as text."""
     listing = plan.listing
     examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
     for index in np.random.default_rng(0).permutation(examples)[:_LOOKED_AT].tolist():
