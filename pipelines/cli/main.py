@@ -1,17 +1,16 @@
 """`tpu-pipelines`: finds the command, and turns what went wrong into an exit code."""
 
 import argparse
-import contextlib
 import gc
 import importlib
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.import_path import leave_current_folder
+from tpu_components.core.base.import_path import leave_current_folder, with_variables
 from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import storage
@@ -30,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_output()
     gc.set_threshold(*_GARBAGE)
     arguments = make_parser().parse_args(argv)
-    with _as_loud_as(arguments):
+    loudness = QUIET if arguments.quiet else VERBOSE
+    with with_variables({LOUDNESS_VARIABLE: loudness} if arguments.quiet or arguments.verbose else {}):
         return _run(arguments)
 
 
@@ -84,20 +84,6 @@ class _Version(argparse.Action):
 
         print(f"tpu-pipelines {importlib.metadata.version('tpu-pipelines')}")
         parser.exit()
-
-
-@contextlib.contextmanager
-def _as_loud_as(arguments: argparse.Namespace) -> Iterator[None]:
-    """Set how much this process and those of the steps print."""
-    saved = os.environ.get(LOUDNESS_VARIABLE)
-    if arguments.quiet or arguments.verbose:
-        os.environ[LOUDNESS_VARIABLE] = QUIET if arguments.quiet else VERBOSE
-    try:
-        yield
-    finally:
-        os.environ.pop(LOUDNESS_VARIABLE, None)
-        if saved is not None:
-            os.environ[LOUDNESS_VARIABLE] = saved
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ import dataclasses
 import getpass
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -57,7 +56,10 @@ def registry(arguments: argparse.Namespace) -> int:
     for model in models:
         model.require()
     if action == "list":
-        rows = _rows(root, models)
+        if not models:
+            raise InputError(f"There is no registry in {root}: expected models, received none. Check --workspace.")
+        # Every file of every version is read and checked.
+        rows = [_row(model, each) for model in models for each in model.numbers()]
         show(rows, _as_table(rows), arguments.json)
     elif action == "show":
         description = _describe(models[0], number or CHAMPION)
@@ -74,20 +76,8 @@ def registry(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _rows(root: Path, models: Sequence[ModelRegistry]) -> list[dict[str, Any]]:
-    """Return a row per version: number, aliases, time, metrics, parent, size and damage.
-
-    Every file of every version is read and checked.
-
-    Raises:
-        InputError: If there is no registry, or its aliases cannot be read.
-    """
-    if not models:
-        raise InputError(f"There is no registry in {root}: expected models, received none. Check --workspace.")
-    return [_row(model, number) for model in models for number in model.numbers()]
-
-
 def _row(model: ModelRegistry, number: str) -> dict[str, Any]:
+    """Return a version's number, aliases, time, metrics, parent, size and damage."""
     row = {"model": model.model_name, "version": number, "aliases": _aliases(model, number)}
     try:
         version = model.version(number)

@@ -51,19 +51,16 @@ def set_aside(run_dir: Path, keep: int = KEPT) -> None:
     directory.mkdir(exist_ok=True)
     place = directory / f"{max([0, *map(int, _numbers(directory))]) + 1:04d}"
     raw = typed_json.decode((run_dir / SUMMARY_FILE).read_bytes())  # Keeps fields of newer versions.
-    moved = {"ended": _ended(summary, run_dir), "artifacts": _moved(summary.artifacts, run_dir, place)}
+    artifacts = {
+        name: str(place / Path(path).relative_to(run_dir)) if Path(path).is_relative_to(run_dir) else path
+        for name, path in summary.artifacts.items()
+    }
+    moved = {"ended": _ended(summary, run_dir), "artifacts": artifacts}
     storage.write_json(run_dir / SUMMARY_FILE, raw | moved)
     os.rename(run_dir, place)
     with contextlib.suppress(OSError):  # It exists, or the file system has no links.
         (directory / LATEST).symlink_to(Path("..") / run_dir.name)
     delete_earlier(run_dir, keep)
-
-
-def _moved(artifacts: Mapping[str, str], run_dir: Path, place: Path) -> dict[str, str]:
-    return {
-        name: str(place / Path(path).relative_to(run_dir)) if Path(path).is_relative_to(run_dir) else path
-        for name, path in artifacts.items()
-    }
 
 
 def _ended(summary: Summary, run_dir: Path) -> str:

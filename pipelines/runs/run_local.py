@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.import_path import safe_children
+from tpu_components.core.base.import_path import safe_children, with_variables
 from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import paragraph, printable
@@ -216,13 +216,7 @@ class _LocalRun:
 
     def _drop_leftovers(self) -> None:
         """Remove cached records that do not match their manifest, and leftovers of interrupted runs."""
-        records = self._outputs("create_tfrecords")
-        if records is not None:
-            try:
-                Manifest.load(records)
-            except InputError as error:
-                print(paragraph(f"hint: cached records are not used: {error}"), file=sys.stderr)
-                self._cache.remove(records)
+        self._drop_damaged(self._outputs("create_tfrecords"))
         self._cache.drop_leftovers()
         storage.drop_half_written(self._run_dir)
         for replaced in self._run_dir.glob(".*.old"):
@@ -263,9 +257,16 @@ class _LocalRun:
         for other in others:
             if self._outputs("create_tfrecords") is not None:
                 return
-            records = self._cache.adopt(self._entry("create_tfrecords"), "records", other)
-            if records is not None and not _are_whole(records):
-                self._cache.remove(records)
+            self._drop_damaged(self._cache.adopt(self._entry("create_tfrecords"), "records", other))
+
+    def _drop_damaged(self, records: Path | None) -> None:
+        if records is None:
+            return
+        try:
+            Manifest.load(records)
+        except InputError as error:
+            print(paragraph(f"hint: cached records are not used: {error}"), file=sys.stderr)
+            self._cache.remove(records)
 
     def run(self, runner: str) -> None:
         """Run the pipeline. Its outcome is read from what the steps write."""
@@ -280,10 +281,17 @@ class _LocalRun:
 
         from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
+        variables = {
+            "AIP_CHECKPOINT_DIR": str(self._checkpoint_dir),
+            RUNNER_VARIABLE: str(os.getpid()),
+            RUN_VARIABLE: self._config.name,
+        }
+        if sys.stderr.isatty():
+            variables[TERMINAL_VARIABLE] = "1"
         with (
             storage.new_file(self._run_dir / LOG_FILE) as log,
             contextlib.redirect_stdout(_StepOutput(log)),
-            self._environment(),
+            with_variables(variables),
             warnings.catch_warnings(),
             print_as_before(),
         ):
@@ -300,24 +308,6 @@ class _LocalRun:
                 config = dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
             pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
             pipeline(champion=self._champion)
-
-    @contextlib.contextmanager
-    def _environment(self) -> Iterator[None]:
-        """Set further environment variables for the steps' processes."""
-        added = {
-            "AIP_CHECKPOINT_DIR": str(self._checkpoint_dir),
-            RUNNER_VARIABLE: str(os.getpid()),
-            RUN_VARIABLE: self._config.name,
-        }
-        if sys.stderr.isatty():
-            added[TERMINAL_VARIABLE] = "1"
-        saved = dict(os.environ)
-        os.environ.update(added)
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(saved)
 
     def _promoted(self) -> bool:
         evaluation = self._outputs("evaluate_model")
@@ -351,6 +341,11 @@ class _LocalRun:
         evaluation = Evaluation.load(published["evaluate_model"]) if "evaluate_model" in done else None
         preflight = PreflightReport.load(published["preflight_training"]) if "preflight_training" in done else None
         deployment = DeployResult.load(published["deploy_model"]) if "deploy_model" in done else None
+        artifacts = {folder.name: str(folder) for folder in published.values()}
+        if preflight:
+            artifacts["preflight_report"] = str(published["preflight_training"] / PREFLIGHT_REPORT_FILE)
+        if evaluation:
+            artifacts["report"] = str(published["evaluate_model"] / REPORT_FILE)
         summary = Summary(
             status=State.FAILED if failure else State.SUCCEEDED if promoted else State.REJECTED,
             config=self._config.as_dict(),
@@ -364,20 +359,11 @@ class _LocalRun:
             preflight=preflight.machines[0] if preflight else None,  # The machine that the run is for.
             export=ExportInfo.load(published["export_model"]) if "export_model" in done else None,
             deployment=deployment,
-            artifacts=self._artifacts(published, deployment),
+            artifacts=artifacts | ({"version": deployment.version_dir} if deployment else {}),
             error=f"{failure.step}: {failure.error}" if failure else "",
         )
         summary.save(self._run_dir)
         return RunOutcome(summary, bool(failure and failure.is_input_error))
-
-    def _artifacts(self, published: Mapping[str, Path], deployment: DeployResult | None) -> dict[str, str]:
-        """Return the places of the run's files, by name."""
-        artifacts = {folder.name: str(folder) for folder in published.values()}
-        if "preflight_training" in published:
-            artifacts["preflight_report"] = str(published["preflight_training"] / PREFLIGHT_REPORT_FILE)
-        if "evaluate_model" in published:
-            artifacts["report"] = str(published["evaluate_model"] / REPORT_FILE)
-        return artifacts | ({"version": deployment.version_dir} if deployment else {})
 
     def _failure(self) -> tuple[StepRecord | None, Path | None]:
         """Return the record of the failed step, if there is one, and preflight's report if preflight failed."""
@@ -397,13 +383,6 @@ class _LocalRun:
             return StepSummary(0.0, State.SKIPPED, False)
         has_record = not cached and (artifact.parent / STEP_RECORD_FILE).is_file()
         return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, State.SUCCEEDED, cached)
-
-
-def _are_whole(records: Path) -> bool:
-    with contextlib.suppress(InputError):
-        Manifest.load(records)
-        return True
-    return False
 
 
 def _make_runner(runner: str, config: Config) -> Any:
