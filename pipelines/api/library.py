@@ -30,7 +30,7 @@ from tpu_pipelines.doctor.findings import Finding, as_lines, errors_in
 from tpu_pipelines.runs.exports import export_run, find_export
 from tpu_pipelines.runs.run_local import run_local
 from tpu_pipelines.runs.summary import Summary
-from tpu_pipelines.starting.data_overview import DataOverview, guess_task, look_at, source_of
+from tpu_pipelines.starting.data_overview import DataOverview, look_at, source_of
 
 Place = str | Path
 _WORKSPACE = Path("runs")
@@ -148,7 +148,7 @@ def look(data: Place, kind: str = "", **settings: Any) -> DataOverview:
     Raises:
         InputError: If the data cannot be used.
     """
-    return look_at(*guess_task(read_data(source_of(str(data), kind), _overrides("data", settings))))
+    return look_at(read_data(source_of(str(data), kind), _overrides("data", settings)))
 
 
 def train(

@@ -22,7 +22,7 @@ from tpu_pipelines.config.settings import load_settings
 from tpu_pipelines.doctor.findings import errors_in
 from tpu_pipelines.retraining.job_summary import append, render_preflight
 from tpu_pipelines.runs.exports import find_compared
-from tpu_pipelines.starting.data_overview import guess_task, look_at, source_of
+from tpu_pipelines.starting.data_overview import look_at, source_of
 from tpu_pipelines.starting.first_configuration import name_of, plan_start
 
 
@@ -38,7 +38,7 @@ def init(arguments: argparse.Namespace) -> int:
         )
     source = source_of(place, kind)
     show_text(f"looking at {source}", sys.stderr)
-    overview = look_at(*guess_task(read_data(source, asked.overrides)))
+    overview = look_at(read_data(source, asked.overrides))
     name = asked.name or name_of(source)
     start = plan_start(overview, name, model, asked.output, asked.overrides, asked.workflow)
     start.write(asked.force)

@@ -123,10 +123,10 @@ def check_target(config: Config, target: str) -> None:
             )
 
 
-def apply(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
-    """Set a step's CPUs, memory and retries; the arguments are those of `apply_retries`."""
+def apply(task: Any, asked: StepResources) -> Any:
+    """Set a step's CPUs, memory and retries."""
     task.set_cpu_limit(str(asked.cpu)).set_memory_limit(asked.memory)
-    return apply_retries(task, asked, timeout_seconds)
+    return apply_retries(task, asked)
 
 
 def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:

@@ -38,8 +38,8 @@ _PAGES = {"report": f"evaluation/{REPORT_FILE}", "preflight": f"preflight/{PREFL
 _COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
 
 
-def set_aside(run_dir: Path, keep: int = KEPT) -> None:
-    """Number a run that has ended, and make room for the next one; the oldest beyond `keep` are deleted.
+def set_aside(run_dir: Path) -> None:
+    """Number a run that has ended, and make room for the next one; the oldest beyond `KEPT` are deleted.
 
     A run that was killed has left no summary, and stays where it is.
     """
@@ -60,7 +60,7 @@ def set_aside(run_dir: Path, keep: int = KEPT) -> None:
     os.rename(run_dir, place)
     with contextlib.suppress(OSError):  # It exists, or the file system has no links.
         (directory / LATEST).symlink_to(Path("..") / run_dir.name)
-    delete_earlier(run_dir, keep)
+    delete_earlier(run_dir, KEPT)
 
 
 def _ended(summary: Summary, run_dir: Path) -> str:

@@ -214,22 +214,21 @@ def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
     return False
 
 
-def look_at(params: WriteParams, listing: Listing | None = None, seconds: float = _LOOK_SECONDS) -> DataOverview:
-    """List the data, divide them, and read some of them.
+def look_at(params: WriteParams) -> DataOverview:
+    """List the data, guess their task, divide them, and read some of them.
 
     Args:
-        params: Parameters by which to read them.
-        listing: Listing that was made by these; None to list them.
-        seconds: Time limit for reading.
+        params: Parameters to read the data; see `guess_task`.
 
     Raises:
         InputError: If the source cannot be used.
     """
+    params, listing = guess_task(params)
     # Bad examples are reported, not refused.
-    return overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing), params, seconds)
+    return overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing), params)
 
 
-def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_SECONDS) -> DataOverview:
+def overview_of(plan: DatasetPlan, params: WriteParams) -> DataOverview:
     """Describe a plan's data; see `look_at`."""
     listing = plan.listing
     overview = DataOverview(
@@ -248,7 +247,7 @@ def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_S
         return dataclasses.replace(overview, num_looked_at=count, sizes=((height, width),), channels=(channels,))
     if listing.corpus is not None:
         return overview
-    return _read_some(overview, plan, time.monotonic() + seconds)
+    return _read_some(overview, plan)
 
 
 def _find_unusable(listing: Listing) -> Iterator[tuple[str, str]]:
@@ -268,25 +267,27 @@ def _count_classes(listing: Listing, params: WriteParams) -> dict[str, int]:
     return dict(zip(listing.class_names, counts.tolist(), strict=True))
 
 
-def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataOverview:
+def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
+    """Read examples of every split, in random order, for as long as the time allows."""
+    until, listing = time.monotonic() + _LOOK_SECONDS, plan.listing
+    examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
     sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0
-    for name, content in _some_contents(plan):
-        if name in overview.unusable:
+    for index in np.random.default_rng(0).permutation(examples)[:_LOOKED_AT].tolist():
+        if listing.keys[index] in overview.unusable:
             continue
         if time.monotonic() > until:
             break
         looked_at += 1
         try:
-            if isinstance(content, str):
-                raise UnreadableImageError(content)
+            content = listing.read(index)
             if overview.kind == TEXT:
                 lengths.append(len(split_words(content)))
-                continue
-            height, width, depth = decode_pixels(content, overview.params.image_rule).shape
-            sizes.append((height, width))
-            channels.add(depth)
-        except UnreadableImageError as error:
-            damaged[name] = str(error)
+            else:
+                height, width, depth = decode_pixels(content, overview.params.image_rule).shape
+                sizes.append((height, width))
+                channels.add(depth)
+        except (InputError, UnreadableImageError) as error:
+            damaged[listing.keys[index]] = str(error)
     return dataclasses.replace(
         overview,
         num_looked_at=looked_at,
@@ -295,15 +296,3 @@ def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataO
         lengths=tuple(lengths),
         damaged=damaged,
     )
-
-
-def _some_contents(plan: DatasetPlan) -> Iterator[tuple[str, bytes | str]]:
-    """Yield names and content of examples from every split; for an unreadable one, the reason as text."""
-    listing = plan.listing
-    examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
-    for index in np.random.default_rng(0).permutation(examples)[:_LOOKED_AT].tolist():
-        key = listing.keys[index]
-        try:
-            yield key, listing.read(index)
-        except InputError as error:
-            yield key, str(error)

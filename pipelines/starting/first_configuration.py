@@ -106,7 +106,7 @@ def plan_start(
     config_path, files = folder / f"{name}.yaml", {}
     if not model:
         path = folder / f"{name.replace('-', '_').replace('.', '_')}_model.py"
-        model, files[path] = str(path), _render(f"{_MODELS[overview.kind]}.py.jinja", name=name, **_facts(overview))
+        model, files[path] = str(path), _write_model(overview, name)
     data, reasons = _choose_data(overview, model)
     training, more = _choose_training(overview)
     raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
@@ -135,23 +135,21 @@ def _retraining(config: str) -> str:
     return ready.replace("  CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'digits' }}\n", line)
 
 
-def _facts(overview: DataOverview) -> dict[str, str]:
+def _write_model(overview: DataOverview, name: str) -> str:
+    """Return the code of a model for the data, to start from."""
+    import jinja2
+
     task = TASKS[overview.params.asked]
     answer, ending = _ANSWERS[task.name]
     activation = "" if task.activation == "linear" else f'activation="{task.activation}", '
-    return {"answer": answer, "ending": ending, "size": task.size_fact, "activation": activation}
-
-
-def _render(template: str, **values: str) -> str:
-    import jinja2
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_STARTERS),
-        autoescape=False,  # Templates of Python and YAML, filled with our own names or JSON.
+        autoescape=False,  # Templates of Python, filled with our own names.
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    return environment.get_template(template).render(values)
+    template = environment.get_template(f"{_MODELS[overview.kind]}.py.jinja")
+    return template.render(name=name, answer=answer, ending=ending, size=task.size_fact, activation=activation)
 
 
 Reasons = dict[str, str]
