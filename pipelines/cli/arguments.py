@@ -49,6 +49,8 @@ class Command:
         example: Arguments as somebody may give them.
         work: Function that runs it, as `module.function` of this folder.
         arguments: Its arguments; a dataclass of parameters stands for a flag for each of its fields.
+        needs_settings: Whether the settings of its target must be there: checked first, as importing `work` takes a
+            second.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Command:
     example: str
     work: str
     arguments: tuple[Argument | Group | type, ...]
+    needs_settings: bool = False
 
 
 def user_path(text: str) -> Path:

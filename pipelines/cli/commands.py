@@ -431,6 +431,7 @@ COMMANDS = (
             argument("--output", type=output_file, metavar="FILE", help="of a dry run: write what is sent, as JSON"),
             json_flag("print the run, or of a dry run what is sent, as JSON alone on stdout"),
         ),
+        needs_settings=True,
     ),
     Command(
         "status",
@@ -475,6 +476,7 @@ COMMANDS = (
             NO_DOCTOR,
             flag("--dry-run", "print what would change, and change nothing"),
         ),
+        needs_settings=True,
     ),
     Command(
         "retrain",
@@ -530,6 +532,7 @@ COMMANDS = (
             argument("--kube-context", default="", metavar="NAME", help="kubeflow: ask its cluster, too, as kubectl"),
             json_flag("print a JSON list, and nothing else, on stdout"),
         ),
+        needs_settings=True,
     ),
     Command(
         "smoke",
@@ -554,6 +557,7 @@ COMMANDS = (
                 help="write what the platform answered as rules for a fake of it",
             ),
         ),
+        needs_settings=True,
     ),
     Command(
         "completion",

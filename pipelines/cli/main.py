@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog = f"Example: tpu-pipelines {command.name} {command.example}"
         own = parsers.add_parser(command.name, epilog=epilog, help=command.help, description=command.description)
         _add(own, [*command.arguments, LOUDNESS])
-        own.set_defaults(work=command.work, parser=parser)
+        own.set_defaults(work=command.work, needs_settings=command.needs_settings, parser=parser)
     return parser
 
 
@@ -90,6 +90,10 @@ def _run(arguments: argparse.Namespace) -> int:
     """Import the command's function, and call it."""
     try:
         with storage.naming_faults():
+            if arguments.needs_settings:
+                from tpu_pipelines.cli.jobs import required_settings
+
+                required_settings(arguments)
             module, function = arguments.work.split(".")
             work = getattr(importlib.import_module(f"tpu_pipelines.cli.{module}"), function)
             code = int(work(arguments))
