@@ -1,4 +1,4 @@
-"""Arguments described as values: the kinds, what reads their texts, and those that several commands share."""
+"""Arguments of commands as values: their classes, readers of their texts, and arguments that commands share."""
 
 import argparse
 import contextlib
@@ -136,13 +136,13 @@ def confidence(what: str) -> Argument:
 
 
 def limit(name: str, what: str) -> Argument:
-    """Return a limit beside another training; `what` says of what."""
+    """Return a limit for the comparison with another training; `what` names the limited figure."""
     text = f"with --against: by how much {what}, as a share (default: {LIMIT})"
     return _share(name, text, "a share that is not negative, as 0.2", lambda share: 0 <= share < math.inf)
 
 
 def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argument, Argument]:
-    """Return `--target` with `--settings`; without a default it is required, and `local` is one of `also`."""
+    """Return `--target`, required without a default, and `--settings`; `also` are further targets."""
     text = f"(default: {default})" if default else ""
     how = {"choices": (*TARGET_SETTINGS, *also), "default": default or None, "required": not default, "help": text}
     return (Argument(("--target",), how), SETTINGS)
@@ -164,8 +164,8 @@ POLL = argument(
     metavar="N",
     help="seconds between requests (default: 20)",
 )
-WAIT = (flag("--wait", "until it ends; may be killed and started again at will"), POLL)
-NO_DOCTOR = flag("--no-doctor", "do not ask first for sign-in, bucket, image and service account")
+WAIT = (flag("--wait", "wait until the run ends; may be interrupted and repeated"), POLL)
+NO_DOCTOR = flag("--no-doctor", "do not check sign-in, bucket, image and service account first")
 EXPORTED = (
     argument(
         "model",
@@ -179,7 +179,7 @@ JOB = argument("name", metavar="NAME", help="of the configuration, or the id of 
 # Arguments of every command.
 LOUDNESS = Group(
     (
-        flag("--quiet", "say nothing but the result and what went wrong"),
-        flag("--verbose", "say on stderr all that steps and libraries say"),
+        flag("--quiet", "print only the result and errors"),
+        flag("--verbose", "also print the output of steps and libraries, on stderr"),
     )
 )

@@ -284,7 +284,7 @@ COMMANDS = (
                         "(default: 0.8)",
                     ),
                     argument(
-                        "--seed", type=int, default=0, metavar="N", help="equal ones write equal texts (default: 0)"
+                        "--seed", type=int, default=0, metavar="N", help="equal seeds give equal texts (default: 0)"
                     ),
                 ),
                 "language models",
@@ -425,7 +425,7 @@ COMMANDS = (
             *CONFIG,
             *target(),
             *WAIT,
-            flag("--again", "start it once more if it has ended"),
+            flag("--again", "start the run once more if it has ended"),
             NO_DOCTOR,
             flag("--dry-run", "say what would be sent, and send nothing"),
             argument("--output", type=output_file, metavar="FILE", help="of a dry run: write what is sent, as JSON"),
@@ -466,7 +466,7 @@ COMMANDS = (
                         for action, text in (
                             ("pause", "start no more runs"),
                             ("resume", "start runs again"),
-                            ("delete", "forget it"),
+                            ("delete", "delete the schedule"),
                         )
                     ),
                 ),
@@ -546,9 +546,9 @@ COMMANDS = (
             *target(),
             SET,
             argument("--machine", default="v5e-1", metavar="NAME", help="to train on (default: v5e-1)"),
-            flag("--yes", "the price is fine: send it"),
+            flag("--yes", "confirm the price, and send the run"),
             POLL,
-            flag("--no-doctor", "as of submit"),
+            NO_DOCTOR,
             json_flag("print questions and answers as JSON on stdout"),
             argument(
                 "--report",
