@@ -23,10 +23,9 @@ from tpu_pipelines.cli.runs import tell_outcome
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import load_settings
 from tpu_pipelines.retraining import retrain as deciding
-from tpu_pipelines.retraining.job_summary import append, render_junit, render_markdown, render_outputs
+from tpu_pipelines.retraining.job_summary import RunFindings, append, render_junit, render_markdown, render_outputs
 from tpu_pipelines.retraining.retrain import Occasion, RunDecision
 from tpu_pipelines.runs.data_drift import find_drift
-from tpu_pipelines.runs.run_findings import RunFindings
 from tpu_pipelines.runs.run_local import RunOutcome, run_local
 from tpu_pipelines.submission.submit import submit, wait, without_cache
 

@@ -23,10 +23,9 @@ from tpu_pipelines.cli.output import (
     tell_hint,
 )
 from tpu_pipelines.config.configuration import load_config
-from tpu_pipelines.retraining.job_summary import render_runs
+from tpu_pipelines.retraining.job_summary import RunFindings, render_runs
 from tpu_pipelines.runs import comparison, history
 from tpu_pipelines.runs.exports import export_run
-from tpu_pipelines.runs.run_findings import RunFindings
 from tpu_pipelines.runs.run_local import RunOutcome, clean_runs, delete_run, run_local
 from tpu_pipelines.runs.summary import Summary
 

@@ -8,7 +8,7 @@ import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
@@ -27,9 +27,7 @@ from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams
 from tpu_components.export_model.params import ExportParams
 from tpu_components.preflight_training.params import PreflightParams
 from tpu_components.train_model.params import Stage, TrainParams
-from tpu_pipelines.config import step_resources
-from tpu_pipelines.config.step_resources import StepResources
-from tpu_pipelines.config.steps import STEP_TABLE
+from tpu_pipelines.config.steps import STEP_TABLE, STEPS, StepResources
 from tpu_pipelines.config.yaml_files import read_mapping
 
 _OF_THE_RUN: dict[str, Any] = {
@@ -107,7 +105,11 @@ class Config:
             elif section != "machine":
                 plain[section] = False
         if self.resources:
-            plain["resources"] = step_resources.as_dict(self.resources)
+            unset = dataclasses.asdict(StepResources())
+            plain["resources"] = {
+                step: {key: value for key, value in dataclasses.asdict(asked).items() if value != unset[key]}
+                for step, asked in self.resources.items()
+            }
         return typing.cast(dict[str, Any], without_tuples(plain))
 
 
@@ -282,7 +284,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     fixed = {"training": training, "epochs": 0, "paid": machine.paid if machine else PaidMachine()}
     read("preflight", _read_optional, PreflightParams, "preflight", fixed)
     read("deploy", _read_deploy, sections.get("name", "name"), raw.get("export") is not False)
-    read("resources", step_resources.parse_resources)
+    read("resources", _read_section, Mapping[Annotated[str, STEPS], StepResources], "resources")
     mistakes.raise_all()
     return Config(model_files=sections.pop("model").files, **sections)
 
@@ -307,7 +309,7 @@ def _read_model(value: Any) -> ModelSection:
     return section
 
 
-def _read_section(values: Any, kind: type, section: str, fixed: Mapping[str, Any] = {}) -> Any:
+def _read_section(values: Any, kind: Any, section: str, fixed: Mapping[str, Any] = {}) -> Any:
     return read_by_hand({} if values is None else values, kind, section, fixed)
 
 

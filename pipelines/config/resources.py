@@ -14,7 +14,7 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import FAN_OUT, WriteParams
 from tpu_components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS, VERTEX_TASK_SECONDS
 from tpu_pipelines.config.configuration import Config, preflight_params
-from tpu_pipelines.config.step_resources import StepResources, gib
+from tpu_pipelines.config.steps import StepResources, gib
 
 # A node of 4 CPUs keeps some of them for itself. Vertex AI's own default is a machine of 4 and 16 GB; how it rounds
 # what is asked for is not said there, and taken to be up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types

@@ -13,7 +13,7 @@ from tpu_components.core.step.command_line import BAD_INPUT
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
 from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries, as_root, place_on
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.config.step_resources import StepResources
+from tpu_pipelines.config.steps import StepResources
 from tpu_pipelines.platforms import s3
 from tpu_pipelines.platforms.jobs import slug
 from tpu_pipelines.platforms.steps import Step

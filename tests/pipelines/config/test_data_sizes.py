@@ -13,7 +13,7 @@ from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.resources import DataSize, measure, resources_of, with_sizes
-from tpu_pipelines.config.step_resources import gib
+from tpu_pipelines.config.steps import gib
 
 GIB = 2**30
 CONFIG = load_config("digits", ["data.source=images:gs://bucket/photos", "data.image_size=[224, 224]"])
