@@ -72,7 +72,7 @@ HELD_BY = {
         tests/components/core/registry/test_folder.py::test_a_part_of_a_version_on_a_bucket_is_checked
         tests/components/evaluate_model/test_champion.py::test_a_damaged_champion_is_named_and_never_beaten""",
     "So damage is found": """
-        tests/pipelines/runs/test_versions.py::test_list_names_every_damaged_version_with_its_files
+        tests/pipelines/cli/test_registry.py::test_list_names_every_damaged_version_with_its_files
         tests/components/core/registry/test_folder.py::test_a_versions_digest_covers_all_of_its_files""",
     "Whoever can rewrite a version": EXPLAINS,
     "No model is promoted": """
@@ -87,8 +87,8 @@ HELD_BY = {
     "Given the public key": """
         tests/components/core/registry/test_signing.py::test_what_was_changed_after_it_was_signed_is_refused
         tests/components/deploy_model/test_deploying.py::test_a_version_that_was_changed_after_it_was_signed_is_not_promoted
-        tests/pipelines/runs/test_versions.py::test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed
-        tests/pipelines/runs/test_versions.py::test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed""",
+        tests/pipelines/cli/test_registry.py::test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed
+        tests/pipelines/cli/test_registry.py::test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed""",
     "They also refuse": """
         tests/components/core/registry/test_signing.py::test_another_key_is_refused
         tests/components/core/registry/test_signing.py::test_a_versions_signature_is_over_all_of_it

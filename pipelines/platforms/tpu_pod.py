@@ -14,8 +14,7 @@ from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries, as_root, place_on
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.config.step_resources import StepResources
-from tpu_pipelines.config.steps import STEPS
+from tpu_pipelines.config.steps import STEPS, StepResources
 from tpu_pipelines.platforms.jobs import Step, slug
 
 # Node labels: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus

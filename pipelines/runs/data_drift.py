@@ -1,4 +1,4 @@
-"""Whether the data at hand look like those that the champion was made of, found before any records are written."""
+"""Compares a configuration's data with the champion's training data, before any records are written."""
 
 import contextlib
 import dataclasses
@@ -23,16 +23,16 @@ from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.starting.data_overview import source_of
 
 _NAMED = 3
-_MOST_BAD = 0.99  # How many inputs may be unreadable is for the run to say; here more of them are a shift.
+_MOST_BAD = 0.99  # The run limits unreadable inputs itself; here many of them count as drift.
 
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """The data at hand beside those of the champion.
+    """Result of a comparison of data with those of the champion.
 
     Attributes:
-        matters: Whether they have drifted, or nobody can say.
-        reason: In words.
+        matters: Whether the data have drifted, or may have.
+        reason: Reason as text.
     """
 
     matters: bool

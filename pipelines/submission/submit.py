@@ -82,7 +82,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     """
     from tpu_components.core.sources.kinds import find_source, source_version
     from tpu_pipelines.checking.checks import check_data
-    from tpu_pipelines.checking.data_sizes import measure, with_sizes
+    from tpu_pipelines.config.resources import measure, with_sizes
     from tpu_pipelines.pipeline.cache_keys import fingerprints
     from tpu_pipelines.pipeline.compile import compile_pipeline, placed, require_machine
 
@@ -259,7 +259,7 @@ def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
         plan: The run.
         target: The platform, for example `vertex`.
     """
-    from tpu_pipelines.checking.platform_check import image_check, model_findings
+    from tpu_pipelines.checking.check_list import image_check, model_findings
 
     machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
     splits = plan.data.split_examples if plan.data else {}

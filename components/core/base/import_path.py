@@ -7,7 +7,7 @@ or a file with the name of a library.
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _OWN_FOLDER = Path(__file__).parent.parent
@@ -23,16 +23,24 @@ def leave_current_folder() -> None:
 
 @contextlib.contextmanager
 def safe_children() -> Iterator[None]:
-    """Keep processes that are started in the block from importing from the current folder."""
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = "1"
+    """Let processes that are started in the block import nothing from the current folder either."""
+    with with_variables({_VARIABLE: "1"}):
+        yield
+
+
+@contextlib.contextmanager
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables in the block, for this process and those that it starts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_VARIABLE]
-        else:
-            os.environ[_VARIABLE] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import Retrying, State
 from tpu_pipelines.platforms.kubeflow import Kubeflow
-from tpu_pipelines.runs.run_findings import RunFindings
+from tpu_pipelines.retraining.job_summary import RunFindings
 from tpu_pipelines.submission.schedule import change_state, upsert
 from tpu_pipelines.submission.submit import plan_submission, submit, wait
 

@@ -89,7 +89,7 @@ def test_requests_of_many_instances_raise_no_more_false_alarms(version, tmp_path
     for _ in range(tries):
         lines = []
         for ms in np.where(generator.random(150) < 0.05, 60.0, 40.0):
-            for place in np.flatnonzero(generator.random(128) < 0.1).tolist():
+            for place in np.flatnonzero(generator.random(64) < 0.1).tolist():
                 lines.append(json.dumps({**line, "ms": ms, "instance": place, "share": 0.1}))
         path.write_text("\n".join(lines))
         alarms += "latency" in drifted(watch(path, version, latency_ms=50))

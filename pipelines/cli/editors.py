@@ -1,30 +1,22 @@
-"""The command that makes a shell complete the others."""
+"""Commands for editors and shells: schema, completion."""
 
 import argparse
-from collections.abc import Callable
-from typing import Any
 
-from tpu_pipelines.cli.options import DONE
+import shtab
 
-
-def _add_completion(commands: Any) -> None:
-    completion = commands.add_parser(
-        "completion",
-        epilog="Example: tpu-pipelines completion bash",
-        help="print what makes your shell complete these commands",
-        description="Print a script for a shell, with which it completes commands, flags, ready examples and files. "
-        'Bash: eval "$(tpu-pipelines completion bash)" in ~/.bashrc. Zsh: tpu-pipelines completion zsh > a file '
-        "_tpu-pipelines in a folder of $fpath.",
-    )
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), metavar="SHELL", help="bash, zsh or tcsh")
-    completion.set_defaults(command=_completion)
+from tpu_pipelines.cli.output import DONE
+from tpu_pipelines.config import schema as settings
+from tpu_pipelines.config.configuration import ready_examples
 
 
-def _completion(arguments: argparse.Namespace) -> int:
-    import shtab
+def schema(arguments: argparse.Namespace) -> int:
+    """Print every setting."""
+    print(settings.as_markdown() if arguments.markdown else settings.as_text(), end="")
+    return DONE
 
-    from tpu_pipelines.config.configuration import ready_examples
 
+def completion(arguments: argparse.Namespace) -> int:
+    """Print a script with which a shell completes commands."""
     files = {"CONFIG": shtab.FILE, "FILE": shtab.FILE, "DIR": shtab.DIRECTORY, "RUN": shtab.DIRECTORY}
     (subparsers,) = (action for action in arguments.parser._actions if isinstance(action.choices, dict))
     for command in subparsers.choices.values():
@@ -41,6 +33,3 @@ def _completion(arguments: argparse.Namespace) -> int:
     }
     print(shtab.complete(arguments.parser, shell=arguments.shell, preamble=preamble.get(arguments.shell, "")))
     return DONE
-
-
-COMMANDS: tuple[Callable[[Any], None], ...] = (_add_completion,)

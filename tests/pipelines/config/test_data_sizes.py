@@ -11,10 +11,9 @@ from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Files
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
-from tpu_pipelines.checking.data_sizes import DataSize, measure, with_sizes
 from tpu_pipelines.config.configuration import load_config
-from tpu_pipelines.config.resources import resources_of
-from tpu_pipelines.config.step_resources import gib
+from tpu_pipelines.config.resources import DataSize, measure, resources_of, with_sizes
+from tpu_pipelines.config.steps import gib
 
 GIB = 2**30
 CONFIG = load_config("digits", ["data.source=images:gs://bucket/photos", "data.image_size=[224, 224]"])

@@ -1,5 +1,6 @@
-"""The catalogue of TPU machines, chosen from and laid out for a terminal."""
+"""The command `machines`: the catalogue of TPU machines, chosen from and laid out for a terminal."""
 
+import argparse
 import dataclasses
 import textwrap
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.machines.machine_spec import KUBEFLOW, VERTEX, Price, Slice, load_catalogue
+from tpu_pipelines.cli.output import DONE, show
 
 _COLUMNS = {
     "name": "<",
@@ -28,6 +30,13 @@ devices   as JAX counts them: replicas
 HBM GiB   what a compiled program may use of a device's memory
 TFLOP/s   bfloat16 peak of the whole slice
 quota     0 by default: ask for TPU training quota in your region first"""
+
+
+def machines(arguments: argparse.Namespace) -> int:
+    """List the TPU machines that a configuration can name."""
+    slices, region = select_slices(arguments.generation, arguments.region), arguments.region
+    show(as_rows(slices, region), as_table(slices, region), arguments.json)
+    return DONE
 
 
 def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
@@ -70,25 +79,25 @@ def _prices(entry: Slice, region: str) -> tuple[Price | None, Price | None]:
 
 
 def as_table(slices: Sequence[Slice], region: str = "") -> str:
-    """Return a table of the slices; below it, where each generation trains, and what the columns and prices are."""
-    table = lay_out(_COLUMNS, [_cells(entry, region) for entry in slices])
-    return "\n".join([*table, "", *_regions(slices), "", _NOTES, *_price_notes(slices, region)])
-
-
-def _cells(entry: Slice, region: str) -> tuple[str, ...]:
-    prices = _prices(entry, region)
-    return (
-        entry.name,
-        entry.machine_type,
-        entry.tpu_topology or f"{entry.accelerator_count} {entry.accelerator_type}",
-        str(entry.chips),
-        str(entry.devices),
-        str(entry.hosts),
-        f"{entry.generation.hbm_usable_bytes / 2**30:.2f}",
-        f"{entry.chips * entry.generation.peak_bf16_flops / 1e12:,.0f}",
-        *(f"{price.usd_per_hour:,.2f}" if price else "?" for price in prices),
-        prices[0].region if prices[0] else "",
-    )
+    """Return a table of the slices, and below it the regions of each generation and notes on columns and prices."""
+    prices = {entry: _prices(entry, region) for entry in slices}
+    rows = [
+        (
+            entry.name,
+            entry.machine_type,
+            entry.tpu_topology or f"{entry.accelerator_count} {entry.accelerator_type}",
+            str(entry.chips),
+            str(entry.devices),
+            str(entry.hosts),
+            f"{entry.generation.hbm_usable_bytes / 2**30:.2f}",
+            f"{entry.chips * entry.generation.peak_bf16_flops / 1e12:,.0f}",
+            *(f"{price.usd_per_hour:,.2f}" if price else "?" for price in both),
+            both[0].region if both[0] else "",
+        )
+        for entry, both in prices.items()
+    ]
+    known = [price for both in prices.values() for price in both]
+    return "\n".join([*lay_out(_COLUMNS, rows), "", *_regions(slices), "", _NOTES, *_price_notes(known)])
 
 
 def _regions(slices: Sequence[Slice]) -> list[str]:
@@ -101,12 +110,11 @@ def _regions(slices: Sequence[Slice]) -> list[str]:
     return lines
 
 
-def _price_notes(slices: Sequence[Slice], region: str) -> list[str]:
-    prices = [price for entry in slices for price in _prices(entry, region)]
-    notes = {
-        f"{'Vertex' if price.target == VERTEX else 'GKE':<10}{price.kind} ({price.date}): {price.source}": None
+def _price_notes(prices: Sequence[Price | None]) -> list[str]:
+    notes = dict.fromkeys(
+        f"{'Vertex' if price.target == VERTEX else 'GKE':<10}{price.kind} ({price.date}): {price.source}"
         for price in prices
         if price
-    }
+    )
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH, subsequent_indent=" " * 10)]
     return [*wrapped, *(["?         no trustworthy price is known"] if None in prices else [])]
