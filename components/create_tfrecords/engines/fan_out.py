@@ -97,7 +97,7 @@ def plan_and_prepare(params: WriteParams, directory: str) -> tuple[PartsPlan, Pr
     if not storage.is_remote(directory):
         storage.require_output(Path(directory), _PLAN_FILE)
     plan, num_parts, prepared = plan_dataset(params), 0, None
-    with storage.staged_folder(directory) as staged:
+    with storage.staged_directory(directory) as staged:
         if plan.listing.corpus is None:
             prepared = prepare(params, plan)
             num_parts = len(prepared.cut(params.engine_tasks))
