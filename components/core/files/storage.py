@@ -15,7 +15,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TextIO
 
@@ -481,12 +481,14 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
         raise InputError(f"Cannot write {path}: it may not be written. Choose another file.")
 
 
-def stat_file(root: str, name: str) -> StoredFile:
-    """Describe a local file below `root`; a missing one has no bytes and the version `missing`."""
-    try:
-        return _stored(name, os.stat(f"{root}/{name}"))
-    except (OSError, ValueError):
-        return StoredFile(name, 0, "missing")
+def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
+    """Yield a description of each file below `root`; a missing one has no bytes and the version `missing`."""
+    listed = {file.name: file for file in list_files(root)} if is_remote(root) else None
+    for name in names:
+        try:
+            yield _stored(name, os.stat(f"{root}/{name}")) if listed is None else listed[name]
+        except (OSError, ValueError, KeyError):
+            yield StoredFile(name, 0, "missing")
 
 
 def _stored(name: str, status: os.stat_result) -> StoredFile:

@@ -16,7 +16,7 @@ _RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so 
 _FOR_OTHERS = ("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "truncate")
 
 
-def list_corpus(location: str, params: WriteParams) -> Listing:
+def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the passages of a text in UTF-8: its last part tests, the part before it validates, the rest trains.
 
     The label of a passage is the number of characters that it predicts, the last ones. In training passages follow each

@@ -198,19 +198,17 @@ class Source:
 
     Attributes:
         form: A source of this kind as a user writes it, `csv:FILE`; what stands before the colon is the kind's name.
-        read: Function that lists the examples of a place or name.
+        read: Function that lists the examples of a place or name. With `labelled=False` it needs no labels and may list
+            more examples, where the kind can do without them.
         takes: Fields of WriteParams that not every kind takes, and this one does.
         has_class_folders: Whether each class is a folder.
         is_place: Whether it names a place, here or on gs://, and no data set that a library brings.
         is_downloaded: Whether nothing is known of the data before they have been downloaded.
-        read_unlabelled: Function that lists the same examples, and more of them, without asking for labels; None where
-            `read` has to do.
     """
 
     form: str
-    read: Callable[[str, WriteParams], Listing]
+    read: Callable[[str, WriteParams, bool], Listing]
     takes: tuple[str, ...] = ()
     has_class_folders: bool = False
     is_place: bool = True
     is_downloaded: bool = False
-    read_unlabelled: Callable[[str, WriteParams], Listing] | None = None
