@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tpu_components.core.files import storage
-from tpu_components.core.sources.tasks import load_tasks, pack_arguments
+from tpu_components.core.sources.tasks import load_tasks, pack_tasks
 from tpu_components.core.work.beam.options import complete
 from tpu_components.core.work.beam.running import call_for_each
 from tpu_components.core.work.resume_state import ResumeState
@@ -50,7 +50,7 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], state: ResumeState)
     def pack(number: int) -> bytes:
         keys, contents, kept = plan.contents(number)
         arguments = (kept, keys, contents, None)  # In place of labels.
-        return pack_arguments(plan.digest, arguments, {number: len(keys)}, plan.inputs.are_in_place)
+        return pack_tasks(plan.digest, arguments, {number: len(keys)}, plan.inputs.are_in_place)
 
     if missing := [number for number, name in enumerate(plan.names) if name not in finished]:
         there.hand_over(missing, pack)

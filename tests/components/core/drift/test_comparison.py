@@ -25,7 +25,7 @@ from tpu_components.core.examples.interface import IMAGE, TEXT, ImageInput
 from tpu_components.core.examples.text import split_words
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.measuring import count_labels, distributions, measure_pictures
-from tpu_components.create_tfrecords.words import list_common
+from tpu_components.create_tfrecords.preparing import list_common
 from tpu_pipelines.cli.main import main
 
 _CIFAR = Path(__file__).parents[5] / "shared" / "data" / "cifar10.tar.xz"
