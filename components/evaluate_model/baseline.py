@@ -77,7 +77,7 @@ def _find_best_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequ
     whole, whole_always = true.sum(axis=1) + predicted.sum(axis=1), true.sum(axis=1) + chosen.sum()
     hits, hits_always = 2 * (true & predicted).sum(axis=1), 2 * (true & chosen).sum(axis=1)
     value, value_always = hits.sum() / max(whole.sum(), 1), hits_always.sum() / whole_always.sum()
-    shifts = (hits - value * whole) / max(whole.mean(), 1) - (hits_always - value_always * whole_always) / (
+    shifts = (hits - value * whole) / (whole.mean() or 1) - (hits_always - value_always * whole_always) / (
         whole_always.mean()
     )
     return Baseline(

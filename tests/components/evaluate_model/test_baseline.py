@@ -55,6 +55,16 @@ def test_at_most_one_coin_toss_in_twenty_passes(share):
     assert np.mean([_classes(*pair, 2).is_beaten for pair in zip(labels, tossed, strict=True)]) < 0.05
 
 
+def test_the_margin_of_a_rare_label_is_the_spread_of_the_advantage():
+    """It was divided by 1 where examples have fewer labels than that on average: less than half of it."""
+    rng = np.random.default_rng(0)
+    true = (rng.random((2000, 200, 1)) < 0.1).astype(np.float32)
+    said = np.where(rng.random(true.shape) < 0.05, 1 - true, true)
+    baselines = [find_baseline(MULTI_LABEL, *pair, ["a"]) for pair in zip(true, said, strict=True)]
+    margins, advantages = np.array([(own.margin, own.advantage) for own in baselines]).T
+    assert np.mean(margins) == pytest.approx(1.645 * np.std(advantages), rel=0.1)
+
+
 def test_a_collapsed_model_is_named_with_its_answer():
     decision = _gate(_classes([0, 1, 1, 2], [1, 1, 1, 1]))
     assert said(decision)[-1] == (
