@@ -1,9 +1,7 @@
 """Parts of the examples, each judged by itself: a better mean may hide a class that broke."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,29 +11,15 @@ from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, 
 from tpu_components.core.examples.slice_values import SIZE, load_slices
 from tpu_components.core.results.evaluation_info import Slice
 from tpu_components.core.results.metric_table import direction
-from tpu_components.evaluate_model.chance import compare, find_interval
-from tpu_components.evaluate_model.influence import influences
+from tpu_components.evaluate_model.estimates import compare, estimators, find_interval
 from tpu_components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams
 
 # The figure of a slice: one that a single class, and a handful of examples, has as well.
 SLICED: Mapping[str, str] = {CLASSIFICATION: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "loss"}
 _UNITS: Mapping[str, str] = {LENGTH: "tokens", SIZE: "pixels"}
 _NUM_QUARTERS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """Examples of one value of a property: their places, the label that counts, if not all, and how many have it."""
-
-    by: str
-    name: str
-    rows: np.ndarray
-    num_examples: int
-    label: int | None = None
-
-    def select(self, values: np.ndarray) -> np.ndarray:
-        """Return what belongs to it of an array of all examples."""
-        return values[self.rows] if self.label is None else values[:, self.label : self.label + 1]
+# Property and its value, number of examples that have it, and what selects their part of an array of all examples.
+_Part = tuple[str, str, int, np.ndarray | tuple[slice, slice]]
 
 
 def check_slices(params: EvaluateParams, manifest: Manifest, records_dir: Path) -> None:
@@ -61,23 +45,22 @@ def find_slices(
     outputs: np.ndarray,
     properties: Mapping[str, np.ndarray],
 ) -> tuple[Slice, ...]:
-    """Return the figures of every slice that has examples.
+    """Return the figures of every slice that has examples; a language model has no slices.
 
     All bounds together hold with the gate's confidence: that of each is higher, by Bonferroni's rule.
 
     Args:
         params: Properties by which to divide, and the confidence.
-        manifest: The data set, of any task but a language model.
+        manifest: The data set.
         labels: Targets of all examples, each shaped as `Interface.target_shape` says.
         outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
-        properties: Arrays of all examples by name: `length`, int[examples], and what the records keep; see
-            `load_slices`.
+        properties: Arrays of all examples by name, see `Scores`.
     """
     parts = [part for name in params.slices for part in _divide(name, manifest, labels, properties)]
     confidence = params.confidence
     if confidence != NO_CONFIDENCE:
         confidence = 1 - (1 - confidence) / max(len(parts), 1)
-    return tuple(_judge(part, manifest.interface.task, labels, outputs, params.top_k, confidence) for part in parts)
+    return tuple(_judge(part, manifest.interface.task, labels, outputs, confidence) for part in parts)
 
 
 def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mapping[str, np.ndarray]) -> Iterator[_Part]:
@@ -85,15 +68,15 @@ def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mappi
         values = properties[name]
         groups = _by_value(values) if values.dtype.kind == "U" else _in_quarters(values, _UNITS[name])
         for value, rows in groups:
-            yield _Part(name, value, rows, len(rows))
+            yield name, value, len(rows), rows
     elif manifest.task == CLASSIFICATION:
         for i in np.unique(labels).tolist():
             rows = np.flatnonzero(labels == i)
-            yield _Part(name, manifest.class_names[i], rows, len(rows))
+            yield name, manifest.class_names[i], len(rows), rows
     elif manifest.task == MULTI_LABEL:
         for i, count in enumerate((labels > 0).sum(axis=0).tolist()):
             if count:
-                yield _Part(name, manifest.class_names[i], np.arange(len(labels)), count, label=i)
+                yield name, manifest.class_names[i], count, (slice(None), slice(i, i + 1))
 
 
 def _by_value(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
@@ -110,11 +93,13 @@ def _in_quarters(amounts: np.ndarray, unit: str) -> Iterator[tuple[str, np.ndarr
         yield f"{amounts[rows].min():,} to {amounts[rows].max():,} {unit}", rows
 
 
-def _judge(part: _Part, task: Task, labels: np.ndarray, outputs: np.ndarray, top_k: int, confidence: float) -> Slice:
+def _judge(part: _Part, task: Task, labels: np.ndarray, outputs: np.ndarray, confidence: float) -> Slice:
+    by, name, num_examples, chosen = part
     metric = SLICED[task.name]
-    model, *others = (influences(task, part.select(labels), part.select(of_one), top_k)[metric]() for of_one in outputs)
-    interval = find_interval(model, 2 * confidence - 1)
-    beside: dict[str, Any] = {}
-    for champion in others:
-        beside = {"champion": champion.value, "difference": compare(model, champion, direction(metric), confidence)}
-    return Slice(part.by, part.name, part.num_examples, metric, model.value, interval, **beside)
+    found = (estimators(task, labels[chosen], answers[chosen])[metric]() for answers in outputs)
+    ours, *others = [estimate for estimate in found if estimate]
+    interval = find_interval(ours, 2 * confidence - 1)
+    if not others:
+        return Slice(by, name, num_examples, metric, ours.value, interval)
+    difference = compare(ours, others[0], direction(metric), confidence)
+    return Slice(by, name, num_examples, metric, ours.value, interval, others[0].value, difference)
