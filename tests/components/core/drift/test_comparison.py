@@ -17,8 +17,8 @@ from scipy.stats import norm
 
 from tests.html_page import Page
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.comparison import EFFECTS, find_shifts, say_power
-from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.comparison import MEASURES, find_shifts, say_power
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
 from tpu_components.core.examples.artifacts import Manifest, Quarantined, Split, TargetStatistics
 from tpu_components.core.examples.interface import IMAGE, TEXT, ImageInput
@@ -84,7 +84,7 @@ def test_a_difference_that_is_sure_and_too_small_to_matter_is_no_drift(rows):
     shifted[:, 0] += 20  # Two grey levels.
     (brightness,) = (shift for shift in find_shifts(data(shifted), data(many)) if shift.figure == "brightness")
     assert brightness.luck < 1e-6
-    assert brightness.effect < EFFECTS[brightness.measure]
+    assert brightness.effect < MEASURES[brightness.measure][0]
     assert not brightness.drifted
 
 
