@@ -35,7 +35,6 @@ _NUM_DRAWS, _CALIBRATION_HALVINGS = 1000, 12
 _FEW = 5  # The variance within a class of fewer examples cannot be estimated by them alone.
 _FEWEST = 10  # Examples that have to decide a figure from 0 to 1 that is no share of right answers.
 _POWER = 0.8
-_HALVINGS = 30
 _REACH = float(special.ndtri(0.995))
 
 
@@ -395,13 +394,20 @@ def _calibration_interval(bins: list[dict[str, Any]], sure: float) -> tuple[floa
     noises = np.random.default_rng(0).normal(size=(_NUM_DRAWS, len(bins))) * errors
     error = float(np.abs(gaps) @ weights)
 
-    low, high = 0.0, 1.0  # The gaps' true size, in units of those that were computed.
-    for _ in range(_CALIBRATION_HALVINGS):
-        size = (low + high) / 2
-        is_below = np.quantile(np.abs(size * gaps + noises) @ weights, (1 + sure) / 2) < error
-        low, high = (size, high) if is_below else (low, size)
+    def is_as_high(size: float) -> bool:
+        return bool(np.quantile(np.abs(size * gaps + noises) @ weights, (1 + sure) / 2) >= error)
+
+    least, _ = _bisect(is_as_high, 0.0, 1.0, _CALIBRATION_HALVINGS)  # The gaps' true size, as a share of the computed.
     upper = error + float(special.ndtri((1 + sure) / 2) * np.linalg.norm(weights * errors))
-    return low * error, min(upper, 1.0)
+    return least * error, min(upper, 1.0)
+
+
+def _bisect(holds: Callable[[float], bool], low: float, high: float, halvings: int = 30) -> tuple[float, float]:
+    """Return a small interval, inside the given one, at whose upper end a condition holds, and at the lower not yet."""
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low, high
 
 
 def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] | None:
@@ -521,14 +527,14 @@ def _compare_means(advantage: float, influences: np.ndarray, confidence: float, 
 @functools.lru_cache(maxsize=4096)
 def _least_share(better: int, worse: int, num_examples: int, confidence: float) -> float:
     """Return the lower confidence bound of the difference, by bisection: the p-value rises with the difference."""
-    low, high = -1.0, (better - worse) / num_examples
+    advantage = (better - worse) / num_examples
     if confidence == NO_CONFIDENCE:
-        return high
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        refuted = _probability(better, worse, num_examples, middle) <= 1 - confidence
-        low, high = (middle, high) if refuted else (low, middle)
-    return low
+        return advantage
+
+    def is_possible(difference: float) -> bool:
+        return _probability(better, worse, num_examples, difference) > 1 - confidence
+
+    return _bisect(is_possible, -1.0, advantage)[0]
 
 
 def _probability(better: int, worse: int, n: int, difference: float) -> float:
@@ -544,12 +550,9 @@ def _probability(better: int, worse: int, n: int, difference: float) -> float:
     numbers = np.arange(max(0, int(middle - reach)), min(n, int(middle + reach)) + 1)
     log_shares = special.gammaln(n + 1) - special.gammaln(numbers + 1) - special.gammaln(n - numbers + 1)
     shares = np.exp(log_shares + special.xlogy(numbers, share_worse) + special.xlog1py(n - numbers, -share_worse))
+    share, rest = min(share_better / (1 - share_worse), 1.0) if share_worse < 1 else 0.0, n - numbers
     needed = better - worse + numbers  # At least so many that the challenger alone has right.
-    rest = n - numbers
-    share = min(share_better / (1 - share_worse), 1.0) if share_worse < 1 else 0.0
-    tail = special.betainc(np.maximum(needed, 1), np.maximum(rest - needed + 1, 1), share)
-    above = np.where(needed <= 0, 1.0, np.where(needed > rest, 0.0, tail))
-    return float(shares @ above)
+    return float(shares @ special.bdtrc(np.minimum(needed - 1, rest), rest, share))
 
 
 def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
@@ -559,13 +562,9 @@ def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
     """
     power = float(special.ndtri(_POWER))
 
-    def needed(difference: float) -> float:
+    def is_enough(difference: float) -> bool:
         share = max(differ / num_examples, difference)
         spread = quantile * math.sqrt(share) + power * math.sqrt(max(share - difference**2, 0))
-        return spread / math.sqrt(num_examples) + 1 / num_examples
+        return difference >= spread / math.sqrt(num_examples) + 1 / num_examples
 
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if middle >= needed(middle) else (middle, high)
-    return high
+    return _bisect(is_enough, 0.0, 1.0)[1]

@@ -1,12 +1,13 @@
-"""The figures of a model on some examples, and of the best constant answer to them."""
+"""The figures of a model on some examples, of parts of these, and of the best constant answer to them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     LANGUAGE_MODEL,
@@ -17,7 +18,8 @@ from tpu_components.core.examples.interface import (
     UNKNOWN,
     Task,
 )
-from tpu_components.core.results.evaluation_info import Baseline, Difference
+from tpu_components.core.examples.slice_values import SIZE
+from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
 from tpu_components.core.results.metric_table import direction, show, task_metrics
 from tpu_components.evaluate_model.estimates import (
     Estimate,
@@ -31,6 +33,7 @@ from tpu_components.evaluate_model.estimates import (
     mean_average_precision,
     standard_error,
 )
+from tpu_components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams
 
 _INTERVALS = 0.95
 _MAX_ROC_POINTS = 200
@@ -43,6 +46,12 @@ _QUANTILE = 1.645
 # Outputs of a regression that differ by less than this share of their target's deviation are one answer.
 _SAME = 1e-6
 _LISTED_LABELS = 3
+# The figure of a slice: one that a single class, and a handful of examples, has as well.
+SLICED: Mapping[str, str] = {CLASSIFICATION: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "loss"}
+_UNITS: Mapping[str, str] = {LENGTH: "tokens", SIZE: "pixels"}
+_NUM_QUARTERS = 4
+# Property and its value, number of examples that have it, and what selects their part of an array of all examples.
+_Part = tuple[str, str, int, np.ndarray | tuple[slice, slice]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,3 +352,70 @@ _CONSTANT_ANSWERS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]]
 
 def _all_alike(predicted: np.ndarray) -> bool:
     return len(predicted) > 1 and bool((predicted == predicted[0]).all())
+
+
+def find_slices(
+    params: EvaluateParams,
+    manifest: Manifest,
+    labels: np.ndarray,
+    outputs: np.ndarray,
+    properties: Mapping[str, np.ndarray],
+) -> tuple[Slice, ...]:
+    """Return the figures of every slice that has examples; a language model has no slices.
+
+    All bounds together hold with the gate's confidence: that of each is higher, by Bonferroni's rule.
+
+    Args:
+        params: Properties by which to divide, and the confidence.
+        manifest: The data set.
+        labels: Targets of all examples, each shaped as `Interface.target_shape` says.
+        outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
+        properties: Arrays of all examples by name, see `Scores`.
+    """
+    parts = [part for name in params.slices for part in _divide(name, manifest, labels, properties)]
+    confidence = params.confidence
+    if confidence != NO_CONFIDENCE:
+        confidence = 1 - (1 - confidence) / max(len(parts), 1)
+    return tuple(_judge(part, manifest.interface.task, labels, outputs, confidence) for part in parts)
+
+
+def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mapping[str, np.ndarray]) -> Iterator[_Part]:
+    if name != CLASS:
+        values = properties[name]
+        groups = _by_value(values) if values.dtype.kind == "U" else _in_quarters(values, _UNITS[name])
+        for value, rows in groups:
+            yield name, value, len(rows), rows
+    elif manifest.task == CLASSIFICATION:
+        for i in np.unique(labels).tolist():
+            rows = np.flatnonzero(labels == i)
+            yield name, manifest.class_names[i], len(rows), rows
+    elif manifest.task == MULTI_LABEL:
+        for i, count in enumerate((labels > 0).sum(axis=0).tolist()):
+            if count:
+                yield name, manifest.class_names[i], count, (slice(None), slice(i, i + 1))
+
+
+def _by_value(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    names, places = np.unique(values, return_inverse=True)
+    for i, name in enumerate(names.tolist()):
+        yield name, np.flatnonzero(places == i)
+
+
+def _in_quarters(amounts: np.ndarray, unit: str) -> Iterator[tuple[str, np.ndarray]]:
+    edges = np.unique(np.quantile(amounts, np.linspace(0, 1, _NUM_QUARTERS + 1)[1:], method="inverted_cdf"))
+    quarters = np.searchsorted(edges, amounts)  # The first that its amount is not above.
+    for i in range(len(edges)):
+        rows = np.flatnonzero(quarters == i)
+        yield f"{amounts[rows].min():,} to {amounts[rows].max():,} {unit}", rows
+
+
+def _judge(part: _Part, task: Task, labels: np.ndarray, outputs: np.ndarray, confidence: float) -> Slice:
+    by, name, num_examples, chosen = part
+    metric = SLICED[task.name]
+    found = (estimators(task, labels[chosen], answers[chosen])[metric]() for answers in outputs)
+    ours, *others = [estimate for estimate in found if estimate]
+    interval = find_interval(ours, 2 * confidence - 1)
+    if not others:
+        return Slice(by, name, num_examples, metric, ours.value, interval)
+    difference = compare(ours, others[0], direction(metric), confidence)
+    return Slice(by, name, num_examples, metric, ours.value, interval, others[0].value, difference)

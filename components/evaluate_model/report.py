@@ -1,30 +1,42 @@
-"""The evaluation as one HTML file that needs nothing else: no network, no script, no second file."""
+"""The evaluation as one HTML file that needs nothing else: no network, no script, no second file.
 
+It shows the decision, the figures, the training, and examples: mistakes with the worst first, and right answers.
+"""
+
+import base64
+import io
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import markupsafe
+import numpy as np
+from PIL import Image
 
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.examples.generation import Alphabet, generate
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     LANGUAGE_MODEL,
     MULTI_LABEL,
+    PADDING,
     REGRESSION,
     TASKS,
+    THRESHOLD,
+    Task,
     TextInput,
 )
 from tpu_components.core.examples.text import START
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import (
     Block,
+    Card,
     Cell,
-    Charts,
     Fields,
     Figure,
-    Figures,
     Matrix,
+    Passage,
     Section,
     Sentences,
     Table,
@@ -58,6 +70,22 @@ _GOODPUT = {
 _BEST_EPOCH = {
     "validation_loss": ", the lowest validation loss",
     "loss": ", the lowest training loss: there is no validation split",
+}
+
+_RIGHT_EXAMPLES = 20
+_PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
+_TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
+_MAX_DOTS = 500
+_MAX_CHARTED_TARGETS = 8
+_TEMPERATURES = (0.5, 1.0)
+_NUM_PROMPTS = 2
+_PROMPT_LENGTH, _SAMPLE_LENGTH = 64, 300
+_NUM_PASSAGES = 8
+_BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
+_NOTES = {
+    CLASSIFICATION: "the most confident first: the model's answer, the true class, and the probability of each.",
+    MULTI_LABEL: "the greatest loss first: labels predicted wrongly, rightly, and missed, with their probability.",
+    REGRESSION: "the greatest loss first; an error is the predicted number less the true one.",
 }
 
 History = Sequence[Mapping[str, float | None]]
@@ -148,7 +176,7 @@ def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, 
     return f"{page.run_name()}: {title}" if page.run_name() else title, subtitle, facts
 
 
-def _headline_figures(evaluation: Evaluation, task: str) -> Figures:
+def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
     """Return the headline figures that are defined, each beside the champion's, with what to know of them."""
     ours, baseline = evaluation.challenger, evaluation.baseline
     notes = macro_notes(ours)
@@ -169,7 +197,7 @@ def _headline_figures(evaluation: Evaluation, task: str) -> Figures:
     counts = {"Characters": "num_characters", "Unknown": "num_unknown"}
     if task != LANGUAGE_MODEL:
         counts = {"Examples": "num_examples"}
-    return Figures([*figures, *(Figure(name, f"{ours[key]:,}") for name, key in counts.items())])
+    return [*figures, *(Figure(name, f"{ours[key]:,}") for name, key in counts.items())]
 
 
 def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:
@@ -181,9 +209,7 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
             [
                 "How often the model is right when it is so confident; a larger dot stands for more examples. Below "
                 "the line it is too sure of itself.",
-                Charts(
-                    [page.draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, figures))]
-                ),
+                [page.draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, figures))],
             ],
         )
     ]
@@ -191,7 +217,7 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
         roc = page.draw(
             "roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, figures["roc"])
         )
-        calibration.append(Section("ROC", [f"Positive is {rows[1]['name']}.", Charts([roc])]))
+        calibration.append(Section("ROC", [f"Positive is {rows[1]['name']}.", [roc]]))
     confused = _matrix(rows, counts) if len(rows) <= _MAX_MATRIX_CLASSES else _confused_pairs(rows, counts)
     return [confused, _table_of_classes("Class", rows)], calibration
 
@@ -309,7 +335,7 @@ def _training(history: History) -> list[Block]:
         )
     if "stage" in history[-1]:
         notes.append("A dotted line stands where a stage of the training begins.")
-    return [*notes, Charts(curves)]
+    return [*notes, curves]
 
 
 def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str]]) -> markupsafe.Markup:
@@ -370,3 +396,198 @@ def _finish_unit_square(axes: "Axes", diagonal: str) -> None:
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     page.legend(axes)
+
+
+def show_examples(
+    task: Task,
+    names: Sequence[str],
+    keys: Sequence[str],
+    targets: np.ndarray,
+    models: Sequence[np.ndarray],
+    num_shown: int,
+    pick: Callable[[Sequence[int]], Mapping[int, Any]],
+) -> list[Block]:
+    """Return the sections of a report that show examples.
+
+    Args:
+        task: Any but a language model.
+        names: Names of the classes, labels or targets.
+        keys: A name for each example.
+        targets: Targets of all examples.
+        models: Answers of the model and, if there is one, the champion.
+        num_shown: Mistakes to show.
+        pick: Returns for each place in the records' order the example's image, or its text.
+    """
+    (wrong, right), *others = [_find_mistakes(task, targets, outputs) for outputs in models]
+    broken, num_fixed = wrong[:0], 0
+    for wrong_before, right_before in others:
+        broken, num_fixed = wrong[np.isin(wrong, right_before)], int(np.isin(right, wrong_before).sum())
+    shown = [indices.tolist() for indices in (wrong[:num_shown], right[:_RIGHT_EXAMPLES], broken[:num_shown])]
+    contents = pick([index for indices in shown for index in indices])
+
+    def card(index: int) -> Card:
+        lines = _describe(task.name, names, targets[index], models[0][index])
+        return Card(keys[index], _show(keys[index], contents[index]), lines)
+
+    of_wrong, of_right, of_broken = ([card(index) for index in indices] for indices in shown)
+    sections: list[Block] = []
+    if task.name == REGRESSION:
+        sections += _chart_targets(names, targets, models[0])
+    elif others:
+        note = f"{num_fixed:,} right that were wrong, {len(broken):,} wrong that were right"
+        rest = f" of these {len(shown[2]):,}, the worst first." if len(shown[2]) < len(broken) else ""
+        sections.append(Section("Changed since the champion", [f"{note}{':' if shown[2] else '.'}{rest}", of_broken]))
+    title = "Largest errors" if task.name == REGRESSION else "Wrong predictions"
+    if len(wrong):
+        sections.append(Section(title, [f"{len(shown[0]):,} of {len(wrong):,}, {_NOTES[task.name]}", of_wrong]))
+    else:
+        sections.append(Section(title, [f"None: all {len(targets):,} examples were predicted right."]))
+    if len(right):
+        sections.append(Section("Right predictions", ["A sample, with the model's confidence.", of_right]))
+    return sections
+
+
+def _find_mistakes(task: Task, targets: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the examples that are wrong, the worst first, and of those that are right.
+
+    Of a regression all are wrong.
+    """
+    if task.name == CLASSIFICATION:
+        is_wrong, badness = outputs.argmax(axis=1) != targets, outputs.max(axis=1)
+    else:
+        is_wrong, badness = np.ones(len(targets), bool), task.losses(targets, outputs)
+    if task.name == MULTI_LABEL:
+        is_wrong = ((outputs > THRESHOLD) != (targets > 0)).any(axis=1)
+    wrong = np.flatnonzero(is_wrong)
+    return wrong[np.argsort(-badness[wrong], kind="stable")], np.flatnonzero(~is_wrong)
+
+
+def _describe(task: str, names: Sequence[str], target: np.ndarray, output: np.ndarray) -> list[Figure]:
+    """Return what the model answered to an example, and the truth."""
+    if task == REGRESSION:
+        return [
+            line
+            for name, true, predicted in zip(names, target, output, strict=True)
+            for line in (
+                Figure(name, ""),
+                Figure("true", plain_number(true)),
+                Figure("predicted", plain_number(predicted)),
+                Figure("error", plain_number(predicted - true), look="bad"),
+            )
+        ]
+    if task == CLASSIFICATION:
+        predicted, true = int(output.argmax()), int(target)
+        answer = Figure(names[predicted], percent(output[predicted], 0), look="good" if predicted == true else "bad")
+        return [answer] if predicted == true else [answer, Figure(names[true], percent(output[true], 0), ["true"])]
+    has, given = target > 0, output > THRESHOLD
+
+    def those(mask: np.ndarray, look: str, *note: str) -> list[Figure]:
+        return [Figure(names[i], percent(output[i], 0), note, look) for i in np.flatnonzero(mask).tolist()]
+
+    answers = [*those(given & ~has, "bad"), *those(given & has, "good")] or [Figure("no label", "")]
+    truth = ", ".join(names[i] for i in np.flatnonzero(has).tolist()) or "none"
+    return [*answers, *those(has & ~given, "bad", "missed"), Figure(truth, "", ["true"])]
+
+
+def _show(key: str, content: np.ndarray | str) -> str:
+    """Return an image, uint8[height, width, channels], as markup; of a text its beginning and end on one line."""
+    if isinstance(content, str):
+        plain = " ".join(re.sub(r"<br */?>", " ", content).split())
+        if len(plain) <= _TEXT_START + _TEXT_END:
+            return plain
+        return f"{plain[:_TEXT_START]} […] {plain[-_TEXT_END:]}"
+    image = Image.fromarray(content.squeeze(-1) if content.shape[-1] == 1 else content)
+    image.thumbnail((2 * _PICTURE_PIXELS, 2 * _PICTURE_PIXELS))  # Twice: screens of phones are dense.
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    is_small = max(content.shape[:2]) < _PICTURE_PIXELS
+    look = markupsafe.Markup(' class="crisp"' if is_small else "")
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return markupsafe.Markup('<img src="data:image/png;base64,{}" alt="{}"{}>').format(encoded, key, look)
+
+
+def _chart_targets(names: Sequence[str], targets: np.ndarray, values: np.ndarray) -> list[Block]:
+    """Return a section for each target: predicted by true numbers, and what is left by predicted ones."""
+    # Evenly over the examples: more dots hide each other.
+    shown = np.unique(np.linspace(0, len(targets) - 1, _MAX_DOTS).astype(int))
+    first = f"; the first {_MAX_CHARTED_TARGETS} targets" if len(names) > _MAX_CHARTED_TARGETS else ""
+    note = f"{len(shown):,} of {len(targets):,} examples, spread evenly{first}."
+    return [
+        Section(f"Predicted and true: {name}", [note, (_draw_target(i, targets[shown, i], values[shown, i]))])
+        for i, name in enumerate(names[:_MAX_CHARTED_TARGETS])
+    ]
+
+
+def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> list[markupsafe.Markup]:
+    def plot_predicted(axes: "Axes") -> None:
+        ends = [float(true.min()), float(true.max())]
+        axes.plot(ends, ends, color=page.INK, linewidth=1, linestyle="--", label="perfect")
+        axes.scatter(true, predicted, s=9, color=page.BLUE, alpha=0.5, linewidths=0, label="model")
+        page.legend(axes)
+
+    def plot_residuals(axes: "Axes") -> None:
+        axes.axhline(0, color=page.INK, linewidth=1, linestyle="--")
+        axes.scatter(predicted, predicted - true, s=9, color=page.BLUE, alpha=0.5, linewidths=0)
+
+    return [
+        page.draw(f"target {number + 1}", "true", "predicted", plot_predicted),
+        page.draw(f"residuals {number + 1}", "predicted", "predicted − true", plot_residuals),
+    ]
+
+
+def show_passages(
+    names: Sequence[str],
+    keys: Sequence[str],
+    targets: np.ndarray,
+    scores: np.ndarray,
+    pick: Callable[[Sequence[int]], Mapping[int, np.ndarray]],
+    model: Any,
+) -> list[Block]:
+    """Return the sections of a language model's report: texts that it writes, and the passages that it finds hardest.
+
+    Args:
+        names: Characters that the ids stand for.
+        keys: A name for each passage.
+        targets: Targets of all passages.
+        scores: Scores of all passages, see `score_passages`.
+        pick: Returns for each place in the records' order the passage's input.
+        model: The model as `StepModel`. It continues two passages at two temperatures, the same every time on the same
+            machine.
+    """
+    counts, bits = targets != PADDING, scores[..., 0] / np.log(2)
+    means = bits.sum(axis=1) / counts.sum(axis=1)
+    hardest = np.argsort(-means, kind="stable")[:_NUM_PASSAGES].tolist()
+    prompted = np.linspace(0, len(counts) - 1, _NUM_PROMPTS + 2).astype(int)[1:-1].tolist()
+    inputs, alphabet = pick([*hardest, *prompted]), Alphabet(names)
+    prompts = np.repeat([inputs[index][-_PROMPT_LENGTH:] for index in prompted], len(_TEMPERATURES), axis=0)
+    temperatures = _TEMPERATURES * _NUM_PROMPTS
+    added = generate(model.compiled(), model.state_size, prompts, _SAMPLE_LENGTH, temperatures, seed=0)
+    samples = [
+        Passage(
+            f"temperature {temperature}",
+            [Cell(alphabet.decode(prompt.tolist()), "read"), Cell(alphabet.decode(text.tolist()))],
+        )
+        for temperature, prompt, text in zip(temperatures, prompts, added, strict=True)
+    ]
+    passages = []
+    for index in hardest:
+        # A target that does not count is the next input.
+        following = [*inputs[index][1:].tolist(), targets[index, -1].item()]
+        rows = zip(following, bits[index].tolist(), counts[index].tolist(), strict=True)
+        parts = [_show_character(alphabet.decode([id_]), value, counted) for id_, value, counted in rows]
+        passages.append(Passage(f"{keys[index]}: {means[index]:.2f} bits per character", parts))
+    written = (
+        "What the model writes after a prompt (grey) from the text it was scored on; at a lower temperature it keeps "
+    )
+    colours = "The redder a character, the less the model expected it; grey ones were only read. Hover for the bits."
+    return [
+        Section("Samples", [f"{written}to what is likely.", (samples)]),
+        Section("Hardest passages", [colours, (passages)]),
+    ]
+
+
+def _show_character(character: str, bits: float, counted: bool) -> Cell:
+    if not counted:
+        return Cell(character, "read")
+    share = min(bits / _BITS_OF_FULL_COLOUR, 1.0)
+    return Cell("↵\n" if character == "\n" else character, "bits", share, hint=f"{bits:.1f} bits")

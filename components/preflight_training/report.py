@@ -8,7 +8,7 @@ from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import billed_by, load_catalogue
 from tpu_components.core.pages import page
-from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Figures, Section, Sentences, Table, cut
+from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
 from tpu_components.core.pages.blocks import as_text as shown_as_text
 from tpu_components.preflight_training.accuracy import HELD_OUT, INTERVALS
 from tpu_components.preflight_training.compiler import FITS
@@ -133,21 +133,19 @@ def _figures_of(machine: MachineReport) -> list[Block]:
     device = [f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device"]
     size = f"{memory(machine.peak_bytes)} of {memory(machine.capacity_bytes)} a device"
     return [
-        Figures(
-            [
-                Figure("Step", say(step), [_parts(step)]),
-                Figure("Epoch", say(epoch), device),
-                Figure("Price of a run", say(cost) if cost else UNKNOWN, price),
-                Figure("Memory", percent(machine.peak_bytes / machine.capacity_bytes), [size]),
-                Figure(
-                    "Device waits",
-                    percent(epoch.host_wait),
-                    ["of an epoch, for data"],
-                    "doubtful" if epoch.host_wait > 0.5 else "",
-                ),
-                Figure("Matrix units", percent(step.mxu_utilization), ["used while it computes"]),
-            ]
-        )
+        [
+            Figure("Step", say(step), [_parts(step)]),
+            Figure("Epoch", say(epoch), device),
+            Figure("Price of a run", say(cost) if cost else UNKNOWN, price),
+            Figure("Memory", percent(machine.peak_bytes / machine.capacity_bytes), [size]),
+            Figure(
+                "Device waits",
+                percent(epoch.host_wait),
+                ["of an epoch, for data"],
+                "doubtful" if epoch.host_wait > 0.5 else "",
+            ),
+            Figure("Matrix units", percent(step.mxu_utilization), ["used while it computes"]),
+        ]
     ]
 
 

@@ -58,7 +58,7 @@ def _drift(arguments: argparse.Namespace) -> int:
     new, old = (sketch_place(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)
     if arguments.output:
-        from tpu_components.find_drift.drift_page import write_page
+        from tpu_components.find_drift.finding import write_page
 
         write_page(new, old, shifts, arguments.output, (arguments.records, against))
     if arguments.json:

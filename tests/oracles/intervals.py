@@ -18,9 +18,8 @@ from tpu_components.core.examples.interface import Classification, LanguageModel
 from tpu_components.core.results.metric_table import direction
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.estimates import Estimators, estimators
-from tpu_components.evaluate_model.figures import Figures, compare_figures, find_baseline, score_passages
+from tpu_components.evaluate_model.figures import Figures, compare_figures, find_baseline, find_slices, score_passages
 from tpu_components.evaluate_model.gate import decide
-from tpu_components.evaluate_model.slices import find_slices
 
 CONFIDENCE = 0.95
 _NUM_IN_POOL = 40_000

@@ -12,8 +12,7 @@ import numpy as np
 from scipy import special
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.distributions import find_distance
-from tpu_components.core.drift.sketches import DataSketch
+from tpu_components.core.drift.sketches import DataSketch, find_distance
 from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.interface import MULTI_LABEL
 
@@ -183,9 +182,9 @@ def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     table = np.array([[data.class_counts.get(name, 0) for name in names] for data in (new, old)], float)
     if not table.sum(axis=1).all():
         return
-    sizes = draws = np.array([[new.num_examples], [old.num_examples]], float)
+    sizes = np.array([[new.num_examples], [old.num_examples]], float)
+    draws = _effective(sizes, new, old, _LABELS) if new.task == MULTI_LABEL else sizes
     if new.task == MULTI_LABEL:
-        draws = _effective(sizes, new, old, _LABELS)
         shares = table / sizes
         most = int(np.abs(shares[0] - shares[1]).argmax())
         luck = min(1.0, len(names) * _fisher(table[:, most], sizes[:, 0] - table[:, most]))

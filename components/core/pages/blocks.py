@@ -1,7 +1,7 @@
 """Blocks that people read: described once, and shown on a page, in a terminal or as Markdown.
 
-A block is one of `Block`. A text by itself is a paragraph, and markup stands on a page as it is. `page.render` makes a
-page of blocks, `as_text` lines. Figures, charts, cards, matrices, passages and markup are left out of lines.
+A block is one of `Block`. A text by itself is a paragraph. Figures, cards, passages or drawings stand beside each other
+in a list. `page.render` makes a page of blocks, `as_text` lines, which leave lists, matrices and markup out.
 """
 
 import dataclasses
@@ -128,20 +128,6 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
-    """Figures beside each other."""
-
-    figures: Sequence[Figure]
-
-
-@dataclasses.dataclass(frozen=True)
-class Charts:
-    """Drawings of `page.draw`, each in a panel."""
-
-    drawings: Sequence[markupsafe.Markup]
-
-
-@dataclasses.dataclass(frozen=True)
 class Card:
     """An example.
 
@@ -154,13 +140,6 @@ class Card:
     name: str
     content: str
     lines: Sequence[Figure]
-
-
-@dataclasses.dataclass(frozen=True)
-class Cards:
-    """Examples beside each other."""
-
-    cards: Sequence[Card]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,13 +156,6 @@ class Passage:
 
     title: str
     parts: Sequence[Cell]
-
-
-@dataclasses.dataclass(frozen=True)
-class Passages:
-    """Texts beside each other."""
-
-    passages: Sequence[Passage]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,8 +177,8 @@ class Section:
         return [self.title, as_text(self.blocks, width)]
 
 
-Drawn = markupsafe.Markup | Figures | Charts | Cards | Matrix | Passages
-Block = str | Table | Fields | Sentences | Section | Drawn
+SideBySide = list[Figure] | list[Card] | list[Passage] | list[markupsafe.Markup]
+Block = str | Table | Fields | Sentences | Section | Matrix | SideBySide
 
 
 def as_text(blocks: Sequence[Block], width: int) -> str:
@@ -216,7 +188,7 @@ def as_text(blocks: Sequence[Block], width: int) -> str:
         blocks: The blocks; those that are empty are left out.
         width: Width of the terminal.
     """
-    shown = [block for block in blocks if not isinstance(block, Drawn)]
+    shown = [block for block in blocks if not isinstance(block, markupsafe.Markup | Matrix | list)]
     texts = [textwrap.wrap(block, width) if isinstance(block, str) else block.lines(width) for block in shown]
     return "\n\n".join("\n".join(lines) for lines in texts if lines)
 

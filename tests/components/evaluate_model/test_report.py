@@ -13,10 +13,8 @@ from tpu_components.core.examples.artifacts import Manifest, Split
 from tpu_components.core.examples.interface import TASKS, ImageInput, Regression
 from tpu_components.core.pages import page
 from tpu_components.core.results.evaluation_info import Decision, Difference, EvaluatedModel, Evaluation, Rule
-from tpu_components.evaluate_model.examples import show_examples
 from tpu_components.evaluate_model.figures import compute_figures, find_baseline
-from tpu_components.evaluate_model.report import describe_run, render_report
-from tpu_components.evaluate_model.scoring import Scores
+from tpu_components.evaluate_model.report import describe_run, render_report, show_examples
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;"
 _TRAINING = {
@@ -90,10 +88,11 @@ def _examples(task, targets, *outputs, names=("cat", "dog", "fox"), num_shown=60
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     asked = Regression((0.0,) * len(names), (1.0,) * len(names)) if task == "regression" else TASKS[task]
     keys = keys or [f"{i}.png" for i in range(len(targets))]
-    scores = Scores(keys, np.array(targets), np.stack(outputs), {}, 0, {})
-    return show_examples(
-        asked, names, scores, num_shown, lambda some: {i: (contents or {}).get(i, pixels) for i in some}
-    )
+
+    def pick(indices):
+        return {i: (contents or {}).get(i, pixels) for i in indices}
+
+    return show_examples(asked, names, keys, np.array(targets), outputs, num_shown, pick)
 
 
 def _shown(*arguments, **options):
