@@ -50,7 +50,7 @@ class Estimate:
         support: Number of examples that decide another figure from 0 to 1; None for other figures.
         correction: Factor for few examples by which the standard error is greater than the influences say.
         freedom: Most degrees of freedom that its standard error has.
-        bias: Expected distance of the figure below the same figure of many examples.
+        bias: Expected distance of the figure below the same figure of many examples; negative if it is above.
         smallest: Weight of the smallest class in a mean over classes, and the number of its examples.
         find_interval: Interval by confidence, of a figure that has a method of its own.
     """
@@ -256,26 +256,26 @@ def _mean_of_shares(parts: Any, wholes: Any, is_f1: bool = False) -> Estimate:
     right, counts, decide = parts.sum(axis=0), wholes.sum(axis=0), (wholes != 0).sum(axis=0)
     centers, scales = _centers(right, counts, decide)
     influence = (parts @ scales - wholes @ (centers * scales)) * (parts.shape[0] / len(counts))
-    estimate = Estimate(
-        value=float((right / np.maximum(counts, 1)).mean()),
-        influence=influence,
-        support=_num_deciding(decide),
-        freedom=2 * standard_error(influence)[1],
-        smallest=(1 / len(decide), float(decide[decide > 0].min(initial=len(influence)))),
-    )
-    if not is_f1 or not decide.any():
-        return estimate
-    # F1 is 2 j / (1 + j), where j is the share of hits among what is true or predicted. The curve is concave: its mean
-    # over few examples is below the F1 of many.
-    j = centers / (2 - centers)
-    bias = (2 * j * (1 - j) / (1 + j) ** 3 / np.maximum(decide - 1, 1))[decide > 0].sum() / len(decide)
-    if bias > _MOST_BIAS * standard_error(influence)[0]:
-        return dataclasses.replace(estimate, find_interval=_no_interval)
-    return dataclasses.replace(estimate, bias=float(bias))
+    bias = 0.0
+    if is_f1 and decide.any():
+        # F1 is 2 j / (1 + j), where j is the share of hits among what is true or predicted. The curve is concave: its
+        # mean over few examples is below the F1 of many.
+        j = centers / (2 - centers)
+        bias = float((2 * j * (1 - j) / (1 + j) ** 3 / np.maximum(decide - 1, 1))[decide > 0].sum() / len(decide))
+    smallest = 1 / len(decide), float(decide[decide > 0].min(initial=len(influence)))
+    return _mean_over_classes(right / np.maximum(counts, 1), influence, decide, bias, smallest)
 
 
-def _no_interval(confidence: float) -> None:
-    """Return no interval: the figure's bias is too great."""
+def _mean_over_classes(
+    values: np.ndarray,
+    influence: np.ndarray,
+    decide: np.ndarray,
+    bias: float = 0.0,
+    smallest: tuple[float, float] = (0.0, 1.0),
+) -> Estimate:
+    """Estimate a mean over classes, of which these numbers of examples decide the values."""
+    freedom, value = 2 * standard_error(influence)[1], float(values.mean())
+    return Estimate(value, influence, support=_num_deciding(decide), freedom=freedom, bias=bias, smallest=smallest)
 
 
 def _num_deciding(counts: np.ndarray) -> float:
@@ -307,9 +307,7 @@ def mean_area(positive: np.ndarray, scores: np.ndarray) -> Estimate | None:
     for kind, number in ((positive, counts), (~positive, num_examples - counts)):
         centers, scales = _centers(areas * number, number, number)
         influence += np.where(kind, rights - centers, 0) @ scales
-    influence *= num_examples / num_labels
-    support = _num_deciding(np.minimum(counts, num_examples - counts))
-    return Estimate(float(areas.mean()), influence, support=support, freedom=2 * standard_error(influence)[1])
+    return _mean_over_classes(areas, influence * (num_examples / num_labels), np.minimum(counts, num_examples - counts))
 
 
 def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -342,11 +340,9 @@ def mean_average_precision(positive: np.ndarray, scores: np.ndarray) -> Estimate
     areas = np.where(positive, precision, 0).sum(axis=0) / counts
     centers, scales = _centers(areas * counts, counts, counts)
     influence = (np.where(positive, precision - centers, 0) + others) @ scales * (num_examples / num_labels)
-    error, freedom = standard_error(influence)
-    estimate = Estimate(float(areas.mean()), influence, support=_num_deciding(counts), freedom=2 * freedom)
     # A positive example is one of those that its precision is of: the precision of few is above that of many.
-    bias = float((np.where(positive, (1 - precision) / number, 0).sum(axis=0) / counts).mean())
-    return dataclasses.replace(estimate, find_interval=_no_interval) if bias > _MOST_BIAS * error else estimate
+    bias = -float((np.where(positive, (1 - precision) / number, 0).sum(axis=0) / counts).mean())
+    return _mean_over_classes(areas, influence, counts, bias)
 
 
 def calibration_bins(hit: np.ndarray, probabilities: np.ndarray) -> list[dict[str, Any]]:
@@ -427,10 +423,10 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
     if estimate.support is None and error > 0:
         half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
         return estimate.value - half, estimate.value + half
-    if estimate.support is None or estimate.support < _FEWEST:
+    if estimate.support is None or estimate.support < _FEWEST or abs(estimate.bias) > _MOST_BIAS * error:
         return None
     error *= estimate.correction
-    value = min(estimate.value + estimate.bias, 1.0)
+    value = min(max(estimate.value + estimate.bias, 0.0), 1.0)
     spread, number = value * (1 - value), estimate.support
     if error > 0 and spread > 0:
         freedom = min(estimate.support - 1, len(estimate.influence) - 1, estimate.freedom)

@@ -8,7 +8,7 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import markupsafe
 import numpy as np
@@ -46,9 +46,6 @@ from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.results.metric_table import BY_NAME, show
 from tpu_components.evaluate_model.figures import macro_notes
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = _MAX_SLICES = 30
 # Time of an epoch by what the host waited for: see `Stopwatch` of train_model.
@@ -71,7 +68,28 @@ _BEST_EPOCH = {
     "validation_loss": ", the lowest validation loss",
     "loss": ", the lowest training loss: there is no validation split",
 }
-
+# Title and first heading of the table of classes, labels or targets, and what to know of it.
+_TABLES = {
+    CLASSIFICATION: ("Classes, weakest first", "Class"),
+    MULTI_LABEL: ("Labels, weakest first", "Label", "A label is predicted above a probability of 50 %."),
+    REGRESSION: (
+        "Targets",
+        "Target",
+        "Each in its own unit. R² is the share of a target's variance that the model explains.",
+    ),
+}
+_COLUMNS = {
+    "support": "Examples",
+    "precision": "Precision",
+    "recall": "Recall",
+    "f1": "F1",
+    "average_precision": "Average precision",
+    "roc_auc": "ROC AUC",
+    "mean_absolute_error": "Mean absolute error",
+    "root_mean_squared_error": "Root mean squared error",
+    "median_absolute_error": "Median absolute error",
+    "r2": "R²",
+}
 _RIGHT_EXAMPLES = 20
 _PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
 _TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
@@ -107,7 +125,7 @@ def render_report(
     title, subtitle, facts = describe_run(evaluation.split, manifest, info)
     decision = "Passed the gate" if evaluation.gate.promote else "Did not pass the gate"
     rules = [f"{'✓' if rule.passed else '✗'} {rule.text}" for rule in evaluation.gate.reasons]
-    details, calibration = _SECTIONS[manifest.task](evaluation.challenger)
+    confused, calibration = _classification(evaluation.challenger) if manifest.task == CLASSIFICATION else ([], [])
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     slices = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
     chance = "In brackets what chance leaves of the difference, with the gate's confidence in all slices together."
@@ -124,7 +142,8 @@ def render_report(
                 else []
             ),
             Section("Training", _training(history)),
-            *details,
+            *confused,
+            *_table_of_names(manifest.task, evaluation.challenger),
             *examples,
             *calibration,
         ],
@@ -201,7 +220,7 @@ def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
 
 
 def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:
-    """Return the sections of a task before and after the examples."""
+    """Return the sections before and after the examples that only a classification has."""
     rows, counts = figures["per_class"], figures["confusion_matrix"]
     calibration: list[Block] = [
         Section(
@@ -219,33 +238,31 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
         )
         calibration.append(Section("ROC", [f"Positive is {rows[1]['name']}.", [roc]]))
     confused = _matrix(rows, counts) if len(rows) <= _MAX_MATRIX_CLASSES else _confused_pairs(rows, counts)
-    return [confused, _table_of_classes("Class", rows)], calibration
+    return [confused], calibration
 
 
-def _multi_label(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:
-    more = {"average_precision": "Average precision", "roc_auc": "ROC AUC"}
-    return [
-        _table_of_classes("Label", figures["per_class"], more, "A label is predicted above a probability of 50 %.")
-    ], []
+def _table_of_names(task: str, figures: Mapping[str, Any]) -> list[Block]:
+    """Return the figures of every class and label, the weakest first, or of every target; none of a language model."""
+    if task not in _TABLES:
+        return []
+    title, noun, *notes = _TABLES[task]
+    weakest_first = sorted(figures.get("per_class", ()), key=lambda item: (item["support"] == 0, item["f1"]))
+    rows = weakest_first or figures["per_target"]
+    columns = {noun: "<", **dict.fromkeys((_COLUMNS[name] for name in rows[0] if name != "name"), ">")}
+    table = Table(columns, [[_show_figure(name, value) for name, value in row.items()] for row in rows])
+    return [Section(title, [*notes, table])]
 
 
-def _table_of_classes(
-    noun: str, rows: Sequence[Mapping[str, Any]], more: Mapping[str, str] = {}, *notes: str
-) -> Section:
-    plural = {"Class": "Classes", "Label": "Labels"}[noun]
-    columns = {"precision": "Precision", "recall": "Recall", "f1": "F1", **more}
-    table = Table(
-        {noun: "<", "Examples": ">", **dict.fromkeys(columns.values(), ">")},
-        [
-            (item["name"], f"{item['support']:,}", *(_bar(item[column]) for column in columns))
-            for item in sorted(rows, key=lambda item: (item["support"] == 0, item["f1"]))
-        ],
-    )
-    return Section(f"{plural}, weakest first", [*notes, table])
-
-
-def _bar(share: float | None) -> Cell:
-    return Cell("–", "note") if share is None else Cell(f"{share:.3f}", share=share)
+def _show_figure(name: str, value: Any) -> str | Cell:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return Cell("–", "note")
+    if name.endswith("error"):
+        return plain_number(value)
+    if name == "r2":
+        return f"{value:.4f}"
+    return f"{value:,}" if name == "support" else Cell(f"{value:.3f}", share=value)
 
 
 def _matrix(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) -> Section:
@@ -278,35 +295,6 @@ def _confused_pairs(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence
         ],
     )
     return Section("Most confused classes", [table if pairs else "No class was taken for another."])
-
-
-def _regression(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:
-    errors = {
-        "mean_absolute_error": "Mean absolute error",
-        "root_mean_squared_error": "Root mean squared error",
-        "median_absolute_error": "Median absolute error",
-    }
-    table = Table(
-        {"Target": "<", **dict.fromkeys(errors.values(), ">"), "R²": ">"},
-        [
-            (
-                item["name"],
-                *(plain_number(item[error]) for error in errors),
-                "–" if item["r2"] is None else f"{item['r2']:.4f}",
-            )
-            for item in figures["per_target"]
-        ],
-    )
-    note = "Each in its own unit. R² is the share of a target's variance that the model explains."
-    return [Section("Targets", [note, table])], []
-
-
-_SECTIONS: Mapping[str, Callable[[Mapping[str, Any]], tuple[list[Block], list[Block]]]] = {
-    CLASSIFICATION: _classification,
-    MULTI_LABEL: _multi_label,
-    REGRESSION: _regression,
-    LANGUAGE_MODEL: lambda figures: ([], []),
-}
 
 
 def _training(history: History) -> list[Block]:
@@ -342,7 +330,7 @@ def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str
     """Draw figures of the history by epoch, each with its label and its colour."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    def plot(axes: "Axes") -> None:
+    def plot(axes: "page.Axes") -> None:
         for figure, label, color in lines:
             points = [(row["epoch"], row[figure]) for row in history if row.get(figure) is not None]
             if points:
@@ -359,7 +347,7 @@ def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str
     return page.draw(f"training {name}", "epoch", name, plot)
 
 
-def _plot_reliability(axes: "Axes", figures: Mapping[str, Any]) -> None:
+def _plot_reliability(axes: "page.Axes", figures: Mapping[str, Any]) -> None:
     bins = figures["calibration"]
     accuracy = [item["accuracy"] for item in bins]
     axes.bar(
@@ -382,13 +370,13 @@ def _plot_reliability(axes: "Axes", figures: Mapping[str, Any]) -> None:
     _finish_unit_square(axes, "perfect")
 
 
-def _plot_roc(axes: "Axes", points: Sequence[Mapping[str, float]]) -> None:
+def _plot_roc(axes: "page.Axes", points: Sequence[Mapping[str, float]]) -> None:
     rates = ([0, *(point[name] for point in points)] for name in ("false_positive_rate", "true_positive_rate"))
     axes.plot(*rates, color=page.BLUE, label="model")
     _finish_unit_square(axes, "chance")
 
 
-def _finish_unit_square(axes: "Axes", diagonal: str) -> None:
+def _finish_unit_square(axes: "page.Axes", diagonal: str) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label=diagonal)
@@ -519,13 +507,13 @@ def _chart_targets(names: Sequence[str], targets: np.ndarray, values: np.ndarray
 
 
 def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> list[markupsafe.Markup]:
-    def plot_predicted(axes: "Axes") -> None:
+    def plot_predicted(axes: "page.Axes") -> None:
         ends = [float(true.min()), float(true.max())]
         axes.plot(ends, ends, color=page.INK, linewidth=1, linestyle="--", label="perfect")
         axes.scatter(true, predicted, s=9, color=page.BLUE, alpha=0.5, linewidths=0, label="model")
         page.legend(axes)
 
-    def plot_residuals(axes: "Axes") -> None:
+    def plot_residuals(axes: "page.Axes") -> None:
         axes.axhline(0, color=page.INK, linewidth=1, linestyle="--")
         axes.scatter(predicted, predicted - true, s=9, color=page.BLUE, alpha=0.5, linewidths=0)
 

@@ -76,6 +76,7 @@ class DataSketch:
         splits, names = [*manifest.splits.values()], manifest.class_names
         counts = [] if manifest.task == REGRESSION else np.sum([split.class_counts for split in splits], axis=0)
         figures = dict.fromkeys(name for split in splits for name in split.distributions)
+        targets = [(split.num_examples, split.targets) for split in splits]
         return cls(
             source=manifest.source,
             fingerprint=manifest.fingerprint,
@@ -84,16 +85,15 @@ class DataSketch:
             num_examples=sum(split.num_examples for split in splits),
             num_set_aside=len(manifest.quarantined),
             class_counts={name: int(count) for name, count in zip(names, counts, strict=False)},
-            targets={name: _pool_target(splits, i) for i, name in enumerate(names)} if splits[0].targets else {},
+            targets={
+                name: _pool_moments([Moments(n, own[i].mean, own[i].std) for n, own in targets])
+                for i, name in enumerate(names)
+                if splits[0].targets
+            },
             distributions={name: _pool_figure(splits, name) for name in figures},
             num_training=manifest.splits[TRAIN].num_examples if TRAIN in manifest.splits else 0,
             common_words=manifest.common_words,
         )
-
-
-def _pool_target(splits: Sequence[Split], place: int) -> Moments:
-    parts = [(split.num_examples, split.targets[place]) for split in splits]
-    return _pool_moments([Moments(count, target.mean, target.std) for count, target in parts])
 
 
 def _pool_figure(splits: Sequence[Split], figure: str) -> Distribution:
