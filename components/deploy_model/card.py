@@ -18,7 +18,7 @@ import yaml
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.comparison import Shift, find_shifts
-from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_of
 from tpu_components.core.examples.artifacts import (
     CODE_FILE,

@@ -11,7 +11,7 @@ import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
+from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
 from tpu_components.core.examples.interface import CorpusInput
 from tpu_components.core.files import storage

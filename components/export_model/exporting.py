@@ -16,7 +16,7 @@ import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError, describe
-from tpu_components.core.drift.answers import save_answers, sketch_outputs
+from tpu_components.core.drift.sketches import save_answers, sketch_outputs
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import BEST_WEIGHTS_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface

@@ -9,7 +9,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import billed_by, load_catalogue
 from tpu_components.core.pages import blocks as page_blocks
 from tpu_components.core.pages import page
-from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Figures, Section, Sentences, Table, cut
+from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
 from tpu_components.preflight_training.compiler import FITS
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import HELD_OUT, INTERVALS, EpochTime, LayerTime, StepTime
@@ -145,7 +145,7 @@ def _figures_of(machine: MachineReport) -> list[Block]:
         Figure("Device waits", percent(epoch.host_wait), ["of an epoch, for data"], waiting),
         Figure("Matrix units", percent(step.mxu_utilization), ["used while it computes"]),
     ]
-    return [Figures(figures)]
+    return [figures]
 
 
 def _model(report: PreflightReport, machine: MachineReport) -> list[tuple[str, str]]:

@@ -105,7 +105,7 @@ def drift(arguments: argparse.Namespace) -> int:
     new, old = (sketch_place(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)
     if arguments.output:
-        from tpu_components.find_drift.drift_page import write_page  # Its charts take a second to import.
+        from tpu_components.find_drift.finding import write_page  # Its charts take a second to import.
 
         write_page(new, old, shifts, arguments.output, (arguments.records, against))
     show(as_dict(shifts), _as_table(shifts, say_power(new, old, shifts, "examples")), arguments.json)

@@ -11,8 +11,7 @@ import yaml
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import in_one_line, lay_out
-from tpu_components.core.drift.answers import ANSWERS
-from tpu_components.core.drift.data_sketch import SKETCH
+from tpu_components.core.drift.sketches import ANSWERS, SKETCH
 from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.registry.folder import ModelRegistry, list_models
 from tpu_components.core.registry.reference import CHAMPION

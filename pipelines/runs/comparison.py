@@ -15,7 +15,7 @@ from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
 from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.pages.blocks import Cell, Charts, Section, Sentences, Table
+from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction, show
 from tpu_components.export_model.formats.table import FORMATS
@@ -368,7 +368,7 @@ def write_page(comparison: Comparison, path: Path) -> None:
             [row.name, *(Cell(text, "best" if place in row.best else "") for place, text in enumerate(row.texts))]
             for row in rows
         ]
-        curves = [Charts(list(_curves(comparison.runs)))] if title == "training" else []
+        curves = [list(_curves(comparison.runs))] if title == "training" else []
         heading = "Differences in configuration" if title == "configuration" else title.capitalize()
         sections.append(Section(heading, [Table(columns, cells), *curves]))
     title = f"{', '.join(names[:_TITLED])}{' and more' if len(names) > _TITLED else ''}: {len(names)} runs"

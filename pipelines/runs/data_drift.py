@@ -7,7 +7,7 @@ import math
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.progress import say
 from tpu_components.core.drift.comparison import find_shifts
-from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
+from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at, sketch_of
 from tpu_components.core.examples.artifacts import MANIFEST_FILE
 from tpu_components.core.files import storage

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 from tests.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.signing import verify_version

@@ -24,7 +24,7 @@ from tpu_components.core.registry.vertex import VertexRegistry
 from tpu_components.core.results.evaluation_info import RegisteredChampion
 from tpu_components.deploy_model.params import DeployParams
 from tpu_components.deploy_model.vertex import VertexTarget
-from tpu_components.evaluate_model.champion import Champion, find_champion
+from tpu_components.evaluate_model.evaluation import Champion, find_champion
 from tpu_components.serving.params import ServeParams
 
 ROOT = "projects/my-project/locations/us-west1/models"

@@ -17,7 +17,7 @@ _REACHED = {
     "create_tfrecords": {"sources/csv_file.py", "interface.py", "storage.py", "data.html.jinja", "page.css"},
     "preflight_training": {"compiler.py", "interface.py", "page.css", "page.html.jinja", "machine_catalogue.json"},
     "train_model": {"interface.py", "models/step/wrapping.py", "models/ready/__init__.py", "callbacks.py"},
-    "evaluate_model": {"page.css", "report.html.jinja", "multi_label.html.jinja", "language.html.jinja"},
+    "evaluate_model": {"page.css", "page.html.jinja", "blocks.html.jinja", "estimates.py"},
     "export_model": {"verification.py", "formats/litert.py", "models/trained.py", "__init__.py"},
     "deploy_model": {"health_check.py", "serving/exported.py", "serving/params.py", "registry/vertex.py"},
 }
@@ -27,7 +27,7 @@ _NOT_REACHED = {
     "train_model": {"page.css", "page.py", "machine_catalogue.json", "ready/cifar10_cnn.py", "registry/folder.py"},
     "evaluate_model": {"models/step/compiling.py", "machine_catalogue.json", "serving/server.py"},
     "export_model": {"page.css", "registry/folder.py", "serving/exported.py"},
-    "deploy_model": {"page.css", "models/step/compiling.py", "report.html.jinja"},
+    "deploy_model": {"page.css", "models/step/compiling.py", "page.html.jinja"},
 }
 
 
