@@ -18,7 +18,7 @@ from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction, show
-from tpu_components.export_model.formats.table import FORMATS
+from tpu_components.export_model.formats import FORMATS
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.runs.summary import Summary
 

@@ -70,14 +70,14 @@ from tpu_components.train_model import TrainParams, training
 def held(self, output, result):
     of_device = {}
     for kind in ("weight", "optimizer"):
-        for name, variable in self.variables().items():
+        for name, variable in self._session.variables().items():
             if name.startswith(kind):
                 for part in variable.value.addressable_shards:
                     of_device[part.device.id] = of_device.get(part.device.id, 0) + part.data.nbytes
     print(sorted(of_device.values()))
     save(self, output, result)
 
-save, training._Session.save = training._Session.save, held
+save, training._Training.save = training._Training.save, held
 from tpu_components.train_model import __main__
 sys.exit(__main__.main())
 """

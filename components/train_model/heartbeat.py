@@ -1,7 +1,7 @@
-"""Stops the hosts of a JobSet when the pipeline step that follows them has died.
+"""Heartbeats: a file that a process rewrites every few seconds while it is alive.
 
-The step writes a heartbeat to the shared volume, and the hosts read it. A step that is killed cannot delete its JobSet,
-and Kubernetes deletes the JobSet only with its owner, which may be hours later.
+The step that waits for the hosts of a JobSet writes one to the shared volume, and the hosts end without it. A step that
+is killed cannot delete its JobSet, and Kubernetes deletes the JobSet only with its owner, which may be hours later.
 """
 
 import contextlib
@@ -10,8 +10,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
@@ -19,40 +20,49 @@ from tpu_components.core.files import storage
 
 # Names the heartbeat file. Hosts train without a heartbeat if the variable is unset.
 FILE_VARIABLE = "TPU_PIPELINES_FOLLOWED"
-_SAY_EVERY_SECONDS = 20.0
+_EVERY_SECONDS = 20.0
 # A mounted bucket may show a file as it was a minute ago (gcsfuse docs/semantics.md). A step whose pod was lost is
 # restarted after some minutes and writes the heartbeat again.
 _LONGEST_SECONDS = 300.0
 
 
 @contextlib.contextmanager
-def followed(file: Path) -> Iterator[None]:
-    """Write a heartbeat to a file every 20 seconds while the block runs."""
-
-    def say() -> None:
-        with contextlib.suppress(OSError):  # The volume may be unavailable for a moment.
-            storage.write_json(file, time.time())
-
-    def keep_saying() -> None:
-        while not is_over.wait(_SAY_EVERY_SECONDS):
-            say()
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    say()
+def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
+    """Call `action` every `seconds` in a background thread while the block runs, until it returns True."""
     is_over = threading.Event()
-    thread = threading.Thread(target=keep_saying, daemon=True)
+
+    def repeat() -> None:
+        while not is_over.wait(seconds) and not action():
+            pass
+
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
     finally:
         is_over.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def beating(file: Path) -> Iterator[None]:
+    """Write a heartbeat to a file every 20 seconds while the block runs; the file is deleted afterwards."""
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):  # The volume may be unavailable for a moment.
+            storage.write_json(file, time.time())
+
+    beat()
+    try:
+        with repeated(beat, _EVERY_SECONDS):
+            yield
+    finally:
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def while_followed() -> Iterator[None]:
+def required() -> Iterator[None]:
     """Send SIGTERM to this process when the heartbeat is older than five minutes; training then saves a checkpoint.
 
     Does nothing if the environment names no heartbeat file.
@@ -65,29 +75,22 @@ def while_followed() -> Iterator[None]:
         return
     last = time.time()  # Used until the file can be read.
 
-    def is_alone() -> bool:
+    def has_stopped() -> bool:
         nonlocal last
         with contextlib.suppress(OSError, ValueError):  # Missing, or half written.
             last = float(json.loads(Path(name).read_text()))
         return time.time() - last > _LONGEST_SECONDS
 
-    def watch() -> None:
-        while not is_over.wait(_SAY_EVERY_SECONDS):
-            if is_alone():
-                progress.say("train_model", "the step that follows this training has died: the training ends")
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+    def end_if_stopped() -> bool:
+        if stopped := has_stopped():
+            progress.say("train_model", "the step that follows this training has died: the training ends")
+            os.kill(os.getpid(), signal.SIGTERM)
+        return stopped
 
-    if is_alone():
+    if has_stopped():
         raise InputError(
             f"Cannot train: the step that started these hosts has not followed them for {time.time() - last:.0f} s, as "
             f"{name} says. Run the step again; it starts them anew, and they continue from the checkpoint."
         )
-    is_over = threading.Event()
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with repeated(end_if_stopped, _EVERY_SECONDS):
         yield
-    finally:
-        is_over.set()
-        thread.join()
