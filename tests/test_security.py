@@ -25,8 +25,7 @@ HELD_BY = {
         tests/components/core/files/test_storage.py::test_localize_refuses_object_names_that_climb_out""",
     "Names of classes": """
         tests/components/core/base/test_terminal.py::test_control_characters_are_escaped_and_nothing_else
-        tests/components/evaluate_model/test_report.py::test_report_shows_hostile_names_as_text_and_never_as_markup
-        tests/components/evaluate_model/test_report.py::test_report_forbids_itself_scripts_and_the_network
+        tests/components/evaluate_model/test_report.py::test_a_report_shows_hostile_names_as_text_and_loads_nothing
         tests/components/preflight_training/test_report.py::test_page_shows_hostile_names_as_text_and_never_as_markup
         tests/components/deploy_model/test_card.py::test_what_strangers_named_stays_text
         tests/components/deploy_model/test_card.py::test_notes_stay_a_quotation_whatever_they_hold""",
@@ -134,7 +133,7 @@ HELD_BY = {
         tests/components/serving/test_application.py::test_bodies_that_do_not_end_shut_nobody_out
         tests/components/serving/test_instances.py::test_images_with_too_many_pixels_in_all_are_refused_before_they_are_decoded
         tests/components/serving/test_instances.py::test_images_that_take_too_long_are_given_up
-        tests/components/serving/test_fairness.py::test_small_work_waits_for_no_more_than_what_is_being_done
+        tests/components/serving/test_scheduling.py::test_small_work_waits_for_no_more_than_what_is_being_done
         tests/components/serving/test_server.py::test_small_requests_do_not_wait_for_large_ones""",
     "A request that two": """
         tests/components/serving/test_connections.py::test_what_could_be_understood_in_two_ways_is_refused""",

@@ -101,13 +101,13 @@ class VertexTarget:
         """Return what `find` gives; if it finds nothing, create it and find it again. Transient errors are retried."""
 
         def attempt() -> T:
-            if (found := find()) is not None:
-                return found
+            if (resource := find()) is not None:
+                return resource
             with contextlib.suppress(ExistsError):  # Created by another run, or by a call whose response was lost.
                 create()
-            if (found := find()) is None:
+            if (resource := find()) is None:
                 raise OutageError(f"{name} is being created, and cannot be found yet{hint}.")
-            return found
+            return resource
 
         return self._registry.backoff(attempt)
 

@@ -78,8 +78,8 @@ class Figures:
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """The 95 % confidence intervals of the metrics that have one, by name."""
-        found = {name: find_interval(estimate, _INTERVALS) for name, estimate in self.estimates.items()}
-        return {name: interval for name, interval in found.items() if interval}
+        intervals = {name: find_interval(estimate, _INTERVALS) for name, estimate in self.estimates.items()}
+        return {name: interval for name, interval in intervals.items() if interval}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as `evaluation.json` holds them: a metric that is undefined is None."""
@@ -105,6 +105,7 @@ def compute_figures(
             no probability.
 
     Example:
+        >>> from tpu_components.core.examples.interface import TASKS
         >>> figures = compute_figures(TASKS[CLASSIFICATION], np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]), "ab")
         >>> figures.metrics["accuracy"], figures.details["confusion_matrix"]
         (0.5, [[1, 0], [1, 0]])
@@ -161,13 +162,13 @@ def _describe_names(names: Sequence[str], hits: Any, true: Any, predicted: Any, 
 
     Hits, truths and predictions are [examples, names] of 0 and 1.
     """
-    right, support, given = (counted.sum(axis=0) for counted in (hits, true, predicted))
+    right, support, answered = (counted.sum(axis=0) for counted in (hits, true, predicted))
     rows = _rows(
         names,
         support=support.astype(int),
-        precision=right / np.maximum(given, 1),
+        precision=right / np.maximum(answered, 1),
         recall=right / np.maximum(support, 1),
-        f1=2 * right / np.maximum(support + given, 1),
+        f1=2 * right / np.maximum(support + answered, 1),
         **more,
     )
     return {"num_absent_classes": int(np.count_nonzero(support == 0)), "per_class": rows}
@@ -206,8 +207,8 @@ def _roc_points(positive: np.ndarray, scores: np.ndarray) -> list[dict[str, floa
 def _describe_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     true, predicted = labels > 0, probabilities > THRESHOLD
     columns = [(true[:, i : i + 1], probabilities[:, i : i + 1]) for i in range(len(names))]
-    found = [(mean_average_precision(*column), mean_area(*column)) for column in columns]
-    precisions, areas = ([estimate and estimate.value for estimate in kind] for kind in zip(*found, strict=True))
+    estimates = [(mean_average_precision(*column), mean_area(*column)) for column in columns]
+    precisions, areas = ([estimate and estimate.value for estimate in kind] for kind in zip(*estimates, strict=True))
     return _describe_names(names, true & predicted, true, predicted, average_precision=precisions, roc_auc=areas)
 
 
@@ -246,12 +247,12 @@ def compare_figures(challenger: Figures, champion: Figures, confidence: float) -
 
     A metric that is undefined, or decided by too few examples, is left out.
     """
-    found = {
+    differences = {
         name: compare(estimate, champion.estimates[name], direction(name), confidence)
         for name, estimate in challenger.estimates.items()
         if name in champion.estimates
     }
-    return {name: difference for name, difference in found.items() if difference}
+    return {name: difference for name, difference in differences.items() if difference}
 
 
 def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:
@@ -295,7 +296,7 @@ def find_baseline(task: Task, targets: np.ndarray, outputs: np.ndarray, names: S
     """
     answer, constant, collapsed_to = _CONSTANT_ANSWERS[task.name](targets, outputs, names)
     metric = task.judged
-    ours, theirs = (estimators(task, targets, given)[metric]() for given in (outputs, constant))
+    ours, theirs = (estimators(task, targets, answers)[metric]() for answers in (outputs, constant))
     if ours is None or theirs is None:
         return Baseline(metric, answer, None, 0.0, 0.0, collapsed_to)
     advantage = direction(metric) * (ours.value - theirs.value)
@@ -412,8 +413,8 @@ def _in_quarters(amounts: np.ndarray, unit: str) -> Iterator[tuple[str, np.ndarr
 def _judge(part: _Part, task: Task, labels: np.ndarray, outputs: np.ndarray, confidence: float) -> Slice:
     by, name, num_examples, chosen = part
     metric = SLICED[task.name]
-    found = (estimators(task, labels[chosen], answers[chosen])[metric]() for answers in outputs)
-    ours, *others = [estimate for estimate in found if estimate]
+    estimates = (estimators(task, labels[chosen], answers[chosen])[metric]() for answers in outputs)
+    ours, *others = [estimate for estimate in estimates if estimate]
     interval = find_interval(ours, 2 * confidence - 1)
     if not others:
         return Slice(by, name, num_examples, metric, ours.value, interval)

@@ -467,14 +467,14 @@ def _describe(task: str, names: Sequence[str], target: np.ndarray, output: np.nd
         predicted, true = int(output.argmax()), int(target)
         answer = Figure(names[predicted], percent(output[predicted], 0), look="good" if predicted == true else "bad")
         return [answer] if predicted == true else [answer, Figure(names[true], percent(output[true], 0), ["true"])]
-    has, given = target > 0, output > THRESHOLD
+    has, answered = target > 0, output > THRESHOLD
 
     def those(mask: np.ndarray, look: str, *note: str) -> list[Figure]:
         return [Figure(names[i], percent(output[i], 0), note, look) for i in np.flatnonzero(mask).tolist()]
 
-    answers = [*those(given & ~has, "bad"), *those(given & has, "good")] or [Figure("no label", "")]
+    answers = [*those(answered & ~has, "bad"), *those(answered & has, "good")] or [Figure("no label", "")]
     truth = ", ".join(names[i] for i in np.flatnonzero(has).tolist()) or "none"
-    return [*answers, *those(has & ~given, "bad", "missed"), Figure(truth, "", ["true"])]
+    return [*answers, *those(has & ~answered, "bad", "missed"), Figure(truth, "", ["true"])]
 
 
 def _show(key: str, content: np.ndarray | str) -> str:

@@ -89,7 +89,7 @@ def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: 
         _show(shift, pairs.get(shift.figure, ()), [chosen.get(shift.figure) for chosen in pictures]) for shift in shifts
     ]
     series = zip(_COLOURS.values(), _COLOURS, (new.source, old.source), strict=True)
-    legend = markupsafe.Markup("<p>{}</p>").format(_JOIN(_SERIES.format(*one) for one in series))
+    legend = markupsafe.Markup("<p>{}</p>").format(_JOIN(_SERIES.format(*shown) for shown in series))
     verdict, rule = say_verdict(shifts), f"{say_rule(shifts)} {say_power(new, old, shifts, 'examples')}"
     text = page.render(verdict[0].upper() + verdict[1:], [legend, panels, rule])
     storage.write_bytes(path, text.encode())

@@ -1,3 +1,5 @@
+"""A corpus is written and read in windows of tokens."""
+
 import dataclasses
 
 import numpy as np

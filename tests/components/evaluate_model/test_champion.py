@@ -1,3 +1,5 @@
+"""A model is compared with the champion that is served today."""
+
 import dataclasses
 import json
 import shutil

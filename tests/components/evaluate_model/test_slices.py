@@ -1,3 +1,5 @@
+"""An evaluation says how the model does on parts of the examples."""
+
 import dataclasses
 import json
 import re

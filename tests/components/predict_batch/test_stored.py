@@ -1,3 +1,5 @@
+"""What is asked of a model is read from records."""
+
 import pytest
 
 from tpu_components.core.base.errors import InputError

@@ -16,9 +16,9 @@ from tpu_pipelines.config.steps import STEPS
 _REACHED = {
     "create_tfrecords": {"sources/csv_file.py", "interface.py", "storage.py", "data.html.jinja", "page.css"},
     "preflight_training": {"compiler.py", "interface.py", "page.css", "page.html.jinja", "machine_catalogue.json"},
-    "train_model": {"interface.py", "models/step/wrapping.py", "models/ready/__init__.py", "callbacks.py"},
+    "train_model": {"interface.py", "models/step/wrapping.py", "models/ready/__init__.py", "heartbeat.py"},
     "evaluate_model": {"page.css", "page.html.jinja", "blocks.html.jinja", "estimates.py"},
-    "export_model": {"verification.py", "formats/litert.py", "models/trained.py", "__init__.py"},
+    "export_model": {"verification.py", "formats.py", "models/trained.py", "__init__.py"},
     "deploy_model": {"health_check.py", "serving/exported.py", "serving/params.py", "registry/vertex.py"},
 }
 _NOT_REACHED = {

@@ -67,7 +67,7 @@ def test_a_class_begins_no_line_where_it_is_predicted_or_a_table_or_an_error_nam
 def test_all_that_is_printed_is_escaped_first():
     """`print` gets JSON, a text that was escaped, or the output of a process of our own for another of our own."""
     escaped = {"printable", "in_one_line", "paragraph", "dumps"}
-    own = {"output.py", "comparing.py", "main.py", "editors.py", "platforms.py"}
+    own = {"output.py", "comparison.py", "main.py", "editors.py", "platforms.py"}
     found = []
     for path in (path for root in ("components", "pipelines") for path in (REPOSITORY / root).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
