@@ -141,7 +141,7 @@ def render_report(
                 if slices
                 else []
             ),
-            Section("Training", _training(history)),
+            Section("Training", chart_training(history)),
             *confused,
             *_table_of_names(manifest.task, evaluation.challenger),
             *examples,
@@ -297,7 +297,7 @@ def _confused_pairs(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence
     return Section("Most confused classes", [table if pairs else "No class was taken for another."])
 
 
-def _training(history: History) -> list[Block]:
+def chart_training(history: History) -> list[Block]:
     """Return a drawing for every figure that the history has, of training and validation, and one of the time."""
     known = {name for row in history for name, value in row.items() if value is not None}
     if not known & {*_CURVES}:

@@ -46,6 +46,25 @@ class RunFailedError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Page:
+    """An HTML page; a notebook shows it below its cell.
+
+    Attributes:
+        text: The page's HTML.
+        height: Height in a notebook, in pixels.
+    """
+
+    text: str = dataclasses.field(repr=False)
+    height: int
+
+    def _repr_html_(self) -> str:
+        # A frame of its own: the styles of page and notebook do not mix.
+        return (
+            f'<iframe srcdoc="{html.escape(self.text)}" width="100%" height="{self.height}" frameborder="0"></iframe>'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
     """A finished run.
 
@@ -90,6 +109,17 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """Return a mapping for each epoch: losses, metrics, learning rate, seconds."""
         return list(map(dict, load_history(self.path / "model")))
+
+    def plot(self) -> Page:
+        """Draw the losses, metrics and times of the epochs."""
+        from tpu_components.core.pages import page
+        from tpu_components.evaluate_model.report import chart_training
+
+        return Page(page.render(f"Training of {self.name}", chart_training(self.history())), 500)
+
+    def show(self) -> Page:
+        """Show the page of the evaluation, `report`, in a notebook."""
+        return Page(self.report.read_text(encoding="utf-8"), 800)
 
     def export(self, **settings: Any) -> Path:
         """Export the model whatever the gate says, to try it; returns the folder.
