@@ -2,12 +2,25 @@
 
 import importlib
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpu_components.core.base.errors import InputError
+    from tpu_pipelines.api.library import (
+        Checks,
+        Run,
+        RunFailedError,
+        check,
+        load_run,
+        look,
+        predict,
+        preflight,
+        run,
+        train,
+    )
 
 if __name__ == "pipelines":  # By its folder's name, in the root of a clone: all that is imported is of this clone.
     importlib.import_module("components")
-
-from tpu_components.core.base.errors import InputError
-from tpu_pipelines.api.library import Checks, Run, RunFailedError, check, load_run, look, predict, preflight, run, train
 
 __all__ = [
     "Checks",
@@ -22,6 +35,14 @@ __all__ = [
     "run",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the library when one of its names is first used: the command line does without it."""
+    if name in __all__:
+        return getattr(importlib.import_module("tpu_pipelines.api.library"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 if __name__ == "pipelines":  # The same modules as by their own names.
     sys.modules[__name__] = importlib.import_module("tpu_pipelines")

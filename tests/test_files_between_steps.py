@@ -29,9 +29,8 @@ from tpu_components.core.results.evaluation_info import (
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
 from tpu_components.core.step.step_record import StepRecord
 from tpu_components.deploy_model.params import DeployResult, HealthCheckResult
-from tpu_components.preflight_training.accuracy import Accuracy
 from tpu_components.preflight_training.data import DataFacts, HostRate
-from tpu_components.preflight_training.estimate import EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.findings import Cost, MachineReport, PreflightReport
 from tpu_components.preflight_training.largest_batch import LargestBatch
 from tpu_pipelines.cli import runs

@@ -25,8 +25,7 @@ HELD_BY = {
         tests/components/core/files/test_storage.py::test_localize_refuses_object_names_that_climb_out""",
     "Names of classes": """
         tests/components/core/base/test_terminal.py::test_control_characters_are_escaped_and_nothing_else
-        tests/components/evaluate_model/test_report.py::test_report_shows_hostile_names_as_text_and_never_as_markup
-        tests/components/evaluate_model/test_report.py::test_report_forbids_itself_scripts_and_the_network
+        tests/components/evaluate_model/test_report.py::test_a_report_shows_hostile_names_as_text_and_loads_nothing
         tests/components/preflight_training/test_report.py::test_page_shows_hostile_names_as_text_and_never_as_markup
         tests/components/deploy_model/test_card.py::test_what_strangers_named_stays_text
         tests/components/deploy_model/test_card.py::test_notes_stay_a_quotation_whatever_they_hold""",
@@ -72,7 +71,7 @@ HELD_BY = {
         tests/components/core/registry/test_folder.py::test_a_part_of_a_version_on_a_bucket_is_checked
         tests/components/evaluate_model/test_champion.py::test_a_damaged_champion_is_named_and_never_beaten""",
     "So damage is found": """
-        tests/pipelines/runs/test_versions.py::test_list_names_every_damaged_version_with_its_files
+        tests/pipelines/cli/test_registry.py::test_list_names_every_damaged_version_with_its_files
         tests/components/core/registry/test_folder.py::test_a_versions_digest_covers_all_of_its_files""",
     "Whoever can rewrite a version": EXPLAINS,
     "No model is promoted": """
@@ -87,8 +86,8 @@ HELD_BY = {
     "Given the public key": """
         tests/components/core/registry/test_signing.py::test_what_was_changed_after_it_was_signed_is_refused
         tests/components/deploy_model/test_deploying.py::test_a_version_that_was_changed_after_it_was_signed_is_not_promoted
-        tests/pipelines/runs/test_versions.py::test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed
-        tests/pipelines/runs/test_versions.py::test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed""",
+        tests/pipelines/cli/test_registry.py::test_with_a_key_the_champion_moves_only_to_a_version_that_is_signed
+        tests/pipelines/cli/test_registry.py::test_verify_says_whether_a_version_or_an_export_is_as_it_was_signed""",
     "They also refuse": """
         tests/components/core/registry/test_signing.py::test_another_key_is_refused
         tests/components/core/registry/test_signing.py::test_a_versions_signature_is_over_all_of_it
@@ -134,7 +133,7 @@ HELD_BY = {
         tests/components/serving/test_application.py::test_bodies_that_do_not_end_shut_nobody_out
         tests/components/serving/test_instances.py::test_images_with_too_many_pixels_in_all_are_refused_before_they_are_decoded
         tests/components/serving/test_instances.py::test_images_that_take_too_long_are_given_up
-        tests/components/serving/test_fairness.py::test_small_work_waits_for_no_more_than_what_is_being_done
+        tests/components/serving/test_scheduling.py::test_small_work_waits_for_no_more_than_what_is_being_done
         tests/components/serving/test_server.py::test_small_requests_do_not_wait_for_large_ones""",
     "A request that two": """
         tests/components/serving/test_connections.py::test_what_could_be_understood_in_two_ways_is_refused""",

@@ -6,7 +6,7 @@ from kfp import dsl
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.core.step.step_inputs import with_inputs
 
 
 @in_place_of_shell
@@ -20,18 +20,10 @@ def create_tfrecords(
 ) -> int:
     """Write labelled examples as sharded TFRecord files; returns the number of examples."""
     inputs = dict(locals())
-    import dataclasses
-    import pathlib
-
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams, write_records
 
-    with step_record("create_tfrecords", records.path):
-        params = params_from(inputs, WriteParams)
-        result = write_records(params, pathlib.Path(records.path))
-        records.metadata.update(dataclasses.asdict(result))
-        return result.num_examples
+    return run_component("create_tfrecords", write_records, WriteParams, inputs, "records").num_examples
 
 
 @in_place_of_shell
@@ -59,14 +51,19 @@ def plan_parts(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Plan a data set that several steps write; returns the number of its parts."""
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    inputs = {**data, **locals()}
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
     from tpu_components.create_tfrecords.engines import fan_out
 
-    with step_record("create_tfrecords", planned.path):
-        params = params_from({**data, "source": source}, WriteParams)
-        return fan_out.plan_parts(params, planned.path).num_parts
+    return run_component(
+        "create_tfrecords",
+        lambda params, planned: fan_out.plan_parts(params, str(planned)),
+        WriteParams,
+        inputs,
+        "planned",
+        then=lambda plan: plan.num_parts,
+    )
 
 
 @in_place_of_shell
@@ -81,14 +78,20 @@ def write_parts(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Write one range of the parts that are planned; returns the number of these."""
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    inputs = {**data, **locals()}
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
     from tpu_components.create_tfrecords.engines import fan_out
 
-    with step_record("create_tfrecords", parts.path):
-        params = params_from({**data, "source": source}, WriteParams)
-        return fan_out.write_parts(params, planned.path, parts.path, int(number)).num_parts
+    return run_component(
+        "create_tfrecords",
+        lambda params, planned, parts: fan_out.write_parts(params, str(planned), str(parts), int(number)),
+        WriteParams,
+        inputs,
+        "planned",
+        "parts",
+        then=lambda written: written.num_parts,
+    )
 
 
 @in_place_of_shell
@@ -103,20 +106,20 @@ def merge_parts(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Put the parts of all ranges together as records; returns the number of examples."""
-    import dataclasses
-    import pathlib
-
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    inputs = {**data, **locals()}
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
     from tpu_components.create_tfrecords.engines import fan_out
 
-    with step_record("create_tfrecords", records.path):
-        params = params_from({**data, "source": source}, WriteParams)
-        folders = [each.path for each in parts]
-        result = fan_out.merge_parts(params, planned.path, folders, pathlib.Path(records.path))
-        records.metadata.update(dataclasses.asdict(result))
-        return result.num_examples
+    return run_component(
+        "create_tfrecords",
+        lambda params, planned, parts, records: fan_out.merge_parts(params, str(planned), [*map(str, parts)], records),
+        WriteParams,
+        inputs,
+        "planned",
+        "parts",
+        "records",
+    ).num_examples
 
 
 @in_place_of_shell
@@ -129,19 +132,12 @@ def write_with_beam(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Have the workers of an Apache Beam runner write records; returns the number of examples."""
-    import dataclasses
-    import pathlib
-
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    inputs = {**data, **locals()}
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
     from tpu_components.create_tfrecords.engines import beam
 
-    with step_record("create_tfrecords", records.path):
-        params = params_from({**data, "source": source}, WriteParams)
-        result = beam.write_with_beam(params, pathlib.Path(records.path))
-        records.metadata.update(dataclasses.asdict(result))
-        return result.num_examples
+    return run_component("create_tfrecords", beam.write_with_beam, WriteParams, inputs, "records").num_examples
 
 
 # The step as the pipeline and its cache know it: what is written is the same.

@@ -1,4 +1,4 @@
-"""How an example is checked and encoded: one way for images, one for texts."""
+"""How an example is checked and encoded: images, texts and passages of a corpus."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tpu_components.core.examples.images import (
     open_image,
     read_image,
 )
-from tpu_components.core.examples.interface import ImageInput, ImageRule, TextInput
+from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule, TextInput
 from tpu_components.core.examples.records import ENCODED, RAW, RESIZED
 from tpu_components.core.examples.resizing import check_resized
 from tpu_components.core.examples.text import WORDS, Tokenizer, UnreadableTextError, build_vocabulary, vocabulary_bytes
@@ -36,7 +36,8 @@ _MAX_RAW_BYTES = 64 * 64 * 3
 _RESIZE_FROM = 1.1  # Times the side that is wanted: what is hardly larger is not worth being compressed again.
 _SURVEYED = 9  # Photos whose sizes stand for those of all.
 _JPEG_SHARE = 0.15  # Of a photo's pixels, in bytes, that its JPEG file takes at the default quality; an estimate.
-_RECORD_OVERHEAD_BYTES = 80  # Framing, field names and the key; an estimate, for sizing shards.
+# Framing, field names and the key; estimates, for sizing shards.
+_RECORD_OVERHEAD_BYTES, _PASSAGE_OVERHEAD_BYTES = 80, 100
 
 
 class UnusableError(Exception):
@@ -73,20 +74,23 @@ class EncodedExample:
     num_pixels: int = 0
 
 
-class Encoder(Protocol):
-    """A way to check and encode examples; travels to the workers."""
+@dataclasses.dataclass(frozen=True)
+class ImageEncoder:
+    """Images, as raw pixels, as JPEG files of one shape, or as the files they came in.
 
-    @property
-    def root(self) -> str:
-        """Folder that file keys are relative to."""
+    Attributes:
+        root: Folder that file keys are relative to.
+        image: Size and channels that they are brought to.
+        input: Description of the examples in the manifest.
+        jpeg_quality: Quality of the JPEG files of one shape.
+        measured_share: Share of the images that are measured.
+    """
 
-    @property
-    def input(self) -> ImageInput | TextInput:
-        """The manifest's description of the examples."""
-
-    @property
-    def features(self) -> Mapping[str, str]:
-        """The fields that `store` gives, and their types."""
+    root: str
+    image: ImageRule
+    input: ImageInput
+    jpeg_quality: int
+    measured_share: float = 1.0
 
     def store(self, content: Any, known: bytes | None) -> EncodedExample:
         """Check and encode a file's bytes or an array's element.
@@ -99,33 +103,6 @@ class Encoder(Protocol):
             UnusableError: If it is to be set aside.
             OddShapeError: If it is of another shape than the others.
         """
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageEncoder:
-    """Images, as raw pixels, as JPEG files of one shape, or as the files they came in.
-
-    Attributes:
-        root: See `Encoder`.
-        image: Size and channels that they are brought to.
-        input: See `Encoder`.
-        jpeg_quality: Quality of the JPEG files of one shape.
-        measured_share: Share of the images that are measured.
-    """
-
-    root: str
-    image: ImageRule
-    input: ImageInput
-    jpeg_quality: int
-    measured_share: float = 1.0
-
-    @property
-    def features(self) -> Mapping[str, str]:
-        """The fields of a record and their types."""
-        return {ImageInput.feature: "bytes"}
-
-    def store(self, content: Any, known: bytes | None) -> EncodedExample:
-        """Check and encode an example, as `Encoder` says."""
         try:
             payload, shape, picture = self._encode(content)
         except UnreadableImageError as error:
@@ -156,23 +133,18 @@ class ImageEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """Texts, as ids of a vocabulary's words, and the texts themselves beside them."""
+    """Texts, as ids of a vocabulary's words, and the texts themselves beside them; see `ImageEncoder`."""
 
     root: str
     input: TextInput
     vocabulary: tuple[bytes, ...] = dataclasses.field(repr=False)
-
-    @property
-    def features(self) -> Mapping[str, str]:
-        """The fields of a record and their types."""
-        return {TextInput.feature: "bytes", TEXT_FEATURE: "bytes"}
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
         return Tokenizer(self.input, self.vocabulary)
 
     def store(self, content: Any, known: bytes | None) -> EncodedExample:
-        """Check and encode an example, as `Encoder` says."""
+        """Check and encode a text's bytes; see `ImageEncoder.store`."""
         try:
             encoded = self._tokenizer.encode_stored(content)
         except UnreadableTextError as error:
@@ -194,7 +166,43 @@ class TextEncoder:
         )
 
 
-def choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[bytes]) -> tuple[TextEncoder, int]:
+@dataclasses.dataclass(frozen=True)
+class CorpusEncoder:
+    """Passages of a corpus, as ids of its characters; see `ImageEncoder`."""
+
+    root: str
+    input: CorpusInput
+
+    def store(self, content: bytes, known: bytes | None) -> EncodedExample:
+        """Store a passage's ids, as `Corpus.passage` gives them."""
+        return EncodedExample({CorpusInput.feature: content}, identify(content))
+
+
+Encoder = ImageEncoder | TextEncoder | CorpusEncoder
+"""A way to check and encode examples; it travels to the workers."""
+
+
+def choose_encoder(params: WriteParams, plan: DatasetPlan, counts: Counter[bytes] | None) -> tuple[Encoder, int]:
+    """Choose how to encode the examples of a plan; returns the estimated bytes of a record too.
+
+    Args:
+        params: Parameters of the records.
+        plan: Examples to encode.
+        counts: Number of times that each word stands in the texts that train; None for other examples.
+
+    Raises:
+        InputError: If there is nothing that can be encoded as `params` say.
+    """
+    if plan.listing.corpus is not None:
+        inputs = plan.listing.corpus.input
+        num_bytes = inputs.stored_tokens * np.dtype(inputs.stored_dtype).itemsize
+        return CorpusEncoder("", inputs), num_bytes + _PASSAGE_OVERHEAD_BYTES
+    if counts is not None:
+        return _choose_text_encoder(params, plan.listing, counts)
+    return _choose_image_encoder(params, plan)
+
+
+def _choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[bytes]) -> tuple[TextEncoder, int]:
     """Choose how to encode texts, by the words of those that train; returns the estimated bytes of a record too."""
     if not counts:
         raise InputError(
@@ -213,7 +221,7 @@ def choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[b
     return TextEncoder(listing.root, tokens, vocabulary), payload + _RECORD_OVERHEAD_BYTES
 
 
-def choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageEncoder, int]:
+def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageEncoder, int]:
     """Choose how to encode images, by the first readable one; returns the estimated bytes of a record too."""
     listing = plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None

@@ -35,6 +35,15 @@ def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
         progress.say(STEP, line)
 
 
+def say_corpus(manifest: Manifest) -> None:
+    """Say how many characters and passages each split has."""
+    for name, split in manifest.splits.items():
+        characters, unknown = (split.statistics[count] for count in ("num_characters", "num_unknown"))
+        passages = f"{split.num_examples:,} passages of {manifest.input.shape[0]}"
+        line = f"{name}: {characters:,} characters, each predicted once, in {passages}"
+        progress.say(STEP, f"{line}; {unknown:,} are not in the training split")
+
+
 def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarray, splits: np.ndarray) -> None:
     """Say how many examples are copies, and which of them flatter the result."""
     plural = manifest.input.plural

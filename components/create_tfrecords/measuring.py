@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tpu_components.core.drift.distributions import count_bins
+from tpu_components.core.drift.sketches import count_bins
 from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.interface import IMAGE, TEXT
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
 from tpu_components.core.examples.example_ids import identify_each
-from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN
 from tpu_components.core.sources.columns import Column
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
@@ -180,11 +180,29 @@ class Merger:
 
     def splits(self, task: str, listing: Listing) -> dict[str, Split]:
         """Return what the manifest says of each split."""
+        if listing.corpus is not None:
+            return {split: self._count_characters(split, listing) for split in self.stored()}
         counts, figures = self._by_split("counts"), self._by_split("figures")
         return {
             split: self._describe(split, task, listing, examples, counts[split], figures[split])
             for split, examples in self.stored().items()
         }
+
+    def _count_characters(self, split: str, listing: Listing) -> Split:
+        assert listing.corpus is not None
+        passages = self.stored()[split]
+        # A plan may hold the first passages only, as preflight's sample does.
+        predicted = listing.corpus.ids[split][: int(listing.labels[passages].sum())]
+        counts = np.bincount(predicted, minlength=listing.corpus.input.vocabulary_size).tolist()
+        statistics = {"num_characters": len(predicted), "num_unknown": counts[UNKNOWN]}
+        return Split(len(passages), tuple(counts), self._shards_of(split), statistics)
+
+    def _shards_of(self, split: str) -> tuple[Shard, ...]:
+        return tuple(
+            Shard(shard.name, shard.num_examples, os.path.getsize(self._directory / shard.name), f"{shard.crc:08x}")
+            for shard in self._shards
+            if shard.split == split
+        )
 
     def _describe(
         self, split: str, task: str, listing: Listing, examples: np.ndarray, counts: np.ndarray, figures: np.ndarray
@@ -199,11 +217,7 @@ class Merger:
             num_examples=len(labels),
             class_counts=() if task == REGRESSION else _count(task, labels, len(class_names)),
             targets=describe_targets(labels) if is_regression else (),
-            shards=tuple(
-                Shard(shard.name, shard.num_examples, os.path.getsize(self._directory / shard.name), f"{shard.crc:08x}")
-                for shard in self._shards
-                if shard.split == split
-            ),
+            shards=self._shards_of(split),
             # Few images are photos that could be turned; of all texts each count is told.
             statistics={
                 **{name: total for name, total in totals if total or listing.kind == TEXT},

@@ -1,26 +1,33 @@
-"""Runs of examples, the unit of work: cut, encoded by worker processes, each into a file."""
+"""Parts, the unit of work: runs of examples that are cut from shards, encoded each into a file, read and checked."""
 
 import array
 import dataclasses
 import functools
 import hashlib
+import io
+import itertools
+import json
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
 from tpu_components.core.examples.example_ids import IDENTITY_TYPE
 from tpu_components.core.examples.interface import IMAGE
-from tpu_components.core.examples.records import encode_example, frame_record
+from tpu_components.core.examples.records import DamagedRecordError, encode_example, frame_record, read_fields
+from tpu_components.core.files import typed_json
+from tpu_components.core.sources.columns import Pieces, pick
+from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import place_of, read_content
+from tpu_components.core.sources.unpacking import read_arrays
 from tpu_components.core.work.workers import ahead
 from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError
 from tpu_components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
-from tpu_components.create_tfrecords.sharding import plan_shards
 
 # What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
 TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
@@ -40,8 +47,10 @@ class Part:
         sizes: Bytes of each record, int32[kept].
         digests: The SHA-256 of each record, one after the other.
         identities: Eight bytes of each, uint64[kept].
-        counts: Counts of each that the split's statistics add up, int32[kept, …]: those of `measuring.COUNTS`.
-        figures: Figures of each as `measuring.FIGURES` has them, int16[kept, …]; -1 where it is not measured.
+        counts: Counts of each that the split's statistics add up, int32[kept, …]: those of `measuring.COUNTS`. None for
+            passages of a corpus.
+        figures: Figures of each as `measuring.FIGURES` has them, int16[kept, …]; -1 where it is not measured. None for
+            passages of a corpus.
         looks: Looks of images, uint8[kept, 8, 9]; None for texts.
         num_pixels: Pixels of each image's file, int32[kept]; None for texts.
         bad: Examples that were set aside.
@@ -53,8 +62,8 @@ class Part:
     sizes: np.ndarray
     digests: bytes
     identities: np.ndarray
-    counts: np.ndarray
-    figures: np.ndarray
+    counts: np.ndarray | None = None
+    figures: np.ndarray | None = None
     looks: np.ndarray | None = None
     num_pixels: np.ndarray | None = None
     bad: tuple[Quarantined, ...] = ()
@@ -64,6 +73,47 @@ class Part:
 # What a part has of each example that it kept, beside its place in the run.
 BOOKS = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
 Written = Generator[tuple[Part, bytes], None, None]  # Of tasks, in order: their books, and their framed records.
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardPlan:
+    """Half-open ranges of examples, one per shard, and the shards' file names."""
+
+    boundaries: tuple[tuple[int, int], ...]
+    names: tuple[str, ...]
+
+
+def plan_shards(split: str, num_examples: int, total_bytes: int, target_shard_mib: int = 32) -> ShardPlan:
+    """Split examples into shards of roughly equal size.
+
+    Args:
+        split: The split's name, the first part of the file names.
+        num_examples: Examples to write. Must be positive.
+        total_bytes: Their serialized size, in bytes; an estimate will do.
+        target_shard_mib: Wanted shard size, in MiB.
+
+    Returns:
+        Half-open ranges that cover [0, num_examples) once; sizes differ by at most one.
+
+    Raises:
+        ValueError: If `num_examples` or `target_shard_mib` is not positive.
+
+    Example:
+        >>> plan_shards("train", num_examples=5, total_bytes=80 * 2**20).boundaries
+        ((0, 1), (1, 3), (3, 5))
+    """
+    if num_examples <= 0 or target_shard_mib <= 0:
+        raise ValueError(
+            "Shards need examples and a positive size. Received: "
+            f"num_examples={num_examples}, target_shard_mib={target_shard_mib}."
+        )
+    target_bytes = target_shard_mib << 20
+    count = min(num_examples, max(1, -(-total_bytes // target_bytes)))
+    edges = [i * num_examples // count for i in range(count + 1)]
+    return ShardPlan(
+        boundaries=tuple(itertools.pairwise(edges)),
+        names=tuple(f"{split}-{i:05d}-of-{count:05d}.tfrecord" for i in range(count)),
+    )
 
 
 def count_per_task(bytes_each: int) -> int:
@@ -138,8 +188,8 @@ def write_part(
         sizes=np.array(sizes),
         digests=bytes(digests),
         identities=np.frombuffer(identities, IDENTITY_TYPE),
-        counts=np.array(counts).reshape(-1, len(COUNTS[kind])),
-        figures=seen.figures(),
+        counts=np.array(counts).reshape(-1, len(COUNTS[kind])) if kind in COUNTS else None,
+        figures=seen.figures() if kind in FIGURES else None,
         looks=seen.looks(),
         num_pixels=np.array(num_pixels) if kind == IMAGE else None,
         bad=tuple(bad),
@@ -163,7 +213,7 @@ class _Seen:
         self._rows: list[tuple[int, ...]] = []
         self._measured: list[np.ndarray] = []
         self._waiting: list[tuple[np.ndarray, bool]] = []
-        self._num_figures = len(FIGURES[kind])
+        self._kind = kind
 
     def add(self, stored: EncodedExample) -> None:
         """Add an example."""
@@ -189,9 +239,84 @@ class _Seen:
     def figures(self) -> np.ndarray:
         """Return the figures of all examples."""
         self._look()
-        table = np.full((len(self._rows), self._num_figures), NOT_MEASURED, np.int16)
+        table = np.full((len(self._rows), len(FIGURES[self._kind])), NOT_MEASURED, np.int16)
         places = [place for place, row in enumerate(self._rows) if row[0] != NOT_MEASURED]
         if places:
             own = np.array([self._rows[place] for place in places], np.int16)
             table[places] = np.hstack([*([np.concatenate(self._measured)] if self._measured else []), own])
         return table
+
+
+def part_bytes(part: Part, content: bytes) -> bytes:
+    """Return the file of a part, by its books and its framed records."""
+    bad = [dataclasses.asdict(item) for item in part.bad]
+    arrays = {name: array for name in ("kept", *BOOKS) if (array := getattr(part, name)) is not None}
+    file = io.BytesIO()
+    np.savez(
+        file,
+        bad=np.frombuffer(json.dumps(bad).encode(), np.uint8),
+        content=np.frombuffer(content, np.uint8),
+        **arrays,
+    )
+    return file.getvalue()
+
+
+def read_part(uri: str, file: bytes) -> tuple[Part, bytes]:
+    """Return the books and the framed records that a part's file holds; the records' digests are computed anew.
+
+    Raises:
+        InputError: If it is no part.
+    """
+    try:
+        stored = read_arrays(uri, file)
+        content = stored["content"].tobytes()
+        bad = typed_values.read(typed_json.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
+        books: dict[str, Any] = {name: stored[name] for name in ("kept", *BOOKS) if name in stored}
+        part = Part(uri, digests=b"", bad=bad, **books)
+        digests = b"".join(hashlib.sha256(frame).digest() for frame in Pieces(content, np.cumsum(part.sizes)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"Cannot read the part {uri}: expected what a task has written, received {error!r}. Remove it, and run "
+            "that task again."
+        ) from error
+    return dataclasses.replace(part, digests=digests), content
+
+
+def check_part(part: Part, content: bytes, listing: Listing, indices: np.ndarray) -> None:
+    """Check that a part holds the examples of its task, each with its name and its label, or has set it aside.
+
+    What a picture or a text has become is not written again to be compared.
+
+    Args:
+        part: Its books.
+        content: Its records.
+        listing: The examples of the plan.
+        indices: int[…], those of the task.
+
+    Raises:
+        InputError: If it holds anything else.
+    """
+    left = np.ones(len(indices), bool)
+    try:
+        odd = [name for name in BOOKS if (rows := getattr(part, name)) is not None and len(rows) != len(part.kept)]
+        if odd or sum(part.sizes.tolist()) != len(content):
+            raise ValueError(f"{len(content):,} bytes of records, and books of others")
+        left[part.kept] = False
+        if np.any(np.diff(part.kept) <= 0) or np.any(part.kept < 0):
+            raise ValueError("examples in another order")
+        if (keys := [item.key for item in part.bad]) != pick(listing.keys, indices[left]):
+            raise ValueError(f"{len(part.kept):,} examples and {len(keys):,} set aside, of {len(indices):,} others")
+        kept = indices[part.kept]
+        rows = zip(
+            pick(listing.keys, kept), listing.labels[kept].tolist(), Pieces(content, np.cumsum(part.sizes)), strict=True
+        )
+        for key, label, frame in rows:
+            fields = read_fields(frame)
+            wanted = [key.encode()], label if isinstance(label, list) else [label]
+            if (fields.get(KEY_FEATURE), fields.get(LABEL_FEATURE)) != wanted:
+                raise ValueError(f"another name or label than those of {key!r}")
+    except (ValueError, TypeError, IndexError, DamagedRecordError) as error:
+        raise InputError(
+            f"The part {part.path} does not hold what the plan has for its task: received {error}. Remove it, and run "
+            "that task again."
+        ) from error

@@ -12,7 +12,13 @@ from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import check_variation
-from tpu_components.create_tfrecords.splitting import LEFT_OUT, assign_splits, storage_order, tell_apart
+from tpu_components.create_tfrecords.splitting import (
+    LEFT_OUT,
+    SPLIT_RULE_VERSION,
+    assign_splits,
+    storage_order,
+    tell_apart,
+)
 
 _SHOWN = 5
 
@@ -25,6 +31,7 @@ class DatasetPlan:
         listing: The examples.
         order: int32 indices into the listing, by split, int64 from 2³¹ examples on; splits without any are left out.
         split_rule: Rule by which the splits are made, in words.
+        rule_version: Version of that rule.
         whole: The order in which all would be stored, were there one split.
         left_out: int[…]: examples that are in no split, since they are copies.
     """
@@ -32,6 +39,7 @@ class DatasetPlan:
     listing: Listing
     order: dict[str, np.ndarray]
     split_rule: str
+    rule_version: int = SPLIT_RULE_VERSION
     whole: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
     left_out: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
 
@@ -97,7 +105,7 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
     require_few(listing.bad, listing.num_inputs, params, "cannot be used")
     if listing.corpus is not None and listing.splits is not None:
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
-        return DatasetPlan(listing, places, listing.corpus.split_rule)
+        return DatasetPlan(listing, places, listing.corpus.split_rule, rule_version=1)
     identities: Sequence[str] = listing.identities or listing.keys
     apart = tell_apart(identities, listing.labels)
     splits, rule = assign_splits(
@@ -124,4 +132,6 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
             )
     if params.task == REGRESSION:
         check_variation(listing.labels[by_split[TRAIN]], listing.class_names)
-    return DatasetPlan(listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, order)
+    return DatasetPlan(
+        listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, whole=order
+    )

@@ -1,15 +1,142 @@
-"""All that is decided before a byte is written: the plan, how its examples are encoded, and how it is cut."""
+"""All that is decided before a byte is written: the words of texts, how examples are encoded, and how they are cut."""
 
 import dataclasses
+import heapq
+import os
+import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
+
+from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import SPLITS, TRAIN
+from tpu_components.core.examples.example_ids import identify
 from tpu_components.core.examples.interface import TEXT, ImageInput
+from tpu_components.core.examples.text import split_words
+from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.create_tfrecords.encoders import Encoder, choose_image_encoder, choose_text_encoder
-from tpu_components.create_tfrecords.parts import Part, Task, count_per_task, cut_into_tasks, share_out
+from tpu_components.core.sources.spans import Span, read_content
+from tpu_components.core.sources.tasks import arguments_of
+from tpu_components.core.work.workers import in_processes
+from tpu_components.create_tfrecords.copies import Copies, same_words
+from tpu_components.create_tfrecords.encoders import Encoder, choose_encoder
+from tpu_components.create_tfrecords.log_messages import STEP
+from tpu_components.create_tfrecords.parts import (
+    TASK_EXAMPLES,
+    Part,
+    Task,
+    Written,
+    count_per_task,
+    cut_into_tasks,
+    share_out,
+    write_part,
+)
 from tpu_components.create_tfrecords.planning import DatasetPlan
-from tpu_components.create_tfrecords.words import Survey, divide_by_words, survey_texts
+
+_MOST_COMMON = 200  # Words, which are half of what is written.
+
+
+def count_workers(params: WriteParams) -> int:
+    """Return the most processes to use on this machine."""
+    return params.num_workers or os.cpu_count() or 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """The words of the texts of a plan.
+
+    Attributes:
+        words: uint64[num_examples]: equal for texts of the same words.
+        counts: Number of times that each word stands in the texts that train.
+    """
+
+    words: np.ndarray
+    counts: Counter[bytes]
+
+
+def list_common(counts: Counter[bytes]) -> dict[str, int]:
+    """Return how often each of the most frequent words stands in the texts, and under the empty name all others."""
+    ranked = heapq.nsmallest(_MOST_COMMON, counts.items(), key=lambda item: (-item[1], item[0]))
+    common = {word.decode(): count for word, count in ranked}
+    return {**common, "": counts.total() - sum(common.values())}
+
+
+def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
+    """Read every text once, before the vocabulary is made of those that train.
+
+    Returns:
+        The plan, as `divide_by_words` makes it, and the words.
+    """
+    listing, planned = plan.listing, np.concatenate(list(plan.order.values()))
+    splits, train = plan.splits, SPLITS.index(TRAIN)
+    hashes, counts = _read_texts(params, listing, planned, splits == train)
+    words = np.zeros(len(splits), "<u8")
+    words[planned] = np.frombuffer(hashes, "<u8")
+    plan = divide_by_words(params, plan, words)
+    if len(left := plan.left_out[splits[plan.left_out] == train]):
+        counts.subtract(_read_texts(params, listing, left, splits == train)[1])
+    return plan, Survey(words, +counts)
+
+
+def divide_by_words(params: WriteParams, plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
+    """Return the plan without texts of the same words, uint64[num_examples], as a tested one, if `join_copies` says so.
+
+    See `Copies.without_leaks`.
+    """
+    if not params.join_copies:
+        return plan
+    splits, planned = plan.splits, np.sort(np.concatenate(list(plan.order.values())))
+    kept = Copies.find(plan.listing, planned, words[planned], np.empty((0, 2), int)).without_leaks(splits)
+    return plan if np.array_equal(splits, kept) else plan.redivided(planned, kept[planned])
+
+
+def _read_texts(
+    params: WriteParams, listing: Listing, examples: np.ndarray, are_counted: np.ndarray
+) -> tuple[bytes, Counter[bytes]]:
+    """Read the words of some texts in worker processes, and count them where bool[num_examples] says so."""
+    hashes, counts = bytearray(), Counter[bytes]()
+    chunks = [examples[i : i + TASK_EXAMPLES] for i in range(0, len(examples), TASK_EXAMPLES)]
+    if not chunks:
+        return b"", counts
+    with progress.track(f"{STEP} vocabulary", len(examples), "texts") as bar:
+        calls = ((listing.root, *listing.held(chunk), are_counted[chunk].tolist()) for chunk in chunks)
+        with in_processes(_read_words, calls, min(count_workers(params), len(chunks))) as results:
+            for chunk, (hashed, counted) in zip(chunks, results, strict=True):
+                hashes += hashed
+                counts.update(counted)
+                bar.update(len(chunk))
+    return bytes(hashes), counts
+
+
+def _read_words(
+    root: str, keys: Sequence[str], texts: Sequence[bytes | Span] | None, are_counted: Sequence[bool]
+) -> tuple[bytes, Counter[bytes]]:
+    """Return eight bytes of each text's words, and how often each word occurs in those to count.
+
+    A text that cannot be read, is not UTF-8 or has no word has no words in common with another: `store` sets it aside.
+    """
+    hashes, counts = bytearray(), Counter[bytes]()
+    for position, (key, is_counted) in enumerate(zip(keys, are_counted, strict=True)):
+        try:
+            text = read_content(root, key, None if texts is None else texts[position])
+        except InputError:
+            text = b""
+        words = split_words(text) if _is_utf8(text) else []
+        hashes += same_words(words) if words else identify(key.encode())
+        if is_counted:
+            counts.update(words)
+    return bytes(hashes), counts
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,26 +167,47 @@ class Prepared:
         return sum(self.plan.split_examples.values())
 
     @property
-    def num_useful_workers(self) -> int:
-        """Number of workers for which there is work."""
-        return -(-self._num_examples // self._most_per_task)
+    def _num_useful_workers(self) -> int:
+        """Number of workers for which there is work; a passage of a corpus costs less to encode than to send."""
+        return 1 if self.plan.listing.corpus is not None else -(-self._num_examples // self._most_per_task)
 
     def cut(self, num_workers: int) -> list[Task]:
         """Cut the data set into tasks, in order, several for each worker."""
-        task_examples = share_out(self._num_examples, self._most_per_task, min(num_workers, self.num_useful_workers))
+        task_examples = share_out(self._num_examples, self._most_per_task, min(num_workers, self._num_useful_workers))
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.params.target_shard_mib, task_examples))
 
-    def require_even(self, part: Part) -> None:
-        """Check that a part met no image of another shape than the others.
+    def write(self, tasks: Sequence[Task], folder: Path) -> Written:
+        """Yield the part and the framed records of every task, in order, written by processes of this machine.
+
+        Args:
+            tasks: Runs of its examples.
+            folder: Folder for temporary files.
 
         Raises:
-            InputError: If it did.
+            InputError: If an image is of another shape than the others.
         """
-        require_even(self.encoder, part)
+        num_workers = max(min(count_workers(self.params), len(tasks), self._num_useful_workers), 1)
+        with tempfile.TemporaryDirectory(prefix=".parts.", dir=folder, ignore_cleanup_errors=True) as parts:
+            free: list[str] = []  # Files whose content has been taken: written over, they cost less than new ones.
+            calls = (
+                (
+                    self.encoder,
+                    free.pop() if free else os.path.join(parts, f"{number:06d}"),
+                    *arguments_of(self.plan.listing, indices),
+                )
+                for number, (_, _, indices) in enumerate(tasks)
+            )
+            with in_processes(write_part, calls, num_workers) as written:
+                for part in written:
+                    require_even(self.encoder, part)
+                    with open(part.path, "rb") as file:
+                        content = file.read(sum(part.sizes))
+                    free.append(part.path)
+                    yield part, content
 
 
 def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None) -> Prepared:
-    """Decide how the examples of a plan, which is no corpus, are encoded.
+    """Decide how the examples of a plan are encoded.
 
     Args:
         params: Parameters by which it was planned.
@@ -69,17 +217,19 @@ def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None
     Raises:
         InputError: If there is nothing that can be encoded as `params` say.
     """
-    if plan.listing.kind != TEXT:
-        return Prepared(params, plan, *choose_image_encoder(params, plan))
-    if survey is None:
-        plan, survey = survey_texts(params, plan)
-    else:
+    if survey is not None:
         plan = divide_by_words(params, plan, survey.words)
-    return Prepared(params, plan, *choose_text_encoder(params, plan.listing, survey.counts), survey)
+    elif plan.listing.kind == TEXT:
+        plan, survey = survey_texts(params, plan)
+    return Prepared(params, plan, *choose_encoder(params, plan, survey.counts if survey else None), survey)
 
 
 def require_even(encoder: Encoder, part: Part) -> None:
-    """Check that a part that an encoder has written met no image of another shape, as `Prepared.require_even` does."""
+    """Check that a part met no image of another shape than the others.
+
+    Raises:
+        InputError: If it did.
+    """
     if part.odd is not None:
         assert isinstance(encoder.input, ImageInput)
         raise _odd_shape_error(encoder.input.fed_shape, *part.odd)

@@ -6,8 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 import numpy as np
 
 from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN, VALIDATION
-from tpu_components.core.sources.columns import Names
-from tpu_components.core.sources.name_hashes import find_repeated, hash_unit
+from tpu_components.core.sources.columns import Names, find_repeated, hash_unit
 
 LEFT_OUT = -1  # For a place in `SPLITS`, of an example that is in none.
 # 1 ranked the examples of a class, so that new ones pushed old ones out of a split. 2 moved copies into the split of

@@ -1,8 +1,8 @@
 """Every example read once, checked and written into its shard; shards are written in parallel."""
 
 import contextlib
-import functools
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,32 +15,31 @@ from tpu_components.core.examples.artifacts import (
     KEY_FEATURE,
     LABEL_FEATURE,
     MANIFEST_FILE,
+    TEXT_FEATURE,
     Manifest,
 )
 from tpu_components.core.examples.example_ids import EXAMPLES_FILE, save_identities
-from tpu_components.core.examples.interface import LANGUAGE_MODEL, TASKS, CorpusInput
+from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.examples.slice_values import SLICES_FILE, save_slices
 from tpu_components.core.examples.text import VOCABULARY_FILE, save_vocabulary
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.sources.params import WriteParams, WriteResult
-from tpu_components.create_tfrecords.corpus import CorpusWriter
+from tpu_components.create_tfrecords.copies import Copies
 from tpu_components.create_tfrecords.data_page import choose_samples, render_page
 from tpu_components.create_tfrecords.encoders import TextEncoder
-from tpu_components.create_tfrecords.engines import Engine
-from tpu_components.create_tfrecords.engines.local import LocalEngine
 from tpu_components.create_tfrecords.log_messages import (
     STEP,
     check_budget,
     say_content,
     say_copies,
+    say_corpus,
     say_shares,
     say_statistics,
 )
 from tpu_components.create_tfrecords.merging import Merger, regroup
+from tpu_components.create_tfrecords.parts import Task, Written
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
-from tpu_components.create_tfrecords.preparing import Prepared, prepare
-from tpu_components.create_tfrecords.splitting import SPLIT_RULE_VERSION
-from tpu_components.create_tfrecords.words import list_common
+from tpu_components.create_tfrecords.preparing import Prepared, count_workers, list_common, prepare
 
 
 def write_records(
@@ -49,7 +48,7 @@ def write_records(
     plan: DatasetPlan | None = None,
     *,
     prepared: Prepared | None = None,
-    engine: Engine | None = None,
+    parts: tuple[Sequence[Task], Written] | None = None,
 ) -> WriteResult:
     """Write labelled examples as sharded TFRecord files with a manifest.
 
@@ -59,7 +58,7 @@ def write_records(
             replaced.
         plan: The plan of `params`, where the caller has it already.
         prepared: The data set prepared, where the caller has it already.
-        engine: Engine that writes it; None for this machine.
+        parts: Tasks and what others have written of them; None to write them on this machine.
 
     Returns:
         Counts, and the fingerprint of the content; the same whatever the number of workers.
@@ -70,17 +69,11 @@ def write_records(
     """
     plan = prepared.plan if prepared else plan or plan_dataset(params)
     _check_target(directory, params.source)
-    write: Callable[[Path], Manifest]
-    if plan.listing.corpus is not None:
-        writer = CorpusWriter(plan.listing.corpus, params.target_shard_mib)
-        bytes_each, write = writer.bytes_each, functools.partial(_write_corpus, plan, writer)
-    else:
-        prepared = prepared or prepare(params, plan)
-        engine = engine or LocalEngine(params.num_workers)
-        bytes_each, write = prepared.bytes_each, functools.partial(_write_all, prepared, engine)
-    storage.require_free_bytes(directory, sum(plan.split_examples.values()) * bytes_each)
+    prepared = prepared or prepare(params, plan)
+    storage.require_free_bytes(directory, sum(plan.split_examples.values()) * prepared.bytes_each)
     with storage.staged_directory(directory) as staged:
-        manifest = write(staged)
+        tasks = prepared.cut(count_workers(params)) if parts is None else parts[0]
+        manifest = _write_all(prepared, tasks, prepared.write(tasks, staged) if parts is None else parts[1], staged)
         manifest.save(staged)
     return WriteResult(
         num_examples=sum(split.num_examples for split in manifest.splits.values()),
@@ -119,66 +112,63 @@ def _is_ours(file: Path) -> bool:
     return file.is_file() and (file.name in ours or file.suffix == ".tfrecord")
 
 
-def _write_all(prepared: Prepared, engine: Engine, staged: Path) -> Manifest:
+def _write_all(prepared: Prepared, tasks: Sequence[Task], parts: Written, staged: Path) -> Manifest:
     params, plan, encoder, survey = prepared.params, prepared.plan, prepared.encoder, prepared.survey
-    listing, tasks = plan.listing, engine.cut(prepared)
-    merger = Merger(staged)
+    listing, merger, copies = plan.listing, Merger(staged), None
     with (
         progress.track(STEP, sum(plan.split_examples.values()), "examples") as bar,
-        contextlib.closing(engine.write(prepared, tasks, staged)) as written,
+        contextlib.closing(parts) as written,
     ):
         for (split, name, indices), (part, content) in zip(tasks, written, strict=True):
             merger.add(split, name, indices, part, content)
             bar.update(len(indices))
-    copies, splits = merger.find_copies(listing, survey.words if survey else None, plan.left_out)
-    if params.join_copies and np.any((kept := copies.without_leaks(splits)) != splits):
-        splits, examples = kept, merger.examples
-        merger = regroup(params, plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
-    summary = copies.summary(splits)
+    splits = plan.splits
+    if listing.corpus is None:
+        copies, splits = merger.find_copies(listing, survey.words if survey else None, plan.left_out)
+        if params.join_copies and np.any((kept := copies.without_leaks(splits)) != splits):
+            splits, examples = kept, merger.examples
+            merger = regroup(params, plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
+    task, own = TASKS[params.asked], (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
         fingerprint=merger.fingerprint(listing.class_names, encoder),
         source=listing.source,
         split_rule=plan.split_rule,
-        split_rule_version=SPLIT_RULE_VERSION,
+        split_rule_version=plan.rule_version,
         input=encoder.input,
-        task=params.task,
-        features={**encoder.features, LABEL_FEATURE: TASKS[params.task].stored_dtype, KEY_FEATURE: "bytes"},
+        task=task.name,
+        features={
+            **dict.fromkeys((encoder.input.feature, *own), "bytes"),
+            LABEL_FEATURE: task.stored_dtype,
+            KEY_FEATURE: "bytes",
+        },
         class_names=listing.class_names,
-        splits=merger.splits(params.task, listing),
+        splits=merger.splits(task.name, listing),
         quarantined=(*listing.bad, *merger.bad),
         common_words=list_common(survey.counts) if survey else {},
-        num_left_out=summary["left_out"],
     )
     check_budget(params, plan, manifest)
-    is_copy = copies.in_training_too(splits)
-    save_identities(staged, merger.identities(), {name: is_copy[some] for name, some in merger.stored().items()})
-    save_slices(staged, listing.slices, merger.stored(), merger.num_pixels())
+    if copies is None:
+        say_corpus(manifest)
+        return manifest
+    return _describe_examples(prepared, manifest, merger, copies, splits, staged)
+
+
+def _describe_examples(
+    prepared: Prepared, manifest: Manifest, merger: Merger, copies: Copies, splits: np.ndarray, staged: Path
+) -> Manifest:
+    """Write what stands beside the records; returns the manifest with the number of examples that were left out."""
+    params, plan, encoder, stored = prepared.params, prepared.plan, prepared.encoder, merger.stored()
+    summary, is_copy = copies.summary(splits), copies.in_training_too(splits)
+    manifest = dataclasses.replace(manifest, num_left_out=summary["left_out"])
+    save_identities(staged, merger.identities(), {name: is_copy[some] for name, some in stored.items()})
+    save_slices(staged, plan.listing.slices, stored, merger.num_pixels())
     storage.write_json(staged / COPIES_FILE, summary)
     say_content(manifest)
     say_shares(params, plan, manifest)
     say_copies(manifest, summary, is_copy, splits)
-    samples = choose_samples(listing, merger.stored(), params)
+    samples = choose_samples(plan.listing, stored, params)
     storage.write_bytes(staged / DATA_PAGE_FILE, render_page(manifest, summary, samples).encode())
     if isinstance(encoder, TextEncoder):
         save_vocabulary(encoder.vocabulary, staged)
         say_statistics(encoder, manifest)
     return manifest
-
-
-def _write_corpus(plan: DatasetPlan, writer: CorpusWriter, staged: Path) -> Manifest:
-    listing, splits = plan.listing, {}
-    for name, indices in plan.order.items():
-        keys = [listing.keys[i] for i in indices.tolist()]
-        ends = np.cumsum(listing.labels[indices]).tolist()
-        spans = list(zip([0, *ends], ends, strict=False))
-        splits[name] = writer.write(name, keys, spans, staged)
-    return Manifest(
-        fingerprint=writer.fingerprint(),
-        source=listing.source,
-        split_rule=plan.split_rule,
-        input=writer.corpus.input,
-        task=LANGUAGE_MODEL,
-        features={CorpusInput.feature: "bytes", LABEL_FEATURE: "int64", KEY_FEATURE: "bytes"},
-        class_names=listing.class_names,
-        splits=splits,
-    )

@@ -8,14 +8,17 @@ registry decides, are in `version.json` instead.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.comparison import Shift, find_shifts
-from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_of
 from tpu_components.core.examples.artifacts import (
     CODE_FILE,
@@ -28,14 +31,13 @@ from tpu_components.core.examples.artifacts import (
 )
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
+    CORPUS,
+    IMAGE,
     LANGUAGE_MODEL,
     MULTI_LABEL,
     REGRESSION,
-    CorpusInput,
-    ImageInput,
-    TextInput,
+    TEXT,
 )
-from tpu_components.core.examples.text import START
 from tpu_components.core.files import typed_json
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
@@ -46,7 +48,6 @@ from tpu_components.core.registry.versions import Registry, short_digest
 from tpu_components.core.results.evaluation_info import Evaluation, Slice
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.results.metric_table import direction, show, task_metrics
-from tpu_components.deploy_model.front_matter import front_matter
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams
 from tpu_components.serving.params import ServeParams
 
@@ -78,6 +79,35 @@ _SETTINGS = (
     "backend",
     "sharding",
 )
+# From https://huggingface.co/docs/hub/repositories-licenses (August 2026); the hub calls any other licence `other`.
+_HUB_LICENCES = """
+    afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
+    bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5
+    cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0
+    cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0
+    cdla-permissive-2.0 cdla-sharing-1.0 creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0
+    etalab-2.0 eupl-1.1 eupl-1.2 fair-noncommercial-research-license gemma gfdl gpl gpl-2.0 gpl-3.0
+    grok2-community h-research intel-research isc lgpl lgpl-2.1 lgpl-3.0 lgpl-lr llama2 llama3 llama3.1 llama3.2
+    llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by ofl-1.1 openmdw-1.0 openmdw-1.1 openrail
+    openrail++ osl-3.0 other pddl postgresql unknown unlicense wtfpl zlib
+"""
+_PIPELINES = {
+    (IMAGE, CLASSIFICATION): "image-classification",
+    (IMAGE, MULTI_LABEL): "image-classification",
+    (TEXT, CLASSIFICATION): "text-classification",
+    (TEXT, MULTI_LABEL): "text-classification",
+    (CORPUS, LANGUAGE_MODEL): "text-generation",
+}
+# Our metrics with another name in https://huggingface.co/metrics.
+_METRICS = {
+    "macro_f1": "f1",
+    "micro_f1": "f1",
+    "macro_precision": "precision",
+    "macro_recall": "recall",
+    "macro_roc_auc": "roc_auc",
+    "mean_absolute_error": "mae",
+    "r2": "r_squared",
+}
 _OFF: tuple[Any, ...] = (None, 0, "", "none", "auto", "replicated", [], ())
 
 
@@ -162,61 +192,96 @@ def read_facts(
 def write_card(facts: CardFacts) -> str:
     """Return the card: front matter in YAML, then Markdown."""
     manifest, evaluation = facts.manifest, facts.evaluation
-    scores = scores_of(evaluation)
-    yaml_text = front_matter(
-        name=facts.model_name,
-        licence=facts.licence,
-        kind=manifest.input.kind,
-        task=manifest.task,
-        formats=facts.export.formats if facts.export else {},
-        source=manifest.source,
-        fingerprint=manifest.fingerprint,
-        split=evaluation.split,
-        figures={score.metric.name: (score.label, score.number) for score in scores},
+    names, train, footprint = manifest.class_names, manifest.splits.get(TRAIN), _footprint(facts.lineage)
+    scores, worst = scores_of(evaluation), _worst(evaluation.slices)
+    slices, code = list(map(Score.of_slice, worst)), facts.lineage.get("code")
+    drifted = [shift for shift in facts.shifts or () if shift.drifted][:_DRIFTED]
+    rarest = None
+    if manifest.task in (CLASSIFICATION, MULTI_LABEL) and train and train.class_counts:
+        rarest = min(zip(train.class_counts, names, strict=True), key=lambda pair: pair[0])
+    unseen, num_judged = evaluation.unseen, int(evaluation.challenger.get("num_examples", 0))
+    if unseen and unseen.scalars:
+        num_judged = unseen.num_examples
+    text = (
+        environment(Path(__file__).parent)
+        .get_template("card.md.jinja")
+        .render(
+            facts=facts,
+            manifest=manifest,
+            evaluation=evaluation,
+            scores=scores,
+            results=table_of("metric", scores).markdown(),
+            judged=next((score for score in scores if score.interval), None),
+            num_judged=num_judged,
+            answers=_ANSWERS,
+            targets=_listed([*map(_name, names[:_NAMED]), *(["others"] if len(names) > _NAMED else [])]),
+            ranges=_ranges(train.distributions if train else {}),
+            rarest=rarest,
+            drifted=drifted,
+            drifted_names=_listed([f"'{_name(shift.figure)}'" for shift in drifted]),
+            classes=_classes(manifest),
+            settings=_settings(facts.model),
+            hours=_hours(facts.model.training),
+            worst=worst,
+            slices=slices,
+            slices_table=table_of("slice", slices).markdown() if slices else "",
+            footprint=footprint,
+            compiler=_pairs(dict(sorted(footprint.compiler.items()))) if footprint else "",
+            price=f"${footprint.usd_per_run:,.2f}"
+            if footprint and footprint.usd_per_run >= 0.01
+            else "less than $0.01",
+            billed_by=billed_by(footprint.target if footprint else ""),
+            examples=_pairs({name: f"{split.num_examples:,}" for name, split in manifest.splits.items()}),
+            copies=_copies(facts.copies),
+            code={step: str(digest)[:16] for step, digest in sorted(code.items())} if isinstance(code, Mapping) else {},
+            config=short_digest(facts.lineage.get("config")),
+            port=ServeParams().port,
+            count="{:,}".format,
+            label=partial(_label, manifest.task),
+            name_of=_name,
+            percent=percent,
+            show=show,
+            size=_size,
+        )
     )
-    slices = [Score.of_slice(part) for part in _worst(evaluation.slices)]
-    footprint, code = _footprint(facts.lineage), facts.lineage.get("code")
-    template = environment(Path(__file__).parent).get_template("card.md.jinja")
-    text = template.render(
-        facts=facts,
-        manifest=manifest,
-        evaluation=evaluation,
-        scores=scores,
-        results=table_of("metric", scores).markdown(),
-        num_judged=_num_judged(evaluation),
-        answers=_answers(manifest),
-        takes=_takes(manifest.input),
-        never_shown=[*_never_shown(manifest)],
-        limits=[*_limits(facts, scores)],
-        drifted=[shift for shift in facts.shifts or () if shift.drifted][:_DRIFTED],
-        classes=_classes(manifest),
-        num_classes=len(manifest.class_names),
-        settings=_settings(facts.model),
-        times=_times(facts.model.training),
-        machine=_machine(facts.model.training),
-        slices=table_of("slice", slices).markdown() if slices else "",
-        num_slices=len(slices),
-        footprint=footprint,
-        compiler=_pairs(dict(sorted(footprint.compiler.items()))) if footprint else "",
-        price=f"${footprint.usd_per_run:,.2f}" if footprint and footprint.usd_per_run >= 0.01 else "less than $0.01",
-        billed_by=billed_by(footprint.target if footprint else ""),
-        examples=_pairs({name: f"{split.num_examples:,}" for name, split in manifest.splits.items()}),
-        copies=_copies(facts.copies),
-        code={step: str(digest)[:16] for step, digest in sorted(code.items())} if isinstance(code, Mapping) else {},
-        config=short_digest(facts.lineage.get("config")),
-        example=_EXAMPLES[manifest.input.kind],
-        port=ServeParams().port,
-        name_of=_name,
-        label=partial(_label, manifest.task),
-        show=show,
-        size=_size,
-    )
-    return f"---\n{yaml_text}---\n\n{text}"
+    return f"---\n{_front_matter(facts, scores)}---\n\n{text}"
 
 
-def _num_judged(evaluation: Evaluation) -> int:
-    unseen = evaluation.unseen
-    return unseen.num_examples if unseen and unseen.scalars else int(evaluation.challenger.get("num_examples", 0))
+def _front_matter(facts: CardFacts, scores: Sequence[Score]) -> str:
+    """Return the YAML by which Hugging Face's hub finds, shows and compares models, without the lines of dashes.
+
+    There is no `datasets` key: it may only name data sets of the hub.
+    https://github.com/huggingface/hub-docs/blob/main/modelcard.md
+    """
+    manifest, kind, licence = facts.manifest, facts.manifest.input.kind, facts.licence.lower()
+    pipeline = _PIPELINES.get((kind, manifest.task), "")
+    metrics = [
+        # Six digits are enough.
+        {
+            "type": _METRICS.get(score.metric.name, score.metric.name),
+            "value": float(f"{score.number:.6g}"),
+            "name": score.label,
+        }
+        for score in scores
+        if math.isfinite(score.number)
+    ]
+    tags = ["tpu-pipelines", kind, {MULTI_LABEL: "multi-label", REGRESSION: REGRESSION}.get(manifest.task, "")]
+    tags += ["tflite"] if facts.export and {"float", "int8"} & facts.export.formats.keys() else []
+    content: dict[str, Any] = {}
+    if licence:  # SPDX ignores case; the hub uses lower case.
+        is_known = licence in _HUB_LICENCES.split()
+        content = {"license": licence} if is_known else {"license": "other", "license_name": licence}
+    content["library_name"] = "keras"
+    if pipeline:
+        content["pipeline_tag"] = pipeline
+    content["tags"] = [tag for tag in tags if tag]
+    if metrics:
+        content["metrics"] = list(dict.fromkeys(metric["type"] for metric in metrics))
+        split, revision = facts.evaluation.split, manifest.fingerprint
+        dataset = {"type": "custom", "name": plain(manifest.source), "split": split, "revision": revision}
+        results = {"task": {"type": pipeline or f"{kind}-{manifest.task}"}, "dataset": dataset, "metrics": metrics}
+        content["model-index"] = [{"name": facts.model_name, "results": [results]}]
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1 << 16)
 
 
 def _name(text: str) -> str:
@@ -228,29 +293,11 @@ def _label(task: str, metric: str) -> str:
     return metrics[metric].label if metric in metrics else metric
 
 
-def _answers(manifest: Manifest) -> str:
-    """Describe the output of a model for this data set."""
-    names, count = manifest.class_names, f"{len(manifest.class_names):,}"
-    return {
-        CLASSIFICATION: f"the probability of each of {count} classes",
-        MULTI_LABEL: f"the probability of each of {count} labels, any number of which may be right",
-        REGRESSION: _listed([*map(_name, names[:_NAMED]), *(["others"] if len(names) > _NAMED else [])]),
-        LANGUAGE_MODEL: f"the probability of each of {count} characters to come next",
-    }[manifest.task]
-
-
-def _takes(inputs: Any) -> str:
-    """Describe the input of a model."""
-    if isinstance(inputs, ImageInput):
-        height, width, channels = inputs.image_shape
-        return f"an image ({height} × {width} pixels, {'grey' if channels == 1 else 'in colour'})"
-    if isinstance(inputs, CorpusInput):
-        return f"the last {inputs.num_tokens:,} characters of a text"
-    side = "last" if inputs.truncate == START else "first"
-    return f"a text (of which the {side} {inputs.num_tokens:,} tokens count)"
-
-
-_EXAMPLES = {"image": "photo.jpg", "text": "'a text'", "corpus": "'The beginning of a text'"}
+_ANSWERS = {
+    CLASSIFICATION: "classes",
+    MULTI_LABEL: "labels, any number of which may be right",
+    LANGUAGE_MODEL: "characters to come next",
+}
 _RANGES = {
     "brightness": "a mean brightness from {} to {} of 255",
     "height": "a height from {} to {} pixels",
@@ -259,86 +306,14 @@ _RANGES = {
 }
 
 
-def _never_shown(manifest: Manifest) -> Iterator[str]:
-    """Yield sentences about inputs that the training data do not cover."""
-    train, inputs = manifest.splits.get(TRAIN), manifest.input
-    if manifest.task == CLASSIFICATION:
-        yield f"Given anything else, it still answers one of its {len(manifest.class_names):,} classes."
-    if manifest.task == REGRESSION and train:
-        for name, target in zip(manifest.class_names[:_CLASSES], train.targets, strict=False):
-            yield (
-                f"No training example has a '{_name(name)}' below {target.minimum:.4g} or above {target.maximum:.4g}."
-            )
-    if isinstance(inputs, CorpusInput):
-        yield f"Characters other than its {len(manifest.class_names):,} are all the same to it."
-    figures = train.distributions if train else {}
+def _ranges(figures: Mapping[str, Any]) -> str:
+    """Describe the ranges of the training data's figures; empty if none varies."""
     ranges = [
         words.format(f"{figures[name].minimum:,.4g}", f"{figures[name].maximum:,.4g}")
         for name, words in _RANGES.items()
         if name in figures and figures[name].minimum < figures[name].maximum
     ]
-    if ranges:
-        yield f"The {inputs.plural} that it was trained on have {_listed(ranges)}; for others nothing is known."
-
-
-def _limits(facts: CardFacts, scores: Sequence[Score]) -> Iterator[str]:
-    """Yield sentences about the uncertainty of the metrics and the weaknesses of the model."""
-    manifest, evaluation = facts.manifest, facts.evaluation
-    split, plural = evaluation.split, manifest.input.plural
-    judged = next((score for score in scores if score.interval), None)
-    if judged:
-        yield (
-            f"{judged.label} was measured on {_num_judged(evaluation):,} {plural}; its 95 % confidence interval is "
-            f"{judged.interval}."
-        )
-    yield from _weak_classes(manifest, evaluation)
-    error = evaluation.challenger.get("calibration_error")
-    if error is not None:
-        yield f"Its probabilities are off by {percent(error)} on average (expected calibration error)."
-    yield from _text_limits(manifest)
-    statistics = manifest.splits[split].statistics if split in manifest.splits else {}
-    if also := statistics.get("num_also_in_train"):
-        yield f"{also:,} of the {split} {plural} are in the training data too, so the figures are too good."
-    sets = facts.copies.get("contradictory")
-    if sets and isinstance(sets, int):
-        yield f"Sets of copies that have several labels, of which at least one is wrong: {sets:,}."
-    if evaluation.unseen:
-        yield evaluation.unseen.rule.text.capitalize() + "."
-    if drifted := [shift.figure for shift in facts.shifts or () if shift.drifted]:
-        names = _listed([f"'{_name(name)}'" for name in drifted[:_DRIFTED]])
-        yield f"Its data have drifted from those of version {facts.champion}: {names}."
-
-
-def _weak_classes(manifest: Manifest, evaluation: Evaluation) -> Iterator[str]:
-    train = manifest.splits.get(TRAIN)
-    if manifest.task in (CLASSIFICATION, MULTI_LABEL) and train and train.class_counts:
-        least, name = min(zip(train.class_counts, manifest.class_names, strict=True), key=lambda pair: pair[0])
-        of_all = f"{least:,} of {train.num_examples:,} {manifest.input.plural}"
-        yield f"The class that it was shown least is '{_name(name)}', in {of_all}."
-    if absent := evaluation.challenger.get("num_absent_classes"):
-        yield f"{absent:,} classes have no example in the {evaluation.split} split: nothing is known of them."
-    for part in _worst(evaluation.slices)[:1]:
-        score = Score.of_slice(part)
-        yield (
-            f"It is worst where {plain(part.by)} is '{_name(part.name)}': {_label(manifest.task, part.metric).lower()} "
-            f"{score.value}{f' ({score.interval})' if score.interval else ''} on {part.num_examples:,} "
-            f"{manifest.input.plural}."
-        )
-
-
-def _text_limits(manifest: Manifest) -> Iterator[str]:
-    inputs, train = manifest.input, manifest.splits.get(TRAIN)
-    if not isinstance(inputs, TextInput) or not train:
-        return
-    told = train.statistics
-    if cut := told.get("num_truncated"):
-        part = "start" if inputs.truncate == START else "end"
-        yield (
-            f"{cut / train.num_examples:.1%} of the training texts are longer than {inputs.num_tokens:,} tokens: it "
-            f"never saw their {part}."
-        )
-    if told.get("num_tokens"):
-        yield f"{told['num_unknown'] / told['num_tokens']:.1%} of the training texts' tokens are not in its vocabulary."
+    return _listed(ranges)
 
 
 def _worst(slices: Sequence[Slice]) -> list[Slice]:
@@ -361,36 +336,6 @@ def _settings(model: ModelInfo) -> dict[str, Any]:
     settings = {name: training[name] for name in _SETTINGS if training.get(name) not in _OFF}
     parameters = {"model_parameters": _pairs(model.parameters)} if model.parameters else {}
     return {**parameters, **settings, **({"seed": training["seed"]} if "seed" in training else {})}
-
-
-def _times(training: Mapping[str, Any]) -> dict[str, str]:
-    """Return rows for the card: epoch of the weights, examples seen and speed."""
-
-    def number(name: str) -> float | None:
-        value = training.get(name)
-        return value if isinstance(value, int | float) else None
-
-    times = {}
-    if (epoch := number("best_epoch")) is not None:
-        lowest = ", with the lowest validation loss" if training.get("judged_by") == "validation_loss" else ""
-        times["Weights"] = f"of epoch {epoch}{lowest}"
-    if (seen := number("examples_seen")) is not None and (steps := number("steps")) is not None:
-        times["Examples seen"] = f"{seen:,} in {steps:,} steps"
-    if (speed := number("examples_per_second")) is not None:
-        times["Speed"] = f"{speed:,.0f} examples a second"
-    return times
-
-
-def _machine(training: Mapping[str, Any]) -> dict[str, str]:
-    """Return rows for the card: hardware of the training and hours of use."""
-    machine = {}
-    if training.get("accelerator") and training.get("host"):
-        count = training.get("num_replicas", 1)
-        replicas = "1 replica" if count == 1 else f"{count} replicas"
-        machine["Hardware Type"] = f"{training['accelerator']}, {replicas}, on a host of {training['host']}"
-    if (hours := _hours(training)) is not None:
-        machine["Hours used"] = f"{hours:.2g}"
-    return machine
 
 
 def _hours(training: Mapping[str, Any]) -> float | None:
@@ -421,7 +366,7 @@ def _copies(copies: Mapping[str, Any]) -> str:
 
 
 def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _size(num_bytes: int) -> str:

@@ -1,42 +1,39 @@
 """Registers an export, checks its health, and only then moves the alias."""
 
-import base64
 import contextlib
 import dataclasses
 import functools
-import subprocess
-import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
-from tpu_components.core.examples import records
+from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
-from tpu_components.core.examples.images import encode_png
-from tpu_components.core.examples.interface import CorpusInput, TextInput
+from tpu_components.core.examples.interface import CorpusInput
 from tpu_components.core.files import storage
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.opening import open_registry
-from tpu_components.core.registry.reference import EXPORT_DIR, SIGNATURE_FILE, is_on_vertex, version_name
+from tpu_components.core.registry.reference import SIGNATURE_FILE, is_on_vertex, version_name
 from tpu_components.core.registry.signing import try_keys, verify_version
-from tpu_components.core.registry.versions import RegisteredVersion, Registry, fetch, left_out_formats, model_digest
+from tpu_components.core.registry.versions import (
+    RegisteredVersion,
+    Registry,
+    VersionFacts,
+    left_out_formats,
+    model_digest,
+)
 from tpu_components.core.registry.vertex import VertexRegistry
 from tpu_components.core.results.evaluation_info import Evaluation
-from tpu_components.deploy_model import health_check
 from tpu_components.deploy_model.card import read_facts, write_card
-from tpu_components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult, HealthCheckResult
-from tpu_components.deploy_model.vertex import Answer, VertexTarget
+from tpu_components.deploy_model.health_check import HealthCheck, answer_in_fresh_process
+from tpu_components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult
+from tpu_components.deploy_model.vertex import VertexTarget
 
 _STEP = "deploy_model"
-_HEALTH_CHECK_SECONDS = 600  # Far more than the largest model needs.
 
 
 def deploy_model(
@@ -76,7 +73,7 @@ def deploy_model(
     storage.require_output(output, DEPLOYMENT_FILE)
     try_keys(params.signing_key, params.verify_key)
     registry = registry or open_registry(params.registry, params.model_name)
-    target = VertexTarget(params, registry) if isinstance(registry, VertexRegistry) else _Folder(params, registry)
+    target = VertexTarget(params, registry) if isinstance(registry, VertexRegistry) else None
     manifest = Manifest.load(records_dir)
     if params.endpoint and isinstance(manifest.input, CorpusInput):
         raise InputError(
@@ -104,20 +101,20 @@ def deploy_model(
     parent = registry.number_of(champion or "")
     reasons = [str(rule) for rule in evaluation.gate.reasons]
     told = read_facts(params, registry, (records_dir, model_dir, export_dir), manifest, evaluation, lineage, parent)
-    version = target.register(
-        model_dir,
-        export_dir,
-        metrics=evaluation.metrics,
-        reasons=reasons,
-        lineage=lineage,
-        parent=parent,
-        card=write_card(told),
-    )
-    check = _HealthCheck(params, version, records_dir, manifest, evaluation.split, expected)
+    card = write_card(told)
+    facts = VersionFacts(metrics=evaluation.metrics, reasons=reasons, lineage=lineage, parent=parent, card=card)
+    version: RegisteredVersion
+    if target:
+        version = target.register(model_dir, export_dir, **facts)
+    else:
+        assert isinstance(registry, ModelRegistry)
+        version = registry.register(model_dir, export_dir, **facts, signing_key=params.signing_key)
+    check = HealthCheck(params, version, records_dir, manifest, evaluation.split, expected)
     with tempfile.TemporaryDirectory(prefix="registered-") as scratch:
         _require_signatures(params, version, Path(scratch))
-        health = check(functools.partial(_answer_in_fresh_process, version, Path(scratch)))
-    with target.serving(version, check, champion) as endpoint:
+        health = check(functools.partial(answer_in_fresh_process, version, Path(scratch)))
+    serving = target.serving(version, check, champion) if target else contextlib.nullcontext("")
+    with serving as endpoint:
         move = registry.promote(version.number, params.alias, "; ".join(reasons), champion)
     result = DeployResult(
         registry=str(registry.root),
@@ -139,17 +136,6 @@ def deploy_model(
         + (f"; {endpoint} serves it" if endpoint else ""),
     )
     return result
-
-
-class _Folder:
-    """Deployment target of a registry in a folder: it has no endpoint."""
-
-    def __init__(self, params: DeployParams, registry: Registry) -> None:
-        assert isinstance(registry, ModelRegistry)
-        self.register = functools.partial(registry.register, signing_key=params.signing_key)
-
-    def serving(self, version: RegisteredVersion, check: Any, champion: str | None) -> contextlib.nullcontext[str]:
-        return contextlib.nullcontext("")
 
 
 def _require_signatures(params: DeployParams, version: RegisteredVersion, scratch: Path) -> None:
@@ -191,78 +177,3 @@ def _evaluated_answers(evaluation_dir: Path, manifest: Manifest) -> np.ndarray:
             return predictions[manifest.interface.task.answer]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"Cannot read {path}: {error!r}. Run evaluate_model again.") from error
-
-
-class _HealthCheck:
-    """Compares predictions for examples, spread evenly over the split, with those of the evaluated model."""
-
-    def __init__(
-        self,
-        params: DeployParams,
-        version: RegisteredVersion,
-        records_dir: Path,
-        manifest: Manifest,
-        split: str,
-        evaluated: np.ndarray,
-    ) -> None:
-        self._records = records_dir, manifest, split
-        self._places, self._inputs = records.spread_inputs(*self._records, params.health_check_examples)
-        self._expected = evaluated[self._places]
-        self._scale = manifest.interface.std or 1.0
-        self._kind = "number, in standard deviations," if manifest.interface.std else "probability"
-        self.class_names, self._plural = manifest.class_names, manifest.input.plural
-        self.answer = manifest.interface.task.answer
-        self._tolerance = params.health_check_tolerance
-        self._failed = (
-            f"The health check of version {version.number} of {params.model_name!r} failed, so no alias moves:"
-        )
-
-    @functools.cached_property
-    def instances(self) -> list[dict[str, str]]:
-        """The examples as JSON for the serving image; used only with an endpoint."""
-        records_dir, manifest, split = self._records
-        if isinstance(manifest.input, TextInput):
-            texts = records.pick_texts(records_dir, manifest, split, self._places)
-            return [{"text": texts[place]} for place in self._places]
-        return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in self._inputs]
-
-    def __call__(self, answer: Answer) -> HealthCheckResult:
-        """Call `answer` with the examples and compare; returns their number and the largest difference.
-
-        Raises:
-            RuntimeError: If the difference exceeds the tolerance, or there is no prediction.
-        """
-        try:
-            answers = answer(self._inputs)
-        except PlatformError:
-            raise
-        except RuntimeError as error:
-            raise RuntimeError(f"{self._failed} {error}. Run export_model and deploy_model again.") from error
-        differences = [
-            (np.abs(numbers - self._expected[position]) / self._scale).max() for position, numbers in answers.items()
-        ]
-        difference = float(np.max(differences, initial=0.0))
-        if not difference <= self._tolerance:  # Written so that NaN fails.
-            raise RuntimeError(
-                f"{self._failed} of {len(answers)} {self._plural}, a {self._kind} differs by {difference:.2e} from "
-                f"what was evaluated; expected at most {self._tolerance:.2e}. Is it the export of another model? Run "
-                "export_model and deploy_model again."
-            )
-        return HealthCheckResult(len(answers), difference)
-
-
-def _answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
-    """Predict with the registered export in a new process; returns float64[outputs] by the example's position."""
-    export_dir = fetch(version, EXPORT_DIR, scratch)
-    examples, answers = scratch / "inputs.npy", scratch / "answers.npy"
-    np.save(examples, inputs)
-    command = [sys.executable, "-P", "-m", health_check.__name__, str(export_dir), str(examples), str(answers)]
-    try:
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=_HEALTH_CHECK_SECONDS)
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError(
-            f"a fresh process got no answer (exit code {error.returncode}): {error.stderr.strip()[-2000:]}"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"a fresh process got no answer within {_HEALTH_CHECK_SECONDS} s") from error
-    return dict(enumerate(np.load(answers).astype(np.float64)))

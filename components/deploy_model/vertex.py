@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from tpu_components.core.registry.signing import public_key_text
 from tpu_components.core.registry.versions import (
     CARD_FILE,
     RegisteredVersion,
+    VersionFacts,
     describe_file,
     model_digest,
     short_digest,
@@ -43,9 +44,11 @@ from tpu_components.core.registry.vertex import (
     as_label,
 )
 from tpu_components.deploy_model.endpoint_address import address_of, check_access, endpoint_fields
+from tpu_components.deploy_model.health_check import HealthCheck
 from tpu_components.deploy_model.params import PRIVATE, DeployParams
 from tpu_components.serving.params import VERIFY_VARIABLE, ServeParams
 
+T = TypeVar("T")
 _MODELS, _ENDPOINTS = "ModelService", "EndpointService"
 _DESCRIPTION_LENGTH = 1000
 _PREDICTION_SECONDS = 120
@@ -55,30 +58,6 @@ _ROUTING_SECONDS = 600
 _NO_TRAFFIC = "traffic_split"
 _TRIAL_SHARE = 50  # Percentage of the candidate endpoint's requests; usually it has one version.
 _SURE_REQUESTS = 500  # With a share of 1 %, one of 150 deployments gets no request of these.
-Answer = Callable[[np.ndarray], Mapping[int, np.ndarray]]
-
-
-class HealthCheck(Protocol):
-    """Checks the predictions for a set of examples."""
-
-    @property
-    def instances(self) -> Sequence[Any]:
-        """The examples as JSON for the serving image."""
-
-    @property
-    def class_names(self) -> Sequence[str]:
-        """Names of classes or targets, in the order of the outputs."""
-
-    @property
-    def answer(self) -> str:
-        """Key of the numbers in the server's response: `probabilities` or `values`."""
-
-    def __call__(self, answer: Answer) -> Any:
-        """Check the function `answer`: uint8[N, height, width, channels] → float[outputs] by the image's position.
-
-        Raises:
-            RuntimeError: If a prediction differs from the evaluation.
-        """
 
 
 class VertexTarget:
@@ -101,17 +80,7 @@ class VertexTarget:
 
     # Registering
 
-    def register(
-        self,
-        model_dir: Path,
-        export_dir: Path,
-        *,
-        metrics: Mapping[str, float],
-        reasons: Sequence[str],
-        lineage: Mapping[str, Any],
-        parent: str = "",
-        card: str = "",
-    ) -> VertexVersion:
+    def register(self, model_dir: Path, export_dir: Path, **facts: Unpack[VersionFacts]) -> VertexVersion:
         """Add a version, or return the existing version with this content. Arguments as in `ModelRegistry.register`.
 
         If the content was uploaded twice, at the same time or after a lost response, the older version is kept.
@@ -120,26 +89,34 @@ class VertexTarget:
             InputError: If the service or the bucket refuses.
         """
         registry, digest = self._registry, version_digest(model_dir, export_dir)
-        facts = {"metrics": metrics, "reasons": reasons, "lineage": lineage, "parent": parent, "card": card}
         store = functools.cache(lambda: self._store(digest, model_dir, export_dir, facts))
 
-        def find_or_upload() -> VertexVersion:
+        def find() -> VertexVersion | None:
             versions = registry.versions(DIGEST_LABEL, as_label(digest))
-            if not versions:
-                self._upload(store(), digest, model_digest(model_dir), facts)
-                versions = registry.versions(DIGEST_LABEL, as_label(digest))
-            if not versions:
-                raise OutageError(f"{registry.name} is being created, and its version cannot be found yet.")
-            return self._settle(versions)
+            return self._settle(versions) if versions else None
 
-        return registry.backoff(find_or_upload)
+        return self._ensure(find, lambda: self._upload(store(), digest, model_digest(model_dir), facts), registry.name)
+
+    def _ensure(self, find: Callable[[], T | None], create: Callable[[], None], name: str, hint: str = "") -> T:
+        """Return what `find` gives; if it finds nothing, create it and find it again. Transient errors are retried."""
+
+        def attempt() -> T:
+            if (resource := find()) is not None:
+                return resource
+            with contextlib.suppress(ExistsError):  # Created by another run, or by a call whose response was lost.
+                create()
+            if (resource := find()) is None:
+                raise OutageError(f"{name} is being created, and cannot be found yet{hint}.")
+            return resource
+
+        return self._registry.backoff(attempt)
 
     @property
     def _encryption(self) -> dict[str, Any]:
         key = self._params.encryption_key
         return {"encryption_spec": {"kms_key_name": key}} if key else {}
 
-    def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: Mapping[str, Any]) -> str:
+    def _store(self, digest: str, model_dir: Path, export_dir: Path, facts: VersionFacts) -> str:
         """Copy a version's files to the artifacts folder; returns their URI, which is derived from the content.
 
         For a signed version the URI is derived from the signature, so that two concurrent writers do not mix files.
@@ -147,13 +124,13 @@ class VertexTarget:
         uri = f"{self._params.artifacts_uri.rstrip('/')}/{self._registry.model_name}/{digest[:32]}"
         with tempfile.TemporaryDirectory(prefix="version-") as folder:
             name, key = self._registry.model_name, self._params.signing_key
-            fill_version(Path(folder), model_dir, export_dir, name=name, **facts, signing_key=key)
+            fill_version(Path(folder), model_dir, export_dir, name, key, **facts)
             if key:
                 uri += f"-{describe_file(Path(folder) / SIGNATURE_FILE)['sha256'][:8]}"
             storage.upload(Path(folder), uri)
         return uri
 
-    def _upload(self, uri: str, digest: str, model: str, facts: Mapping[str, Any]) -> None:
+    def _upload(self, uri: str, digest: str, model: str, facts: VersionFacts) -> None:
         """Add a version, or a model with its first version.
 
         https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models/upload
@@ -162,13 +139,13 @@ class VertexTarget:
         key = public_key_text(self._params.verify_key)
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items())
         described = f"{metrics}; {'; '.join(facts['reasons'])}"
-        if facts["card"]:
+        if facts.get("card"):
             described = f"{uri}/{CARD_FILE}; {described}"
         # Always set all labels: a version inherits missing labels from the model.
         labels = {
             DIGEST_LABEL: as_label(digest),
             MODEL_LABEL: as_label(model),
-            PARENT_LABEL: facts["parent"],
+            PARENT_LABEL: facts.get("parent", ""),
             "tpu_pipelines_data": as_label(lineage.get("dataset", {}).get("fingerprint", "")),
             "tpu_pipelines_run": re.sub(r"[^a-z0-9_-]", "-", str(lineage.get("run", "")).lower())[:63],
             "tpu_pipelines_code": short_digest(lineage.get("code")),
@@ -194,8 +171,7 @@ class VertexTarget:
                 **self._encryption,
             },
         }
-        with contextlib.suppress(ExistsError):  # Created by another run, or by a call whose response was lost.
-            registry.operate(_MODELS, "upload_model", request)
+        registry.operate(_MODELS, "upload_model", request)
 
     def _settle(self, versions: Sequence[VertexVersion]) -> VertexVersion:
         """Keep one of several versions with equal content, the one with an alias or the oldest; delete the others."""
@@ -307,19 +283,14 @@ class VertexTarget:
             },
         }
 
-        def find_or_create() -> str:
+        def find() -> str | None:
             with contextlib.suppress(MissingError):
                 check_access(registry.service.call(_ENDPOINTS, "get_endpoint", {"name": name}), self._params, project)
                 return name
-            try:
-                registry.operate(_ENDPOINTS, "create_endpoint", request)
-            except ExistsError as error:
-                raise OutageError(
-                    f"{name} is being created, or was deleted: then its name can be had again after seven days at most."
-                ) from error
-            return name
+            return None
 
-        return registry.backoff(find_or_create)
+        hint = ", or was deleted: then its name can be had again after seven days at most"
+        return self._ensure(find, lambda: registry.operate(_ENDPOINTS, "create_endpoint", request), name, hint)
 
     def _get(self, endpoint: str) -> Any:
         return self._registry.call(_ENDPOINTS, "get_endpoint", {"name": endpoint})
@@ -356,27 +327,18 @@ class VertexTarget:
             },
         }
 
-        def find_or_deploy() -> str:
-            if not self._find_deployed(endpoint, version):
-                try:
-                    registry.operate(_ENDPOINTS, "deploy_model", request)
-                except ExistsError as error:
-                    raise OutageError(f"{request['deployed_model']} is being deployed.") from error
-            if deployed := self._find_deployed(endpoint, version):
-                return deployed
-            raise OutageError(f"{registry.name}@{version.number} cannot be found on {endpoint} yet.")
-
-        return registry.backoff(find_or_deploy)
+        name = f"{registry.name}@{version.number} on {endpoint}"
+        return self._ensure(
+            lambda: self._find_deployed(endpoint, version) or None,
+            lambda: registry.operate(_ENDPOINTS, "deploy_model", request),
+            name,
+        )
 
     def _undeploy(self, endpoint: str, deployed: str) -> None:
         split = {key: share for key, share in self._get(endpoint).traffic_split.items() if key != deployed and share}
         request = {"endpoint": endpoint, "deployed_model_id": deployed, "traffic_split": scale(split, 100)}
-        self._settled(_ENDPOINTS, "undeploy_model", request)
-
-    def _settled(self, kind: str, method: str, request: Any) -> None:
-        """Call a deleting method and wait for it. A missing object is no error: an earlier response may be lost."""
-        with contextlib.suppress(MissingError):
-            self._registry.backoff(lambda: self._registry.operate(kind, method, request))
+        with contextlib.suppress(MissingError):  # An earlier response may be lost.
+            self._registry.backoff(lambda: self._registry.operate(_ENDPOINTS, "undeploy_model", request))
 
     def _route(self, endpoint: str, change: Callable[[dict[str, int]], Mapping[str, int]]) -> None:
         """Change an endpoint's traffic split; keeps concurrent changes."""

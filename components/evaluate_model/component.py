@@ -5,7 +5,7 @@ from typing import Any, Dict
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.core.step.step_inputs import with_inputs
 from tpu_components.evaluate_model.params import EvaluateParams
 
 
@@ -33,14 +33,11 @@ def evaluate_model(
 
     from tpu_components.core.examples.artifacts import REPORT_FILE
     from tpu_components.core.results.evaluation_info import Evaluation
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 
-    with step_record("evaluate_model", evaluation.path):
-        params = params_from(inputs, EvaluateParams)
+    def show(result: Any) -> bool:
         output = pathlib.Path(evaluation.path)
-        result = evaluate_model(params, pathlib.Path(records.path), pathlib.Path(model.path), output)
         scored = Evaluation.load(output)
         for name, value in result.metrics.items():
             metrics.log_metric(name, value)
@@ -58,6 +55,9 @@ def evaluate_model(
             pathlib.Path(artifact.path).write_text(json.dumps(artifact.metadata))
         evaluation.metadata.update({"promote": result.promote, "reasons": [str(rule) for rule in result.reasons]})
         return result.promote
+
+    folders = ("records", "model", "evaluation")
+    return run_component("evaluate_model", evaluate_model, EvaluateParams, inputs, *folders, then=show)
 
 
 @in_place_of_shell

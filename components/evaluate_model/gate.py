@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, Slice
+from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, Slice, Unseen
 from tpu_components.core.results.metric_table import BY_NAME, direction, show
 from tpu_components.evaluate_model.params import NO_CONFIDENCE, EvaluateParams
 
@@ -21,37 +21,37 @@ def decide(
     notes: Mapping[str, str] | None = None,
     differences: Mapping[str, Difference] | None = None,
     slices: Sequence[Slice] = (),
+    unseen: Unseen | None = None,
 ) -> Decision:
     """Judge a challenger's metrics.
 
     Args:
         params: The thresholds.
-        challenger: Scalar metrics by name.
+        challenger: Metrics by name.
         champion: The champion's on the same examples, or None if there is no champion.
         num_not_finite: Examples for which the challenger gave NaN or infinity; one is too many.
         baseline: Comparison of the challenger with the best constant answer.
         notes: Remarks on metrics, by name; said where the metric is bounded.
         differences: The challenger beside the champion, by metric, and what chance leaves of it.
         slices: Parts of the examples, each with bounds that hold for all together.
+        unseen: The examples that these figures are of, where some are left out.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
     """
-    rules: list[Rule] = []
+    rules = [unseen.rule] if unseen else []
     if num_not_finite:
         rules.append(Rule(False, "", f"{num_not_finite} predictions are not finite numbers"))
     for bounds, word in ((params.minimum, "at least"), (params.maximum, "at most")):
         for metric, bound in bounds.items():
-            passed, text = _check_bound(metric, challenger.get(metric), bound, word)
-            note = (notes or {}).get(metric)
-            rules.append(Rule(passed, metric, f"{text} ({note})" if note else text))
+            rules.append(_check_bound(metric, challenger.get(metric), bound, word, (notes or {}).get(metric)))
     if champion is None:
         # None at all, or the challenger itself, where it is judged again.
         rules.append(Rule(True, "", "there is no other champion to beat"))
     else:
         for metric, allowed in params.max_regression.items():
-            values = challenger.get(metric), champion.get(metric)
-            passed, text = _compare(metric, *values, allowed, params.confidence, (differences or {}).get(metric))
+            values, difference = (challenger.get(metric), champion.get(metric)), (differences or {}).get(metric)
+            passed, text = _compare(metric, *values, allowed, params.confidence, difference)
             rules.append(Rule(passed, metric, text))
     rules += _check_slices(params, slices)
     if baseline is not None and params.beat_baseline:
@@ -59,15 +59,14 @@ def decide(
     return Decision(all(rule.passed for rule in rules), tuple(rules))
 
 
-def _check_bound(metric: str, value: float | None, bound: float, word: str) -> tuple[bool, str]:
+def _check_bound(metric: str, value: float | None, bound: float, word: str, note: str | None) -> Rule:
     if value is None:
-        return False, f"{metric} was not measured: {_why_undefined(metric)}"
-    if math.isnan(value):
-        return False, f"{metric} is {show(value)}, required {word} {show(bound)}"
-    if _tie(value, bound):
-        return True, f"{metric} {show(value)}, required {word} {show(bound)}"
-    holds = direction(metric) * (value - bound) > 0
-    return holds, f"{metric} {show(value, bound)}, required {word} {show(bound, value)}"
+        passed, text = False, f"{metric} was not measured: {_why_undefined(metric)}"
+    else:
+        passed = _tie(value, bound) or direction(metric) * (value - bound) > 0
+        digits = () if _tie(value, bound) else (value, bound)
+        text = f"{metric} {show(value, *digits)}, required {word} {show(bound, *digits)}"
+    return Rule(passed, metric, f"{text} ({note})" if note else text)
 
 
 def _compare(
@@ -80,15 +79,9 @@ def _compare(
 ) -> tuple[bool, str]:
     if challenger is None or champion is None:
         return False, f"{metric} cannot be compared: {_why_undefined(metric)}"
-    if math.isnan(challenger) or math.isnan(champion):
-        text = f"{metric} is {show(challenger)}, the champion's is {show(champion)}"
-        return not math.isnan(challenger), text
     worse_by = (champion - challenger) * direction(metric)
-    shown = show(challenger, champion), show(champion, challenger)
-    if _tie(challenger, champion):
-        text = f"{metric} {shown[0]} ties with the champion's {shown[1]}"
-    else:
-        text = f"{metric} {shown[0]} {'is worse than' if worse_by > 0 else 'beats'} the champion's {shown[1]}"
+    verb = "ties with" if _tie(challenger, champion) else "beats" if worse_by < 0 else "is worse than"
+    text = f"{metric} {show(challenger, champion)} {verb} the champion's {show(champion, challenger)}"
     if confidence == NO_CONFIDENCE:
         passed = worse_by <= allowed or _tie(champion - direction(metric) * allowed, challenger)
         return passed, f"{text}; it may be worse by {show(allowed)}"
@@ -116,7 +109,7 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
     limit = f"; it may be worse by {show(allowed)}"
     if difference.least is None:
         return False, f"{limit}, which so few examples cannot say {sure}"
-    worst = f"{show(-difference.least, allowed)}"
+    worst = show(-difference.least, allowed)
     if difference.least <= -allowed:
         return False, f"{limit}, but as much as {worst} is not ruled out {sure}"
     if difference.least >= 0:

@@ -1,42 +1,54 @@
-"""The evaluation as one HTML file that needs nothing else: no network, no script, no second file."""
+"""The evaluation as one HTML file that needs nothing else: no network, no script, no second file.
+
+It shows the decision, the figures, the training, and examples: mistakes with the worst first, and right answers.
+"""
 
 import base64
-import dataclasses
-import functools
 import io
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import markupsafe
 import numpy as np
 from PIL import Image
 
-from tpu_components.core.examples.interface import TASKS
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.examples.generation import Alphabet, generate
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    PADDING,
+    REGRESSION,
+    TASKS,
+    THRESHOLD,
+    Task,
+    TextInput,
+)
+from tpu_components.core.examples.text import START
 from tpu_components.core.pages import page
-from tpu_components.core.pages.blocks import Cell, Fields, Figure, Sentences, Table
-from tpu_components.core.pages.scores import Score, list_scores, percent, table_of
-from tpu_components.core.results.evaluation_info import Baseline, Difference, Rule, Slice
-from tpu_components.core.results.metric_table import BY_NAME, scalars, show
-from tpu_components.evaluate_model.language_model import LanguageMetrics, Passage, Sample
-from tpu_components.evaluate_model.metrics import ClassMetrics, Metrics, macro_notes
-from tpu_components.evaluate_model.multi_label import LabelMetrics, MultiLabelMetrics
-from tpu_components.evaluate_model.regression import RegressionMetrics
+from tpu_components.core.pages.blocks import (
+    Block,
+    Card,
+    Cell,
+    Fields,
+    Figure,
+    Matrix,
+    Passage,
+    Section,
+    Sentences,
+    Table,
+)
+from tpu_components.core.pages.scores import Score, list_scores, percent, plain_number, table_of
+from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_components.core.results.metric_table import BY_NAME, show
+from tpu_components.evaluate_model.figures import macro_notes
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
-_TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
 _MAX_MATRIX_CLASSES = 30
 _MAX_PAIRS = _MAX_SLICES = 30
-_MAX_DOTS = 500
-_WRONG = "Wrong predictions"
-_BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
-_MAX_CHARTED_TARGETS = 8
-# Of an epoch, by what the host waited for: see `Stopwatch` of train_model.
+# Time of an epoch by what the host waited for: see `Stopwatch` of train_model.
 _TIMES = (
     ("compute_seconds", "the device computes", page.BLUE),
     ("input_seconds", "it waits for input", page.ORANGE),
@@ -45,234 +57,155 @@ _TIMES = (
 )
 _COMPUTES_AND_IS_FED = ("compute_seconds", "the device computes and is fed", page.BLUE)
 _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
+_GOODPUT = {
+    "trained": "training",
+    "start_up": "start-up",
+    "waiting": "waiting for input and checkpoints",
+    "lost": "lost by kills",
+    "other": "validation and else",
+}
+_BEST_EPOCH = {
+    "validation_loss": ", the lowest validation loss",
+    "loss": ", the lowest training loss: there is no validation split",
+}
+# Title and first heading of the table of classes, labels or targets, and what to know of it.
+_TABLES = {
+    CLASSIFICATION: ("Classes, weakest first", "Class"),
+    MULTI_LABEL: ("Labels, weakest first", "Label", "A label is predicted above a probability of 50 %."),
+    REGRESSION: (
+        "Targets",
+        "Target",
+        "Each in its own unit. R² is the share of a target's variance that the model explains.",
+    ),
+}
+_COLUMNS = {
+    "support": "Examples",
+    "precision": "Precision",
+    "recall": "Recall",
+    "f1": "F1",
+    "average_precision": "Average precision",
+    "roc_auc": "ROC AUC",
+    "mean_absolute_error": "Mean absolute error",
+    "root_mean_squared_error": "Root mean squared error",
+    "median_absolute_error": "Median absolute error",
+    "r2": "R²",
+}
+_RIGHT_EXAMPLES = 20
+_PICTURE_PIXELS = 96  # Side of a card's picture, as CSS shows it.
+_TEXT_START, _TEXT_END = 300, 400  # Characters of a long text that a card shows.
+_MAX_DOTS = 500
+_MAX_CHARTED_TARGETS = 8
+_TEMPERATURES = (0.5, 1.0)
+_NUM_PROMPTS = 2
+_PROMPT_LENGTH, _SAMPLE_LENGTH = 64, 300
+_NUM_PASSAGES = 8
+_BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
+_NOTES = {
+    CLASSIFICATION: "the most confident first: the model's answer, the true class, and the probability of each.",
+    MULTI_LABEL: "the greatest loss first: labels predicted wrongly, rightly, and missed, with their probability.",
+    REGRESSION: "the greatest loss first; an error is the predicted number less the true one.",
+}
+
+History = Sequence[Mapping[str, float | None]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """A line below an example: what the model answered, or the truth.
+def render_report(
+    evaluation: Evaluation, manifest: Manifest, info: ModelInfo, history: History, examples: Sequence[Block]
+) -> str:
+    """Return the report as one HTML document; the same content gives the same text, but for the time in its title.
 
-    Attributes:
-        name: A class, a label or a target; or what the number is.
-        number: The probability, or the number, as it is shown.
-        look: `good` or `bad`; empty for neither.
-        note: Word before the name, such as `true`; empty for the model's own answer.
-    """
-
-    name: str
-    number: str = ""
-    look: str = ""
-    note: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """One example to show.
-
-    Attributes:
-        key: The example's name, such as its file's path.
-        content: An image, uint8[height, width, channels] of one channel or three; or a text.
-        answers: The lines below it.
-    """
-
-    key: str
-    content: np.ndarray | str
-    answers: Sequence[Answer]
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportContent:
-    """The content of the report, from top to bottom.
-
-    Attributes:
-        title: Heading and page title.
-        facts: Facts about the model, the data and the evaluation.
-        metrics: The model's figures.
-        champion: The figures of the model in service, on the same examples, if there is one.
-        promote: The gate's decision.
-        reasons: The rules that it follows from.
+    Args:
+        evaluation: The figures and the gate's decision.
+        manifest: The data set.
+        info: The model.
         history: One mapping per epoch with `epoch`, `loss`, the task's metric and, where measured, `validation_loss`,
             the metric with the same prefix, `learning_rate` and `examples_per_second`; empty if unknown.
-        wrong: Mistakes to show, the worst first; of a regression, predictions by their error.
-        num_wrong: Number of mistakes in all.
-        right: Right predictions to show.
-        broken: Predictions to show that are wrong where the champion is right, the worst first.
-        changed: Numbers of examples that only the model has right, and only the champion; None without one.
-        answers: True and predicted numbers of a regression, float[examples, targets] each.
-        baseline: Figure of the best constant answer.
-        intervals: Bounds of figures with 95 % confidence, by name; empty where they are of other examples.
-        differences: The model beside the champion, by figure; see `intervals`.
-        slices: Parts of the examples; shown, the worst beside the champion's first, where there is one.
-        samples: Texts that a language model wrote.
-        passages: Passages that it found hardest.
-        subtitle: Facts that tell this run from others of the name: when, at which rate, where.
+        examples: Sections that show examples.
     """
-
-    title: str
-    facts: Mapping[str, str]
-    metrics: Any
-    champion: Any
-    promote: bool
-    reasons: Sequence[Rule]
-    history: Sequence[Mapping[str, float | None]]
-    wrong: Sequence[Prediction] = ()
-    num_wrong: int = 0
-    right: Sequence[Prediction] = ()
-    broken: Sequence[Prediction] = ()
-    changed: tuple[int, int] | None = None
-    answers: tuple[np.ndarray, np.ndarray] | None = None
-    baseline: Baseline | None = None
-    intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
-    slices: Sequence[Slice] = ()
-    samples: Sequence[Sample] = ()
-    passages: Sequence[Passage] = ()
-    subtitle: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Confusion:
-    """Examples of one class that were taken for another; `share` is of all examples of the true class."""
-
-    true_class: str
-    predicted_class: str
-    count: int
-    share: float
-
-
-def render_report(content: ReportContent) -> str:
-    """Return the report as one HTML document; the same content gives the same text.
-
-    Names, keys and reasons are shown as they are, whatever characters they hold. Pictures are inlined; larger ones
-    are reduced to 192 pixels.
-    """
-    title = "Passed the gate" if content.promote else "Did not pass the gate"
-    rules = [f"{'✓' if rule.passed else '✗'} {rule.text}" for rule in content.reasons]
-    folder = Path(__file__).parent
-    templates = page.environment(folder, percent=percent, data_uri=_data_uri, number=plain_number, cut=_cut)
-    return templates.get_template("report.html.jinja").render(
-        content=content,
-        title=content.title,
-        subtitle=content.subtitle,
-        head=[Sentences(rules, title, content.promote), Fields(list(content.facts.items()))],
-        metrics=content.metrics,
-        figures=[
-            *_headline_figures(
-                content.metrics, content.champion, content.baseline, content.intervals, content.differences
+    title, subtitle, facts = describe_run(evaluation.split, manifest, info)
+    decision = "Passed the gate" if evaluation.gate.promote else "Did not pass the gate"
+    rules = [f"{'✓' if rule.passed else '✗'} {rule.text}" for rule in evaluation.gate.reasons]
+    confused, calibration = _classification(evaluation.challenger) if manifest.task == CLASSIFICATION else ([], [])
+    compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
+    slices = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
+    chance = "In brackets what chance leaves of the difference, with the gate's confidence in all slices together."
+    return page.render(
+        title,
+        [
+            Section(
+                "Headline figures",
+                ["A range below a figure holds with 95 % confidence.", _headline_figures(evaluation, manifest.task)],
             ),
-            *_counts(content.metrics),
+            *(
+                [Section("Slices, the worst beside the champion first", [chance, table_of("slice", slices)])]
+                if slices
+                else []
+            ),
+            Section("Training", _training(history)),
+            *confused,
+            *_table_of_names(manifest.task, evaluation.challenger),
+            *examples,
+            *calibration,
         ],
-        curves=_training_curves(content.history),
-        slices=_slices(content.slices),
-        picture_pixels=_PICTURE_PIXELS,
-        **_sections(content.metrics, content),
+        [Sentences(rules, decision, evaluation.gate.promote), Fields(list(facts.items()))],
+        subtitle,
     )
 
 
-def _counts(metrics: Any) -> list[Figure]:
-    if isinstance(metrics, LanguageMetrics):
-        return [Figure("Characters", f"{metrics.num_characters:,}"), Figure("Unknown", f"{metrics.num_unknown:,}")]
-    return [Figure("Examples", f"{metrics.num_examples:,}")]
-
-
-@functools.singledispatch
-def _sections(metrics: Any, content: ReportContent) -> dict[str, Any]:
-    """Return what the page shows of this task alone, and as `body` the template that shows it."""
-    raise TypeError(f"No report of {type(metrics)}.")
-
-
-@_sections.register
-def _(metrics: Metrics, content: ReportContent) -> dict[str, Any]:
-    return {
-        "body": "classification.html.jinja",
-        "wrong": _WRONG,
-        "wrong_note": "the most confident first: the model's answer, the true class, and the probability of each.",
-        "classes": sorted(metrics.per_class, key=_weakest_first),
-        "matrix": _matrix(metrics) if len(metrics.per_class) <= _MAX_MATRIX_CLASSES else None,
-        "pairs": _confused_pairs(metrics),
-        "reliability": page.draw(
-            "reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, metrics)
-        ),
-        "roc": page.draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, metrics))
-        if metrics.roc
-        else None,
+def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, str, dict[str, str]]:
+    """Return the title of a report, what tells this run from others of its name, and facts about data and training."""
+    training = info.training
+    title = f"{info.name} on {manifest.source}"
+    replicas = f"{training['num_replicas']:,} × {training['accelerator']}"
+    stages = training.get("stages", ())
+    rates = dict.fromkeys(stage["learning_rate"] or training["learning_rate"] for stage in stages)
+    shown_rates = " then ".join(f"{rate:g}" for rate in rates or [training["learning_rate"]])
+    batch = f"{training['batch_size_per_replica']:,}"
+    if training["num_replicas"] > 1:
+        batch += f" × {training['num_replicas']:,}"
+    host = f" of {training['host']}" if training.get("host") else ""
+    subtitle = f"{page.now()}, learning rate {shown_rates}, batch {batch}, trained on {replicas}{host}"
+    frozen = (f"{stage['epochs']} with {', '.join(stage['frozen']) or 'nothing'} frozen" for stage in stages)
+    in_stages = f" ({', then '.join(frozen)})" if stages else ""
+    facts = {
+        "Model": info.name,
+        "Data": manifest.source,
+        "Data fingerprint": manifest.fingerprint[:16],
+        "Splits": ", ".join(f"{name} {split.num_examples:,}" for name, split in manifest.splits.items()),
+        "Scored on": split,
+        "Set aside": f"{len(manifest.quarantined):,} unreadable inputs",
+        "Trained on": f"{replicas}, {training['backend']}, {training['precision']}",
+        "Training": f"{training['epochs']} epochs{in_stages}, {training['seconds']:,.0f} s, "
+        f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
     }
+    if paid := training.get("paid_seconds"):
+        parts = ", ".join(f"{paid[part]:,.0f} {words}" for part, words in _GOODPUT.items())
+        sessions = "1 session" if training["sessions"] == 1 else f"{training['sessions']:,} sessions"
+        facts["Goodput"] = f"{training['goodput']:.0%} of {sum(paid.values()):,.0f} s in {sessions}: {parts}"
+    facts["Best epoch"] = f"{training['best_epoch']}{_BEST_EPOCH.get(training.get('judged_by', ''), '')}"
+    if training.get("num_synchronized_layers"):
+        facts["Batch normalisation"] = f"synchronised: by the batch of all {training['num_replicas']} replicas"
+    texts, told = manifest.input, manifest.split(split).statistics
+    if isinstance(texts, TextInput):
+        side = "last" if texts.truncate == START else "first"
+        facts["Texts"] = f"the {side} {texts.num_tokens} tokens of each; {told['num_truncated']:,} are longer"
+        facts["Unknown words"] = f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens"
+    if (copies := told.get("num_also_in_train")) is not None:
+        facts["Also in train"] = f"{copies:,} {manifest.input.plural}, exact copies"
+    return f"{page.run_name()}: {title}" if page.run_name() else title, subtitle, facts
 
 
-@_sections.register
-def _(metrics: MultiLabelMetrics, content: ReportContent) -> dict[str, Any]:
-    return {
-        "body": "multi_label.html.jinja",
-        "wrong": _WRONG,
-        "wrong_note": "the greatest loss first: labels predicted wrongly, rightly, and missed, with their probability.",
-        "classes": sorted(metrics.per_class, key=_weakest_first),
-    }
-
-
-@_sections.register
-def _(metrics: RegressionMetrics, content: ReportContent) -> dict[str, Any]:
-    charts = []
-    if content.answers is not None:
-        # Evenly over the examples: more dots hide each other.
-        shown = np.unique(np.linspace(0, metrics.num_examples - 1, _MAX_DOTS).astype(int))
-        targets, values = (numbers[shown] for numbers in content.answers)
-        for i, target in enumerate(metrics.per_target[:_MAX_CHARTED_TARGETS]):
-            charts.append((target.name, *_draw_target(i, targets[:, i], values[:, i])))
-    return {
-        "body": "regression.html.jinja",
-        "wrong": "Largest errors",
-        "wrong_note": "the greatest loss first; an error is the predicted number less the true one.",
-        "charts": charts,
-        "num_dots": min(metrics.num_examples, _MAX_DOTS),
-    }
-
-
-@_sections.register
-def _(metrics: LanguageMetrics, content: ReportContent) -> dict[str, Any]:
-    return {"body": "language.html.jinja", "full_colour": _BITS_OF_FULL_COLOUR}
-
-
-def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> tuple[markupsafe.Markup, markupsafe.Markup]:
-    """Draw predicted by true numbers, and what is left (predicted - true) by predicted ones."""
-
-    def plot_predicted(axes: "Axes") -> None:
-        ends = [float(true.min()), float(true.max())]
-        axes.plot(ends, ends, color=page.INK, linewidth=1, linestyle="--", label="perfect")
-        axes.scatter(true, predicted, s=9, color=page.BLUE, alpha=0.5, linewidths=0, label="model")
-        page.legend(axes)
-
-    def plot_residuals(axes: "Axes") -> None:
-        axes.axhline(0, color=page.INK, linewidth=1, linestyle="--")
-        axes.scatter(predicted, predicted - true, s=9, color=page.BLUE, alpha=0.5, linewidths=0)
-
-    return (
-        page.draw(f"target {number + 1}", "true", "predicted", plot_predicted),
-        page.draw(f"residuals {number + 1}", "predicted", "predicted − true", plot_residuals),
-    )
-
-
-def plain_number(value: float) -> str:
-    """Return a number of any size, to four digits."""
-    return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
-
-
-def _headline_figures(
-    metrics: Any,
-    champion: Any,
-    baseline: Baseline | None,
-    intervals: Mapping[str, tuple[float, float]],
-    differences: Mapping[str, Difference],
-) -> list[Figure]:
-    """Return the headline figures that are defined, each beside the champion's, with what to know of them.
-
-    See `ReportContent` for the arguments.
-    """
-    notes = macro_notes(metrics)
+def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
+    """Return the headline figures that are defined, each beside the champion's, with what to know of them."""
+    ours, baseline = evaluation.challenger, evaluation.baseline
+    notes = macro_notes(ours)
     if baseline is not None and baseline.value is not None:
         value = percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
         notes[baseline.metric] = f"baseline {value}: {baseline.answer}"
-    theirs, top_k = scalars(champion) if champion else {}, getattr(metrics, "top_k", None)
+    # The figures are those of all examples; the gate's bounds may be of others.
+    known = ({}, {}) if evaluation.unseen else (evaluation.intervals, evaluation.differences)
     figures = []
-    for score in list_scores(metrics.task, scalars(metrics), theirs, intervals, differences, top_k):
+    for score in list_scores(task, ours, evaluation.champion or {}, *known, ours.get("top_k")):
         if score.metric.is_headline:
             interval, note = Cell(score.interval, "note"), Cell(notes.get(score.metric.name, ""), "note")
             beside: list[str | Cell] = (
@@ -280,139 +213,369 @@ def _headline_figures(
             )
             details = [cell for cell in (interval, *beside, note) if str(cell)]
             figures.append(Figure(score.label, score.value, details))
-    return figures
+    counts = {"Characters": "num_characters", "Unknown": "num_unknown"}
+    if task != LANGUAGE_MODEL:
+        counts = {"Examples": "num_examples"}
+    return [*figures, *(Figure(name, f"{ours[key]:,}") for name, key in counts.items())]
 
 
-def _slices(slices: Sequence[Slice]) -> Table | None:
-    """Return the slices that fell furthest behind the champion's, each with its figure."""
-    compared = [(part.difference.advantage, i) for i, part in enumerate(slices) if part.difference]
-    scores = [Score.of_slice(slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]
-    return table_of("slice", scores) if scores else None
-
-
-def _weakest_first(item: ClassMetrics | LabelMetrics) -> tuple[bool, float]:
-    return item.support == 0, item.f1
-
-
-def _confused_pairs(metrics: Metrics) -> list[_Confusion]:
-    names = [item.name for item in metrics.per_class]
-    pairs = [
-        _Confusion(names[i], names[j], count, count / metrics.per_class[i].support)
-        for i, row in enumerate(metrics.confusion_matrix)
-        for j, count in enumerate(row)
-        if i != j and count
-    ]
-    return sorted(pairs, key=lambda pair: (-pair.count, -pair.share))[:_MAX_PAIRS]
-
-
-def _matrix(metrics: Metrics) -> list[tuple[str, list[_Confusion]]]:
-    """Return a row per true class, with its name."""
-    names = [item.name for item in metrics.per_class]
-    return [
-        (
-            item.name,
+def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:
+    """Return the sections before and after the examples that only a classification has."""
+    rows, counts = figures["per_class"], figures["confusion_matrix"]
+    calibration: list[Block] = [
+        Section(
+            "Calibration",
             [
-                _Confusion(item.name, name, count, count / max(1, item.support))
-                for name, count in zip(names, row, strict=True)
+                "How often the model is right when it is so confident; a larger dot stands for more examples. Below "
+                "the line it is too sure of itself.",
+                [page.draw("reliability", "confidence", "accuracy", lambda axes: _plot_reliability(axes, figures))],
             ],
         )
-        for item, row in zip(metrics.per_class, metrics.confusion_matrix, strict=True)
     ]
+    if figures["roc"]:
+        roc = page.draw(
+            "roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, figures["roc"])
+        )
+        calibration.append(Section("ROC", [f"Positive is {rows[1]['name']}.", [roc]]))
+    confused = _matrix(rows, counts) if len(rows) <= _MAX_MATRIX_CLASSES else _confused_pairs(rows, counts)
+    return [confused], calibration
 
 
-def _cut(text: str) -> str:
-    """Return a text's beginning and end, without markup for line breaks."""
-    plain = " ".join(re.sub(r"<br */?>", " ", text).split())
-    if len(plain) <= _TEXT_START + _TEXT_END:
-        return plain
-    return f"{plain[:_TEXT_START]} […] {plain[-_TEXT_END:]}"
+def _table_of_names(task: str, figures: Mapping[str, Any]) -> list[Block]:
+    """Return the figures of every class and label, the weakest first, or of every target; none of a language model."""
+    if task not in _TABLES:
+        return []
+    title, noun, *notes = _TABLES[task]
+    weakest_first = sorted(figures.get("per_class", ()), key=lambda item: (item["support"] == 0, item["f1"]))
+    rows = weakest_first or figures["per_target"]
+    columns = {noun: "<", **dict.fromkeys((_COLUMNS[name] for name in rows[0] if name != "name"), ">")}
+    table = Table(columns, [[_show_figure(name, value) for name, value in row.items()] for row in rows])
+    return [Section(title, [*notes, table])]
 
 
-def _data_uri(pixels: np.ndarray) -> str:
-    image = Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
-    image.thumbnail((2 * _PICTURE_PIXELS, 2 * _PICTURE_PIXELS))  # Twice: screens of phones are dense.
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+def _show_figure(name: str, value: Any) -> str | Cell:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return Cell("–", "note")
+    if name.endswith("error"):
+        return plain_number(value)
+    if name == "r2":
+        return f"{value:.4f}"
+    return f"{value:,}" if name == "support" else Cell(f"{value:.3f}", share=value)
 
 
-def _training_curves(history: Sequence[Mapping[str, float | None]]) -> list[markupsafe.Markup]:
+def _matrix(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) -> Section:
+    names = [item["name"] for item in rows]
+
+    def cell(i: int, j: int) -> Cell:
+        count, share = counts[i][j], counts[i][j] / max(1, rows[i]["support"])
+        # Mistakes are rare: the square root makes one in a hundred visible.
+        look, heat = ("hit", share) if i == j else ("miss", share**0.5)
+        hint = f"{names[i]} → {names[j]}: {count} ({percent(share)})"
+        return Cell(f"{count}", look, heat, hint) if count else Cell("·", "none")
+
+    note = "Rows are true classes, columns predictions. Shade is the share of the row."
+    places = range(len(names))
+    return Section("Confusion matrix", [note, Matrix(names, [[cell(i, j) for j in places] for i in places])])
+
+
+def _confused_pairs(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) -> Section:
+    pairs = [
+        (-count, -count / item["support"], item["name"], other["name"])
+        for item, row in zip(rows, counts, strict=True)
+        for other, count in zip(rows, row, strict=True)
+        if item is not other and count
+    ]
+    table = Table(
+        {"True class": "<", "Predicted as": "<", "Examples": ">", "Share of the class": ">"},
+        [
+            (true, Cell(predicted, "bad"), f"{-count:,}", percent(-share))
+            for count, share, true, predicted in sorted(pairs, key=lambda pair: pair[:2])[:_MAX_PAIRS]
+        ],
+    )
+    return Section("Most confused classes", [table if pairs else "No class was taken for another."])
+
+
+def _training(history: History) -> list[Block]:
     """Return a drawing for every figure that the history has, of training and validation, and one of the time."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    def curve(name: str, lines: Iterable[tuple[str, str, str]]) -> markupsafe.Markup:
-        def plot(axes: "Axes") -> None:
-            for figure, label, color in lines:
-                points = [(row["epoch"], row[figure]) for row in history if row.get(figure) is not None]
-                if points:
-                    marker = "o" if len(points) <= 30 else ""
-                    axes.plot(*zip(*points, strict=True), label=label, color=color, marker=marker, markersize=3)
-            for before, row in itertools.pairwise(history):
-                if before.get("stage") != row.get("stage"):
-                    axes.axvline((row["epoch"] or 0) - 0.5, color=page.INK, linewidth=1, linestyle=":")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            if name.endswith("accuracy"):
-                axes.yaxis.set_major_formatter(PercentFormatter(1))
-            page.legend(axes)
-
-        return page.draw(f"training {name}", "epoch", name, plot)
-
-    def has(figure: str) -> bool:
-        return any(row.get(figure) is not None for row in history)
-
+    known = {name for row in history for name, value in row.items() if value is not None}
+    if not known & {*_CURVES}:
+        return ["No history of the training was recorded."]
     curves = [
-        curve(
+        _draw_curve(
+            history,
             metric.replace("_", " "),
-            ((metric, "train", page.BLUE), (f"validation_{metric}", "validation", page.ORANGE)),
+            [(metric, "train", page.BLUE), (f"validation_{metric}", "validation", page.ORANGE)],
         )
         for metric in _CURVES
-        if has(metric)
+        if metric in known
     ]
-    if not has("compute_seconds"):
-        return curves
-    # Where nobody measures the input, as with TensorFlow, it is a part of what the device takes.
-    times = _TIMES if has("input_seconds") else (_COMPUTES_AND_IS_FED, *_TIMES[2:])
-    return [*curves, curve("seconds", times)]
+    if "compute_seconds" in known:
+        # Where nobody measures the input, as with TensorFlow, it is a part of what the device takes.
+        times = _TIMES if "input_seconds" in known else (_COMPUTES_AND_IS_FED, *_TIMES[2:])
+        curves.append(_draw_curve(history, "seconds", times))
+    notes: list[Block] = []
+    if "penalty" in history[-1]:
+        notes.append(
+            "The loss is without the penalty of the model's regularisers, which has a curve of its own: so training "
+            "and validation compare."
+        )
+    if "stage" in history[-1]:
+        notes.append("A dotted line stands where a stage of the training begins.")
+    return [*notes, curves]
 
 
-def _plot_reliability(axes: "Axes", metrics: Metrics) -> None:
-    bins = metrics.calibration
-    axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label="perfect")
+def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str]]) -> markupsafe.Markup:
+    """Draw figures of the history by epoch, each with its label and its colour."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    def plot(axes: "page.Axes") -> None:
+        for figure, label, color in lines:
+            points = [(row["epoch"], row[figure]) for row in history if row.get(figure) is not None]
+            if points:
+                marker = "o" if len(points) <= 30 else ""
+                axes.plot(*zip(*points, strict=True), label=label, color=color, marker=marker, markersize=3)
+        for before, row in itertools.pairwise(history):
+            if before.get("stage") != row.get("stage"):
+                axes.axvline((row["epoch"] or 0) - 0.5, color=page.INK, linewidth=1, linestyle=":")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if name.endswith("accuracy"):
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+        page.legend(axes)
+
+    return page.draw(f"training {name}", "epoch", name, plot)
+
+
+def _plot_reliability(axes: "page.Axes", figures: Mapping[str, Any]) -> None:
+    bins = figures["calibration"]
+    accuracy = [item["accuracy"] for item in bins]
     axes.bar(
-        [item.lower for item in bins],
-        [item.accuracy for item in bins],
-        width=[item.upper - item.lower for item in bins],
+        [item["lower"] for item in bins],
+        accuracy,
+        width=[item["upper"] - item["lower"] for item in bins],
         align="edge",
         color=page.BLUE,
         alpha=0.25,
     )
     axes.scatter(
-        [item.confidence for item in bins],
-        [item.accuracy for item in bins],
-        s=[12 + 120 * item.count / metrics.num_examples for item in bins],
+        [item["confidence"] for item in bins],
+        accuracy,
+        s=[12 + 120 * item["count"] / figures["num_examples"] for item in bins],
         color=page.BLUE,
         label="model",
         zorder=3,
         clip_on=False,
     )
-    _unit_square(axes)
+    _finish_unit_square(axes, "perfect")
 
 
-def _plot_roc(axes: "Axes", metrics: Metrics) -> None:
-    axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label="chance")
-    axes.plot(
-        [0, *(point.false_positive_rate for point in metrics.roc)],
-        [0, *(point.true_positive_rate for point in metrics.roc)],
-        color=page.BLUE,
-        label="model",
-    )
-    _unit_square(axes)
+def _plot_roc(axes: "page.Axes", points: Sequence[Mapping[str, float]]) -> None:
+    rates = ([0, *(point[name] for point in points)] for name in ("false_positive_rate", "true_positive_rate"))
+    axes.plot(*rates, color=page.BLUE, label="model")
+    _finish_unit_square(axes, "chance")
 
 
-def _unit_square(axes: "Axes") -> None:
+def _finish_unit_square(axes: "page.Axes", diagonal: str) -> None:
     from matplotlib.ticker import PercentFormatter
 
+    axes.plot([0, 1], [0, 1], color=page.INK, linewidth=1, linestyle="--", label=diagonal)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     page.legend(axes)
+
+
+def show_examples(
+    task: Task,
+    names: Sequence[str],
+    keys: Sequence[str],
+    targets: np.ndarray,
+    models: Sequence[np.ndarray],
+    num_shown: int,
+    pick: Callable[[Sequence[int]], Mapping[int, Any]],
+) -> list[Block]:
+    """Return the sections of a report that show examples.
+
+    Args:
+        task: Any but a language model.
+        names: Names of the classes, labels or targets.
+        keys: A name for each example.
+        targets: Targets of all examples.
+        models: Answers of the model and, if there is one, the champion.
+        num_shown: Mistakes to show.
+        pick: Returns for each place in the records' order the example's image, or its text.
+    """
+    (wrong, right), *others = [_find_mistakes(task, targets, outputs) for outputs in models]
+    broken, num_fixed = wrong[:0], 0
+    for wrong_before, right_before in others:
+        broken, num_fixed = wrong[np.isin(wrong, right_before)], int(np.isin(right, wrong_before).sum())
+    shown = [indices.tolist() for indices in (wrong[:num_shown], right[:_RIGHT_EXAMPLES], broken[:num_shown])]
+    contents = pick([index for indices in shown for index in indices])
+
+    def card(index: int) -> Card:
+        lines = _describe(task.name, names, targets[index], models[0][index])
+        return Card(keys[index], _show(keys[index], contents[index]), lines)
+
+    of_wrong, of_right, of_broken = ([card(index) for index in indices] for indices in shown)
+    sections: list[Block] = []
+    if task.name == REGRESSION:
+        sections += _chart_targets(names, targets, models[0])
+    elif others:
+        note = f"{num_fixed:,} right that were wrong, {len(broken):,} wrong that were right"
+        rest = f" of these {len(shown[2]):,}, the worst first." if len(shown[2]) < len(broken) else ""
+        sections.append(Section("Changed since the champion", [f"{note}{':' if shown[2] else '.'}{rest}", of_broken]))
+    title = "Largest errors" if task.name == REGRESSION else "Wrong predictions"
+    if len(wrong):
+        sections.append(Section(title, [f"{len(shown[0]):,} of {len(wrong):,}, {_NOTES[task.name]}", of_wrong]))
+    else:
+        sections.append(Section(title, [f"None: all {len(targets):,} examples were predicted right."]))
+    if len(right):
+        sections.append(Section("Right predictions", ["A sample, with the model's confidence.", of_right]))
+    return sections
+
+
+def _find_mistakes(task: Task, targets: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of the examples that are wrong, the worst first, and of those that are right.
+
+    Of a regression all are wrong.
+    """
+    if task.name == CLASSIFICATION:
+        is_wrong, badness = outputs.argmax(axis=1) != targets, outputs.max(axis=1)
+    else:
+        is_wrong, badness = np.ones(len(targets), bool), task.losses(targets, outputs)
+    if task.name == MULTI_LABEL:
+        is_wrong = ((outputs > THRESHOLD) != (targets > 0)).any(axis=1)
+    wrong = np.flatnonzero(is_wrong)
+    return wrong[np.argsort(-badness[wrong], kind="stable")], np.flatnonzero(~is_wrong)
+
+
+def _describe(task: str, names: Sequence[str], target: np.ndarray, output: np.ndarray) -> list[Figure]:
+    """Return what the model answered to an example, and the truth."""
+    if task == REGRESSION:
+        return [
+            line
+            for name, true, predicted in zip(names, target, output, strict=True)
+            for line in (
+                Figure(name, ""),
+                Figure("true", plain_number(true)),
+                Figure("predicted", plain_number(predicted)),
+                Figure("error", plain_number(predicted - true), look="bad"),
+            )
+        ]
+    if task == CLASSIFICATION:
+        predicted, true = int(output.argmax()), int(target)
+        answer = Figure(names[predicted], percent(output[predicted], 0), look="good" if predicted == true else "bad")
+        return [answer] if predicted == true else [answer, Figure(names[true], percent(output[true], 0), ["true"])]
+    has, answered = target > 0, output > THRESHOLD
+
+    def those(mask: np.ndarray, look: str, *note: str) -> list[Figure]:
+        return [Figure(names[i], percent(output[i], 0), note, look) for i in np.flatnonzero(mask).tolist()]
+
+    answers = [*those(answered & ~has, "bad"), *those(answered & has, "good")] or [Figure("no label", "")]
+    truth = ", ".join(names[i] for i in np.flatnonzero(has).tolist()) or "none"
+    return [*answers, *those(has & ~answered, "bad", "missed"), Figure(truth, "", ["true"])]
+
+
+def _show(key: str, content: np.ndarray | str) -> str:
+    """Return an image, uint8[height, width, channels], as markup; of a text its beginning and end on one line."""
+    if isinstance(content, str):
+        plain = " ".join(re.sub(r"<br */?>", " ", content).split())
+        if len(plain) <= _TEXT_START + _TEXT_END:
+            return plain
+        return f"{plain[:_TEXT_START]} […] {plain[-_TEXT_END:]}"
+    image = Image.fromarray(content.squeeze(-1) if content.shape[-1] == 1 else content)
+    image.thumbnail((2 * _PICTURE_PIXELS, 2 * _PICTURE_PIXELS))  # Twice: screens of phones are dense.
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    is_small = max(content.shape[:2]) < _PICTURE_PIXELS
+    look = markupsafe.Markup(' class="crisp"' if is_small else "")
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return markupsafe.Markup('<img src="data:image/png;base64,{}" alt="{}"{}>').format(encoded, key, look)
+
+
+def _chart_targets(names: Sequence[str], targets: np.ndarray, values: np.ndarray) -> list[Block]:
+    """Return a section for each target: predicted by true numbers, and what is left by predicted ones."""
+    # Evenly over the examples: more dots hide each other.
+    shown = np.unique(np.linspace(0, len(targets) - 1, _MAX_DOTS).astype(int))
+    first = f"; the first {_MAX_CHARTED_TARGETS} targets" if len(names) > _MAX_CHARTED_TARGETS else ""
+    note = f"{len(shown):,} of {len(targets):,} examples, spread evenly{first}."
+    return [
+        Section(f"Predicted and true: {name}", [note, (_draw_target(i, targets[shown, i], values[shown, i]))])
+        for i, name in enumerate(names[:_MAX_CHARTED_TARGETS])
+    ]
+
+
+def _draw_target(number: int, true: np.ndarray, predicted: np.ndarray) -> list[markupsafe.Markup]:
+    def plot_predicted(axes: "page.Axes") -> None:
+        ends = [float(true.min()), float(true.max())]
+        axes.plot(ends, ends, color=page.INK, linewidth=1, linestyle="--", label="perfect")
+        axes.scatter(true, predicted, s=9, color=page.BLUE, alpha=0.5, linewidths=0, label="model")
+        page.legend(axes)
+
+    def plot_residuals(axes: "page.Axes") -> None:
+        axes.axhline(0, color=page.INK, linewidth=1, linestyle="--")
+        axes.scatter(predicted, predicted - true, s=9, color=page.BLUE, alpha=0.5, linewidths=0)
+
+    return [
+        page.draw(f"target {number + 1}", "true", "predicted", plot_predicted),
+        page.draw(f"residuals {number + 1}", "predicted", "predicted − true", plot_residuals),
+    ]
+
+
+def show_passages(
+    names: Sequence[str],
+    keys: Sequence[str],
+    targets: np.ndarray,
+    scores: np.ndarray,
+    pick: Callable[[Sequence[int]], Mapping[int, np.ndarray]],
+    model: Any,
+) -> list[Block]:
+    """Return the sections of a language model's report: texts that it writes, and the passages that it finds hardest.
+
+    Args:
+        names: Characters that the ids stand for.
+        keys: A name for each passage.
+        targets: Targets of all passages.
+        scores: Scores of all passages, see `score_passages`.
+        pick: Returns for each place in the records' order the passage's input.
+        model: The model as `StepModel`. It continues two passages at two temperatures, the same every time on the same
+            machine.
+    """
+    counts, bits = targets != PADDING, scores[..., 0] / np.log(2)
+    means = bits.sum(axis=1) / counts.sum(axis=1)
+    hardest = np.argsort(-means, kind="stable")[:_NUM_PASSAGES].tolist()
+    prompted = np.linspace(0, len(counts) - 1, _NUM_PROMPTS + 2).astype(int)[1:-1].tolist()
+    inputs, alphabet = pick([*hardest, *prompted]), Alphabet(names)
+    prompts = np.repeat([inputs[index][-_PROMPT_LENGTH:] for index in prompted], len(_TEMPERATURES), axis=0)
+    temperatures = _TEMPERATURES * _NUM_PROMPTS
+    added = generate(model.compiled(), model.state_size, prompts, _SAMPLE_LENGTH, temperatures, seed=0)
+    samples = [
+        Passage(
+            f"temperature {temperature}",
+            [Cell(alphabet.decode(prompt.tolist()), "read"), Cell(alphabet.decode(text.tolist()))],
+        )
+        for temperature, prompt, text in zip(temperatures, prompts, added, strict=True)
+    ]
+    passages = []
+    for index in hardest:
+        # A target that does not count is the next input.
+        following = [*inputs[index][1:].tolist(), targets[index, -1].item()]
+        rows = zip(following, bits[index].tolist(), counts[index].tolist(), strict=True)
+        parts = [_show_character(alphabet.decode([id_]), value, counted) for id_, value, counted in rows]
+        passages.append(Passage(f"{keys[index]}: {means[index]:.2f} bits per character", parts))
+    written = (
+        "What the model writes after a prompt (grey) from the text it was scored on; at a lower temperature it keeps "
+    )
+    colours = "The redder a character, the less the model expected it; grey ones were only read. Hover for the bits."
+    return [
+        Section("Samples", [f"{written}to what is likely.", (samples)]),
+        Section("Hardest passages", [colours, (passages)]),
+    ]
+
+
+def _show_character(character: str, bits: float, counted: bool) -> Cell:
+    if not counted:
+        return Cell(character, "read")
+    share = min(bits / _BITS_OF_FULL_COLOUR, 1.0)
+    return Cell("↵\n" if character == "\n" else character, "bits", share, hint=f"{bits:.1f} bits")

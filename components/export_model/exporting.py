@@ -1,7 +1,6 @@
-"""Rebuilds the model, writes every format, has a fresh process judge them, and only then lets them out."""
+"""Rebuilds the model, writes every format, compares the formats in a fresh process, and keeps those that agree."""
 
 import contextlib
-import dataclasses
 import logging
 import math
 import os
@@ -10,13 +9,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError, describe
-from tpu_components.core.drift.answers import save_answers, sketch_outputs
+from tpu_components.core.drift.sketches import save_answers, sketch_outputs
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import BEST_WEIGHTS_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
@@ -24,12 +22,10 @@ from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
 from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.results.export_info import ComparedOn, ExportInfo, Output, read_format_facts, with_spread
+from tpu_components.core.results.export_info import ComparedOn, ExportInfo, Output, read_format_facts
 from tpu_components.export_model import verification
-from tpu_components.export_model.comparing import Judge, find_too_far, write_expectations, write_questions
-from tpu_components.export_model.formats.saved_model import INPUT_FACTS
-from tpu_components.export_model.formats.table import FORMATS
-from tpu_components.export_model.formats.trained import TrainedModel
+from tpu_components.export_model.comparison import Judge, find_differing, judged_metric, write_examples, write_expected
+from tpu_components.export_model.formats import FORMATS, INPUT_FACTS, TrainedModel
 from tpu_components.export_model.params import ExportParams, ExportResult
 
 _STEP = "export_model"
@@ -39,15 +35,15 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     """Export a trained model for CPU serving.
 
     Args:
-        params: Formats to export, and how close they must be.
+        params: Required formats, and limits of their difference from the trained model.
         records_dir: Folder that create_tfrecords wrote: calibration from its train split, comparison on `params.split`.
         model_dir: Folder that train_model wrote.
-        output: Gets export.json and what can be made of saved_model/, model.tflite and model_int8.tflite; appears whole
-            or not at all.
+        output: Folder of export.json and of those of saved_model/, model.tflite and model_int8.tflite that can be made;
+            written atomically.
 
     Raises:
-        InputError: If a model or data set is damaged, or no format, or not every required one, can be made and is close
-            enough to the trained model.
+        InputError: If a model or data set is damaged, or if no format, or not every required one, can be made and
+            agrees with the trained model.
     """
     storage.require_output(output, EXPORT_FILE)
     manifest = Manifest.load(records_dir)
@@ -76,21 +72,20 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             return records.spread_inputs(records_dir, manifest, TRAIN, params.calibration_examples)[1]
 
         trained = TrainedModel(load_trained_model(model_dir), info, model_dir, calibrate)
-        questions = write_questions(params.split, trained, records_dir, manifest, work)
-        made = _make(trained, staged, show=judge.show)
-        compared = write_expectations(trained, questions, manifest, work)
+        examples, judged = write_examples(params.split, trained, records_dir, manifest, work), judged_metric(manifest)
+        left_out, quantization = _write_formats(trained, staged, FORMATS, judge.add)
+        trained_score = write_expected(trained, examples, manifest, work)
         measured = judge.measure()
-        judged = compared.judged
-        left_out = made.left_out | find_too_far(params, compared, measured)
+        left_out |= find_differing(params, judged, trained_score, measured)
         for name in measured:
-            if (origin := FORMATS[name].made_of) in left_out:  # It is itself judged by one figure alone.
+            if (origin := FORMATS[name].quantized_from) in left_out:  # It is compared by the judged metric only.
                 left_out.setdefault(name, f"the {origin} model, of which it is made, is left out")
         _check(params, left_out)
-        formats = {name: facts for name, facts in measured.items() if name not in left_out}
+        formats = {
+            name: facts | {judged: _finite(facts[judged])} for name, facts in measured.items() if name not in left_out
+        }
         for name in left_out:
             _remove(staged / FORMATS[name].file)
-        for facts in formats.values():
-            facts[judged] = _finite(facts[judged])
         if info.task == CLASSIFICATION:
             answers = {name: np.load(work / verification.ANSWERS_FILE.format(name)) for name in formats}
             source = f"its {params.split} split"
@@ -102,7 +97,8 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                     if np.isfinite(own).all()
                 },
             )
-        result = ExportResult(compared.num_examples, judged, _finite(compared.trained_score), formats, left_out)
+        typed = {name: read_format_facts(facts, judged) for name, facts in formats.items()}
+        result = ExportResult(len(examples.labels), judged, _finite(trained_score), formats, left_out)
         ExportInfo(
             model=info.name,
             class_names=info.class_names,
@@ -110,35 +106,30 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             input=info.input,
             **INPUT_FACTS[info.input.kind],
             output=Output(trained.answer, **{name: tuple(values) for name, values in trained.scale.items()}),
-            quantization=next(filter(None, map(made.quantization.get, formats)), None),
+            quantization=next((quantization[name] for name in formats if name in quantization), None),
             dataset_fingerprint=manifest.fingerprint,
             compared_on=ComparedOn(params.split, result.num_examples),
             judged=judged,
             trained_score=result.trained_score,
-            formats={name: read_format_facts(facts, judged) for name, facts in formats.items()},
+            formats=typed,
             left_out=left_out,
         ).save(staged)
-    for name, facts in formats.items():
+    for name, facts in typed.items():
+        score = "not measured" if facts.score is None else f"{facts.score:.4f}"
+        on_sample = ""
+        if facts.num_compared != result.num_examples:
+            on_sample = (
+                f" on {facts.num_compared:,} of {result.num_examples:,}, chosen at random: with 95 % confidence at "
+                f"most {facts.most_disagreeing:,} of all are answered otherwise"
+            )
         progress.say(
             _STEP,
-            f"{name}: {judged} {_shown(facts[judged])}, agreement {facts['agreement']:.4f}"
-            f"{_of_a_sample(facts, result)}, {facts['bytes'] / 2**20:.2f} MiB, "
-            f"{with_spread(facts['latency_ms'], facts['latency_spread'])} ms at batch 1, "
-            f"{with_spread(facts['examples_per_second'], facts['rate_spread'])} {info.input.plural}/s",
+            f"{name}: {judged} {score}, agreement {facts.agreement:.4f}{on_sample}, {facts.bytes / 2**20:.2f} MiB, "
+            f"{facts.latency} ms at batch 1, {facts.rate} {info.input.plural}/s",
         )
     for name, reason in left_out.items():
         progress.say(_STEP, f"{name} left out: {reason}")
     return result
-
-
-def _of_a_sample(facts: Mapping[str, Any], result: ExportResult) -> str:
-    """Say what a comparison on a sample can have missed; empty where all examples were compared."""
-    if facts["num_compared"] == result.num_examples:
-        return ""
-    return (
-        f" on {facts['num_compared']:,} of {result.num_examples:,}, chosen at random: with 95 % confidence at most "
-        f"{facts['most_disagreeing']:,} of all are answered otherwise"
-    )
 
 
 def _remove(path: Path) -> None:
@@ -149,17 +140,13 @@ def _remove(path: Path) -> None:
 
 
 def _finite(score: float) -> float | None:
-    """Return a score, or None for one that cannot be measured: R² of targets that do not vary in a split."""
+    """Return a score, or None for one that is not defined: R² of targets that do not vary in a split."""
     return score if math.isfinite(score) else None
-
-
-def _shown(score: float | None) -> str:
-    return "not measured" if score is None else f"{score:.4f}"
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the converters' pages of notes off stderr; an exception still comes through."""
+    """Hide the log messages of TensorFlow's converters while the block runs."""
     loggers = [logging.getLogger("tensorflow"), logging.getLogger("absl")]
     levels = [logger.level for logger in loggers]
     sys.stderr.flush()
@@ -184,17 +171,17 @@ def try_out(
     work: Path,
     warn: Callable[[str], None] = lambda warning: None,
 ) -> None:
-    """Build a model as it will be trained, rebuild it as it will be exported, and convert it, untrained.
+    """Check before training that a model can be built, trained and exported: convert the untrained model.
 
     Args:
-        training: Model, and how it will be trained.
-        interface: Input and output that it must have.
-        required: Formats that the export must hold; those that some models have no form for are made.
+        training: Model and hyper-parameters.
+        interface: Required input and output.
+        required: Formats that the export must hold; those that may fail are written.
         work: An empty folder.
-        warn: Receives what `build_model` warns of.
+        warn: Called with a warning of `build_model`.
 
     Raises:
-        InputError: If the model is not one that can be trained and exported so.
+        InputError: If the model cannot be trained or exported.
     """
     devices.prepare("tensorflow", "cpu", 1, "float32")
     from tpu_components.core.models.lookup import build_model
@@ -207,7 +194,7 @@ def try_out(
     freezer = Freezer(built)
     for stage in training.stages:
         freezer.freeze(stage.frozen)
-    freezer.freeze(())  # In the end as it was.
+    freezer.freeze(())  # Restore the trainable layers.
     save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
     wanted = [name for name, form in FORMATS.items() if form.may_fail and name in required]
     if wanted:
@@ -222,7 +209,7 @@ def try_out(
         return np.random.default_rng(0).integers(0, 256, (8, *interface.input.shape), np.uint8)
 
     trained = TrainedModel(load_trained_model(work), info, work, calibrate)
-    if left_out := _make(trained, work, wanted).left_out:
+    if left_out := _write_formats(trained, work, wanted)[0]:
         reasons = ". ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise InputError(
             f"The model {model!r} cannot be exported as export.required={list(required)} asks, found before its "
@@ -230,47 +217,35 @@ def try_out(
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Made:
-    """The formats that could be made of a model.
+def _write_formats(
+    trained: TrainedModel, directory: Path, names: Iterable[str], done: Callable[[str], None] = lambda name: None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Write formats as far as the model has such forms; calls `done` with the name of each.
 
-    Attributes:
-        left_out: Reasons why formats could not be made, by format.
-        quantization: Quantised parts, by format, for those that have some.
+    Returns:
+        Reasons why formats could not be written, and the quantised parts of the others, both by format.
     """
-
-    left_out: dict[str, str]
-    quantization: dict[str, str]
-
-
-def _make(
-    trained: TrainedModel,
-    directory: Path,
-    wanted: Iterable[str] = FORMATS,
-    show: Callable[[str], None] = lambda name: None,
-) -> _Made:
-    """Make the wanted formats, as far as they can be made, and show each as soon as it is there."""
-    left_out, quantization = dict[str, str](), {}
+    left_out, quantization = dict[str, str](), dict[str, str]()
     with _quiet():
-        for name in wanted:
+        for name in names:
             form = FORMATS[name]
             path = directory / form.file
             try:
-                if form.made_of in left_out:
-                    raise InputError(left_out[form.made_of])
+                if form.quantized_from in left_out:
+                    raise InputError(left_out[form.quantized_from])
                 if quantized := form.write(trained, path):
                     quantization[name] = quantized
-                show(name)
-            except OSError:  # Of this machine's disk, not of the model.
+                done(name)
+            except OSError:  # An error of this machine's disk, not of the model.
                 raise
-            except Exception as error:  # TensorFlow raises what it happens upon.
+            except Exception as error:  # TensorFlow raises errors of many classes.
                 left_out[name] = str(error) if isinstance(error, InputError) else describe(error)
                 _remove(path)
-    return _Made(left_out, quantization)
+    return left_out, quantization
 
 
 def _check(params: ExportParams, left_out: Mapping[str, str]) -> None:
-    """Refuse an export that lacks a required format, or all."""
+    """Raise InputError if a required format, or every format, is left out."""
     lacking = [name for name in params.required if name in left_out]
     if lacking or set(left_out) == set(FORMATS):
         reasons = [f"{name}: {left_out[name]}" for name in lacking or FORMATS]

@@ -1,4 +1,4 @@
-"""What a user may set, and what comes back."""
+"""Parameters and result of an export."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from tpu_components.core.base.typed_values import Positive, Share, check_fields
 from tpu_components.core.examples.artifacts import SPLITS, TEST
-from tpu_components.export_model.formats.table import FORMATS
+from tpu_components.export_model.formats import FORMATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,26 +38,17 @@ class ExportParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
-    """The measure of every format: how many examples, which figure, and that of the trained model."""
-
-    num_examples: int
-    judged: str
-    trained_score: float
-
-
-@dataclasses.dataclass(frozen=True)
 class ExportResult:
     """The exported formats, and those left out.
 
     Attributes:
         num_examples: Examples compared.
-        judged: The figure that is compared: `accuracy` (of a language model the next character's), `micro_f1` or `r2`.
-        trained_score: That of the trained model on them; None where it cannot be measured, as R² of equal targets.
-        formats: Facts by format (`saved_model`, `float`, `int8`): file, bytes, the figure, drop_interval (what it loses
-            of the figure against the trained model: the least and the most, each with 95 % confidence), agreement,
-            max_difference, latency_ms at batch 1 (median) and examples_per_second at batch 64; num_compared, and how
-            many of all examples it answers otherwise at most, with 95 % confidence, as most_disagreeing.
+        judged: Metric that is compared: `accuracy` (of the next character for a language model), `micro_f1` or `r2`.
+        trained_score: The trained model's metric on these examples; None if it is not defined, as R² of equal targets.
+        formats: Measurements by format (`saved_model`, `float`, `int8`): file, bytes, the metric, drop_interval (least
+            and largest loss of the metric against the trained model, each with 95 % confidence), agreement,
+            max_difference, latency_ms at batch 1 (median), examples_per_second at batch 64, num_compared, and
+            most_disagreeing (largest number of all examples that it answers differently, with 95 % confidence).
         left_out: Reasons why formats were not exported, by format.
     """
 

@@ -5,7 +5,7 @@ from typing import Any, Dict
 from kfp import dsl
 
 from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.core.step.step_inputs import with_inputs
 from tpu_components.find_drift.params import DriftParams
 
 
@@ -21,24 +21,21 @@ def find_drift(
 ) -> bool:
     """Compare records with the data of a registered version; returns whether they have drifted."""
     inputs = dict(locals())
-    import pathlib
     import shutil
 
     from tpu_components.core.base.errors import InputError
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.find_drift import DriftParams, find_drift
     from tpu_components.find_drift.finding import DRIFT_PAGE_FILE
 
-    with step_record("find_drift", drift.path):
-        params = params_from(inputs, DriftParams)
-        output = pathlib.Path(drift.path)
-        result = find_drift(params, pathlib.Path(records.path), output)
-        shutil.copyfile(output / DRIFT_PAGE_FILE, page.path)
+    def show(result: Any) -> bool:
+        shutil.copyfile(f"{drift.path}/{DRIFT_PAGE_FILE}", page.path)
         drift.metadata.update({"alike": result.alike, "drifted": list(result.drifted)})
-        if params.stop and not result.alike:
+        if inputs["stop"] and not result.alike:
             raise InputError(
-                f"Stopped, since the data have drifted from those of {params.against}: {', '.join(result.drifted)}. "
+                f"Stopped, since the data have drifted from those of {inputs['against']}: {', '.join(result.drifted)}. "
                 "Look at the page, and correct the data or leave stop out."
             )
         return not result.alike
+
+    return run_component("find_drift", find_drift, DriftParams, inputs, "records", "drift", then=show)

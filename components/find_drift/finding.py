@@ -1,16 +1,53 @@
-"""Compares two data sets and writes the differences."""
+"""Compares two data sets; writes the differences, and a page with histograms and example images of both."""
 
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import markupsafe
+import numpy as np
+
 from tpu_components.core.base import progress
-from tpu_components.core.drift.comparison import as_dict, find_shifts, say_verdict
+from tpu_components.core.drift.comparison import (
+    Shift,
+    as_dict,
+    figures_of,
+    find_shifts,
+    say_power,
+    say_rule,
+    say_verdict,
+)
+from tpu_components.core.drift.histograms import draw_histograms
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
+from tpu_components.core.examples.artifacts import KEY_FEATURE, Distribution, Manifest
+from tpu_components.core.examples.decoding import decode_batch
+from tpu_components.core.examples.images import UnreadableImageError
+from tpu_components.core.examples.interface import IMAGE, ImageInput
+from tpu_components.core.examples.records import RAW, DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
-from tpu_components.find_drift.drift_page import write_page
+from tpu_components.core.pages import page
+from tpu_components.core.registry.opening import parse_reference
+from tpu_components.create_tfrecords.copies import thin_out
+from tpu_components.create_tfrecords.data_page import thumbnail
+from tpu_components.create_tfrecords.measuring import FIGURES, measure_pictures
 from tpu_components.find_drift.params import DriftParams, DriftResult
 
 DRIFT_FILE, DRIFT_PAGE_FILE = "drift.json", "drift.html"
-_STEP = "find_drift"
+_JOIN = markupsafe.Markup("").join
+_COLOURS = {"these": "orange", "those before": "blue"}
+_MOST_READ, _SHOWN = 200, 6
+_FROM, _TO = 0.05, 0.95  # Quantiles of the first and the last image that are shown.
+_SERIES = markupsafe.Markup('<span class="swatch" style="background: var(--{})"></span>{}: <bdi>{}</bdi><br>')
+_PICTURE = markupsafe.Markup('<img src="{}" alt="{}" title="{}: {:.4g}">')
+_PICTURES = markupsafe.Markup(
+    '<div class="pictures"><span class="swatch" style="background: var(--{})"></span>{}</div>'
+)
+_PANEL = markupsafe.Markup(
+    "<h3>{name}{verdict}</h3>{chart}{pictures}"
+    '<p class="note">now {now}, before {before}. {measure}: {effect:.3f}; threshold {threshold:g}; p-value {percent} %.'
+    "</p>"
+)
 
 
 def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftResult:
@@ -31,5 +68,85 @@ def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftRes
     with storage.staged_directory(output) as staged:
         storage.write_json(staged / DRIFT_FILE, as_dict(shifts))
         write_page(new, old, shifts, staged / DRIFT_PAGE_FILE, (str(records_dir), params.against))
-    progress.say(_STEP, f"{say_verdict(shifts)}; {new.num_examples:,} examples")
+    progress.say("find_drift", f"{say_verdict(shifts)}; {new.num_examples:,} examples")
     return DriftResult(not drifted, drifted)
+
+
+def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: Path, places: tuple[str, str]) -> None:
+    """Write the HTML page of a comparison.
+
+    Args:
+        new: Sketch of the new data.
+        old: Sketch of the data to compare with.
+        shifts: Differences, from `find_shifts`.
+        path: File to write.
+        places: Folders of new and old records. For local folders the page shows images by drifted statistic.
+    """
+    pairs = figures_of(new, old)
+    drifted = [shift.figure for shift in shifts if shift.drifted]
+    pictures = [_choose_pictures(place, drifted) for place in places]
+    panels = [
+        _show(shift, pairs.get(shift.figure, ()), [chosen.get(shift.figure) for chosen in pictures]) for shift in shifts
+    ]
+    series = zip(_COLOURS.values(), _COLOURS, (new.source, old.source), strict=True)
+    legend = markupsafe.Markup("<p>{}</p>").format(_JOIN(_SERIES.format(*shown) for shown in series))
+    verdict, rule = say_verdict(shifts), f"{say_rule(shifts)} {say_power(new, old, shifts, 'examples')}"
+    text = page.render(verdict[0].upper() + verdict[1:], [legend, panels, rule])
+    storage.write_bytes(path, text.encode())
+
+
+def _show(
+    shift: Shift, pair: Sequence[Distribution], pictures: Sequence[markupsafe.Markup | None]
+) -> markupsafe.Markup:
+    """Return a statistic with the histograms and example images of new and old data, where there are any."""
+    name = shift.figure.replace("_", " ")
+    rows = [_PICTURES.format(*row) for row in zip(_COLOURS.values(), pictures, strict=True) if row[1]]
+    return _PANEL.format(
+        **{**vars(shift), "measure": shift.measure.capitalize()},
+        name=name,
+        verdict=", drifted" if shift.drifted else "",
+        chart=draw_histograms(name, dict(zip(_COLOURS, pair, strict=True)), _COLOURS) if pair else "",
+        pictures=_JOIN(rows),
+        percent=shift.percent_by_luck,
+    )
+
+
+def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markupsafe.Markup]:
+    """Return example images of a local folder's first records, sorted by a statistic, by the statistic's name.
+
+    Args:
+        place: Folder that create_tfrecords wrote. Any other place, such as a registered version, gives no images.
+        figures: Names of statistics. Those that are not computed from images are ignored.
+    """
+    if storage.is_remote(place) or parse_reference(place) is not None:
+        return {}
+    manifest = Manifest.read_from(place)
+    if not isinstance(manifest.input, ImageInput):
+        return {}
+    try:
+        keys, pictures = _read(Path(place), manifest, manifest.input)
+    except (OSError, DamagedRecordError, UnreadableImageError):
+        return {}  # A comparison does not need the records; they may be moved or damaged.
+    measured = measure_pictures([thin_out(picture) for picture in pictures])
+    shares = np.linspace(_FROM, _TO, min(_SHOWN, len(pictures)))
+    chosen = {}
+    for figure, values in zip(FIGURES[IMAGE], measured.T, strict=False):
+        if figure.name in figures:
+            some = np.argsort(values, kind="stable")[np.rint(shares * (len(values) - 1)).astype(int)].tolist()
+            shown = [(thumbnail(pictures[i]), keys[i], keys[i], values[i] * figure.scale) for i in some]
+            chosen[figure.name] = _JOIN(_PICTURE.format(*picture) for picture in shown)
+    return chosen
+
+
+def _read(folder: Path, manifest: Manifest, inputs: ImageInput) -> tuple[list[str], np.ndarray]:
+    """Return the names of the first records, and their images, uint8[N, height, width, channels]."""
+    fields: list[dict[str, list[bytes]]] = []
+    for shard in itertools.chain.from_iterable(split.shards for split in manifest.splits.values()):
+        with open(folder / shard.name, "rb") as file:
+            frames = itertools.islice(read_frames(file), _MOST_READ - len(fields))
+            fields += [read_fields(frame) for frame, _ in frames]
+    keys = [own[KEY_FEATURE][0].decode("utf-8", "replace") for own in fields]
+    contents = [own[inputs.feature][0] for own in fields]
+    if inputs.encoding != RAW:
+        return keys, decode_batch(contents, inputs)
+    return keys, np.stack([np.frombuffer(content, np.uint8).reshape(inputs.fed_shape) for content in contents])

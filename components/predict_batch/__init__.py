@@ -1,4 +1,4 @@
-"""Predictions of an exported model for every example of a source, each once, in files that a restart goes on with."""
+"""Predictions of an exported model for every example of a source, in files that a restart continues."""
 
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.predicting import predict_batch

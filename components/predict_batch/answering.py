@@ -1,4 +1,4 @@
-"""One file of predictions: its examples read, answered and written by a worker process."""
+"""Predictions of one file: a worker process reads its examples, predicts and writes them."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,38 +20,35 @@ from tpu_components.core.files import storage
 from tpu_components.core.sources.spans import place_of
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.core.work.workers import in_threads
-from tpu_components.predict_batch.inputs import Reader, UnusableError
-from tpu_components.predict_batch.params import PARQUET
-from tpu_components.predict_batch.stored import read_frames
+from tpu_components.predict_batch.inputs import Reader, UnusableError, read_frames
+from tpu_components.predict_batch.params import PARQUET, PredictParams
 from tpu_components.serving.exported import BATCH_SIZE, ExportedModel, load_model
 
-# A model answers one thread at a time, and a worker of Beam's may have several.
+# A model is not thread-safe, and a worker of Beam may have several threads.
 _ANSWERING = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Facts that every worker is told.
+    """What a worker needs to know in order to answer examples.
 
     Attributes:
+        params: Model to use, and form of the files.
         export: Folder of the model, here or in a bucket.
         model_digest: Digest of the model.
-        use_int8: Whether the int8 model answers.
-        num_threads: Threads of one call of the model.
-        form: Form of the files.
         root: Folder that keys are relative to.
         stored: Input as records hold it; None for every other source.
-        kept: Names of the values that stand beside each answer, and their types in Arrow.
+        types: Names of the values that stand beside each answer, and their types in Arrow.
+        num_threads: Threads of one call of the model.
     """
 
+    params: PredictParams
     export: str
     model_digest: str
-    use_int8: bool
-    num_threads: int
-    form: str
     root: str
     stored: AnyInput | None
-    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    types: Mapping[str, str]
+    num_threads: int = 1
 
 
 def digest_model(export_dir: Path) -> str:
@@ -62,10 +59,10 @@ def digest_model(export_dir: Path) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> ExportedModel:
-    """Return the model that this process answers with, loaded once.
+    """Return the model of this process, loaded once.
 
     Raises:
-        InputError: If it is another one than the files were planned for.
+        InputError: If the model has changed since the files were planned.
     """
     with tempfile.TemporaryDirectory() as folder:
         here = storage.localize(export, Path(folder))
@@ -82,25 +79,25 @@ def answer_part(
     keys: Sequence[str],
     contents: Sequence[Any] | None,
     kept: Sequence[dict[str, Any]],
-    begun: ResumeState,
+    state: ResumeState,
     name: str,
 ) -> None:
-    """Write the predictions of a run of examples as a file of some name, with `kept` beside each."""
+    """Write the predictions of consecutive examples as the file `name`, with the values `kept` of each."""
     with _ANSWERING:
-        model = _model(work.export, work.model_digest, work.use_int8, work.num_threads)
+        model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)
     reader, aside = Reader(model, work.root, work.stored), list[dict[str, Any]]()
-    rows, outputs = list[dict[str, Any]](), list[np.ndarray]()
+    rows, outputs = list[dict[str, Any]](), [np.empty((0, len(model.class_names)), np.float32)]
     readable = _read_all(reader, keys, contents, kept, aside)
     while batch := list(itertools.islice(readable, BATCH_SIZE)):
         rows += [row for row, _ in batch]
         with _ANSWERING:
             outputs.append(model.predict(np.stack([example for _, example in batch])))
-    answers = np.concatenate(outputs) if outputs else np.empty((0, len(model.class_names)), np.float32)
-    named = list(_named(model, answers))
-    write = functools.partial(_as_parquet, types=work.kept) if work.form == PARQUET else _as_lines
+    answers = np.concatenate(outputs)
+    named = [[] if model.task == REGRESSION else [name for name, _ in model.answer(output, 1)] for output in answers]
+    write = functools.partial(_as_parquet, types=work.types) if work.params.form == PARQUET else _as_lines
     counts = Counter(itertools.chain.from_iterable(named))
     note = {"file": {"num_examples": len(rows)}, "predicted": counts, "set_aside": aside}
-    begun.finish(name, write(model, rows, answers, named), note)
+    state.finish(name, write(model, rows, answers, named), note)
 
 
 def _read_all(
@@ -110,10 +107,7 @@ def _read_all(
     kept: Sequence[dict[str, Any]],
     aside: list[dict[str, Any]],
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield the name of each example that can be read with what is kept of it, and what the model takes.
-
-    `aside` gets the others.
-    """
+    """Yield name and kept values of each readable example, and its input of the model; `aside` gets the others."""
 
     def read(key: str, content: Any) -> tuple[str, np.ndarray] | str:
         try:
@@ -122,7 +116,7 @@ def _read_all(
             return str(error)
 
     results: Iterator[tuple[str, np.ndarray] | str]
-    if reader.stored is not None:  # Read in large pieces, for which no thread has to wait.
+    if reader.stored is not None:  # Records are read in large pieces, so that threads would not help.
         results = map(read, keys, read_frames(reader.root, keys))
     else:
         held = itertools.repeat(None) if contents is None else contents
@@ -134,27 +128,20 @@ def _read_all(
             yield {"key": result[0], **more}, result[1]
 
 
-def _named(model: ExportedModel, answers: np.ndarray) -> Iterator[list[str]]:
-    """Yield the classes or labels that each answer names; of numbers none."""
-    for output in answers:
-        names = [] if model.task == REGRESSION else [name for name, _ in model.answer(output, 1)]
-        yield names
-
-
 def _as_lines(
     model: ExportedModel, rows: Sequence[dict[str, Any]], answers: np.ndarray, named: Sequence[Sequence[str]]
 ) -> bytes:
     """Return a JSON object a line, as the server answers: class and confidence, labels, or values."""
     lines = []
-    for said, output, own in zip(rows, answers, named, strict=True):
+    for row, output, own in zip(rows, answers, named, strict=True):
         figures = dict(zip(model.class_names, output.astype(float).round(7).tolist(), strict=True))
         if model.task == REGRESSION:
-            said["values"] = dict(zip(model.class_names, output.astype(float).tolist(), strict=True))
+            row["values"] = dict(zip(model.class_names, output.astype(float).tolist(), strict=True))
         elif model.task == MULTI_LABEL:
-            said |= {"labels": own, "probabilities": figures}
+            row |= {"labels": own, "probabilities": figures}
         else:
-            said |= {"class": own[0], "confidence": figures[own[0]], "probabilities": figures}
-        lines.append(json.dumps(said, ensure_ascii=False, allow_nan=False) + "\n")
+            row |= {"class": own[0], "confidence": figures[own[0]], "probabilities": figures}
+        lines.append(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
     return "".join(lines).encode()
 
 
@@ -181,5 +168,4 @@ def _as_parquet(
     table = pa.table(columns).replace_schema_metadata({"class_names": json.dumps(model.class_names)})
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer)
-    content: bytes = buffer.getvalue().to_pybytes()
-    return content
+    return cast(bytes, buffer.getvalue().to_pybytes())

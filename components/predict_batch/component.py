@@ -5,7 +5,7 @@ from typing import Any, Dict, List
 from kfp import dsl
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, STEPS_IMAGE, in_place_of_shell
-from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.core.step.step_inputs import with_inputs
 from tpu_components.predict_batch.params import PredictParams
 
 
@@ -21,18 +21,11 @@ def predict_batch(
 ) -> int:
     """Answer every example of a source with an exported model; returns the number of predictions."""
     inputs = dict(locals())
-    import dataclasses
-    import pathlib
-
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, predict_batch
 
-    with step_record("predict_batch", predictions.path):
-        params = params_from(inputs, PredictParams)
-        result = predict_batch(params, pathlib.Path(exported.path), pathlib.Path(predictions.path))
-        predictions.metadata.update(dataclasses.asdict(result))
-        return result.num_predicted
+    folders = ("exported", "predictions")
+    return run_component("predict_batch", predict_batch, PredictParams, inputs, *folders).num_predicted
 
 
 @in_place_of_shell
@@ -46,18 +39,12 @@ def predict_with_beam(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Have a Beam runner's workers answer, by predict_batch's parameters in `asked`; returns the number answered."""
-    import dataclasses
-    import pathlib
-
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    inputs = {**asked, **locals(), "engine": "beam"}
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, predict_batch
 
-    with step_record("predict_batch", predictions.path):
-        params = params_from({**asked, "source": source, "engine": "beam"}, PredictParams)
-        result = predict_batch(params, exported.path, pathlib.Path(predictions.path))
-        predictions.metadata.update(dataclasses.asdict(result))
-        return result.num_predicted
+    folders = ("exported", "predictions")
+    return run_component("predict_batch", predict_batch, PredictParams, inputs, *folders).num_predicted
 
 
 @in_place_of_shell
@@ -73,13 +60,21 @@ def answer_range(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Answer one range of the files, by predict_batch's parameters in `asked`; returns the number of these files."""
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    inputs = {**asked, **locals()}
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, fan_out
 
-    with step_record("predict_batch", answers.path):
-        params = params_from({**asked, "source": source}, PredictParams)
-        return fan_out.answer_range(params, exported.path, answers.path, int(number), int(num_ranges)).num_files
+    return run_component(
+        "predict_batch",
+        lambda params, exported, answers: fan_out.answer_range(
+            params, str(exported), str(answers), int(number), int(num_ranges)
+        ),
+        PredictParams,
+        inputs,
+        "exported",
+        "answers",
+        then=lambda answered: answered.num_files,
+    )
 
 
 @in_place_of_shell
@@ -94,16 +89,18 @@ def merge_answers(
     fingerprint: Dict[str, str] = {},
 ) -> int:
     """Put the files of all ranges together; returns the number of predictions."""
-    import dataclasses
-    import pathlib
-
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    inputs = {**asked, **locals()}
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, fan_out
 
-    with step_record("predict_batch", predictions.path):
-        params = params_from({**asked, "source": source}, PredictParams)
-        folders = [each.path for each in answers]
-        result = fan_out.merge_ranges(params, exported.path, folders, pathlib.Path(predictions.path))
-        predictions.metadata.update(dataclasses.asdict(result))
-        return result.num_predicted
+    return run_component(
+        "predict_batch",
+        lambda params, exported, answers, output: fan_out.merge_ranges(
+            params, str(exported), [*map(str, answers)], output
+        ),
+        PredictParams,
+        inputs,
+        "exported",
+        "answers",
+        "predictions",
+    ).num_predicted

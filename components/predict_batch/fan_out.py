@@ -1,7 +1,7 @@
 """Predictions by several commands: `python -m tpu_components.predict_batch.fan_out answer|merge`.
 
-Each command of `answer` finishes a range of the files in a folder of its own, and `merge` puts these together. The
-model and these folders may be in a bucket; the bytes are those of one machine.
+Each command `answer` writes a range of the files to a folder of its own, and `merge` combines these. The model and the
+folders may be in a bucket. The bytes are the same as on one machine.
 """
 
 import argparse
@@ -15,59 +15,58 @@ from tpu_components.core.files import storage
 from tpu_components.core.step import command_line
 from tpu_components.core.work.resume_state import ResumeState, range_of
 from tpu_components.predict_batch.params import PredictParams, PredictResult
-from tpu_components.predict_batch.planning import plan_answers
 from tpu_components.predict_batch.predicting import answer_files
-from tpu_components.predict_batch.publishing import SUMMARY_FILE, begun_beside, collect, publish
+from tpu_components.predict_batch.prediction_files import SUMMARY_FILE, collect, plan_answers, publish, state_beside
 
 _PROGRAM = "python -m tpu_components.predict_batch.fan_out"
 
 
 @dataclasses.dataclass(frozen=True)
 class AnsweredRange:
-    """A range of files that has been answered: the files, and those of them that were there already."""
+    """A finished range of files: number of the files, and of those that existed already."""
 
     num_files: int
     num_kept: int
 
 
 def answer_range(params: PredictParams, export: str, directory: str, number: int, num_ranges: int) -> AnsweredRange:
-    """Answer the examples of a range of files; a command that is started again goes on behind what is finished.
+    """Predict the examples of a range of files; a command that is started again continues after the finished files.
 
     Args:
-        params: Source to read, and the form to write.
-        export: Folder that export_model wrote, here or in a bucket.
-        directory: Folder to write the files to, here or in a bucket; it is this range's alone.
+        params: Source and format.
+        export: Folder that export_model wrote, local or in a bucket.
+        directory: Folder of this range, local or in a bucket.
         number: Number of the range, from 0.
         num_ranges: Number of ranges in all.
 
     Raises:
         InputError: If the model or the source cannot be used, there is no such range, or the folder, in a bucket, has
-            answers of another model, source or parameters.
+            predictions of another model, source or parameters.
     """
-    plan, begun = plan_answers(params, export), ResumeState(directory)
-    wanted = range_of(number, num_ranges, plan.num_files)
-    begun.begin(plan.digest)
-    return AnsweredRange(len(wanted), answer_files(plan, begun, wanted))
+    plan, state = plan_answers(params, export), ResumeState(directory)
+    wanted = range_of(number, num_ranges, len(plan.names))
+    state.begin(plan.digest)
+    return AnsweredRange(len(wanted), answer_files(plan, state, wanted))
 
 
 def merge_ranges(params: PredictParams, export: str, folders: Sequence[str], directory: Path) -> PredictResult:
-    """Put the files of all ranges together: the same bytes as `predict_batch` writes alone.
+    """Combine the files of all ranges to the same bytes as those of `predict_batch`.
 
     Args:
-        params: Parameters by which they were answered.
-        export: Folder of the model that did, here or in a bucket.
+        params: Parameters of the ranges.
+        export: Folder of the model, local or in a bucket.
         folders: Folders that `answer_range` wrote, one for each range, in any order.
         directory: Folder to write; appears whole or not at all.
 
     Raises:
-        InputError: If a file is missing, damaged, or of another model, source or parameters; and as `predict_batch`
-            says.
+        InputError: If a file is missing, damaged, or of another model, source or parameters; see also
+            `predict_batch`.
     """
     storage.require_output(directory, SUMMARY_FILE)
-    plan, begun = plan_answers(params, export), begun_beside(directory)
-    begun.begin(plan.digest)
-    collect(plan, [ResumeState(folder) for folder in folders], begun)
-    return publish(plan, begun, directory)
+    plan, state = plan_answers(params, export), state_beside(directory)
+    state.begin(plan.digest)
+    collect(plan, list(map(ResumeState, folders)), state)
+    return publish(plan, state, directory)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,18 +1,20 @@
-"""The examples to answer: those of a source, with labels or without, or those that create_tfrecords wrote."""
+"""Examples to predict: of a source, with or without labels, or of the records of create_tfrecords."""
 
+import bisect
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest
+from tpu_components.core.examples.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest, Shard
 from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, middle
 from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageInput, TextInput
-from tpu_components.core.examples.records import RAW, DamagedRecordError, read_fields
+from tpu_components.core.examples.records import RAW, DamagedRecordError, find_records, read_fields
 from tpu_components.core.examples.text import Tokenizer, UnreadableTextError
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Names
@@ -20,14 +22,13 @@ from tpu_components.core.sources.kinds import find_location, find_source, list_u
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_components.core.sources.spans import Spans, read_content
 from tpu_components.predict_batch.params import PredictParams
-from tpu_components.predict_batch.stored import Places
 from tpu_components.serving.exported import ExportedModel
 
 RECORDS = "records"
 
 
 class UnusableError(Exception):
-    """An example that is to be set aside; the message is the reason."""
+    """The example cannot be used and is set aside; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +36,14 @@ class Inputs:
     """The examples of a source, in an order that does not depend on the file system.
 
     Attributes:
-        keys: Name of each; of records their places, since the names stand in them.
+        keys: Name of each example; for records their places, since the records contain the names.
         version: Digest that changes with the content.
-        contents: Function that gives the contents of some, int[…]; None where they are to be read below `root`.
-        are_in_place: Whether contents that are parts of files are of the source's, and not unpacked on this machine.
+        contents: Function that returns the contents of examples, int[…]; None if they are files below `root`.
+        are_in_place: Whether contents that are parts of files are in files of the source, and not unpacked here.
         root: Folder that keys are relative to.
         stored: Input as records hold it; None for every other source.
-        kept: Values of each example that stand beside its answer, by name: its `id`, and the columns to keep.
+        kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
+        types: Arrow's names of the types of these values.
     """
 
     keys: Sequence[str]
@@ -51,10 +53,11 @@ class Inputs:
     root: str = ""
     stored: AnyInput | None = None
     kept: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    types: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
-    """List the examples that a model is to answer.
+    """List the examples to predict.
 
     Raises:
         InputError: If the source is unknown, empty or malformed, or holds what the model does not take.
@@ -80,13 +83,15 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
             f"Cannot answer {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received "
             f"a source of the kind {listing.kind!r}."
         )
+    columns = {name: _as_column(values) for name, values in listing.slices.items()}
     return Inputs(
         listing.keys,
         listing.stat_digest(),
         lambda some: listing.held(some)[1],
         isinstance(listing.spans, Spans),
         listing.root,
-        kept={name: _of_one_type(values) for name, values in listing.slices.items()},
+        kept={name: values for name, (_, values) in columns.items()},
+        types={name: kind for name, (kind, _) in columns.items()},
     )
 
 
@@ -98,24 +103,24 @@ def _check_kept(params: PredictParams, kept: Mapping[str, Any]) -> None:
         )
 
 
-def _of_one_type(values: Sequence[Any]) -> Sequence[Any]:
-    """Return values that are all int, float, bool or str, or None: as they are where they are so, else as text."""
+def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+    """Return Arrow's name of one type, and the values in it: int, float, bool or str, or None; mixed ones are text."""
     if isinstance(values, Names):
-        return values
+        return "string", values
     if any(isinstance(value, bytes) for value in values):
         values = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values]
     # JSON has no NaN, and Parquet no whole numbers of more than 64 bits.
     values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]
     kinds = {type(value) for value in values if value is not None}
-    if len(kinds) < 2 and kinds <= {float, bool, str}:
-        return values
-    if kinds == {int} and all(value is None or abs(value) < 2**63 for value in values):
-        return values
-    return [None if value is None else str(value) for value in values]
+    is_large = kinds == {int} and any(value is not None and abs(value) >= 2**63 for value in values)
+    name = {int: "int64", float: "double", bool: "bool"}.get(kinds.pop(), "") if len(kinds) == 1 else ""
+    if name and not is_large:
+        return name, values
+    return "string", [None if value is None else str(value) for value in values]
 
 
 def location_of(source: str) -> str:
-    """Return where the examples are, here or in a bucket; empty where they come with a library.
+    """Return the place of the examples, local or in a bucket; empty if they come with a library.
 
     Raises:
         InputError: If there is no such kind of source.
@@ -138,7 +143,7 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Turns contents into what a model takes.
+    """Converts contents to inputs of a model.
 
     Attributes:
         model: The model.
@@ -151,44 +156,96 @@ class Reader:
     stored: AnyInput | None
 
     def read(self, key: str, content: Any) -> tuple[str, np.ndarray]:
-        """Return an example's name, and dtype[*shape] as the model takes it.
+        """Return the name of an example and its input of the model, dtype[*shape].
 
         Raises:
-            UnusableError: If it is to be set aside.
+            UnusableError: If it cannot be used.
         """
         try:
             content = read_content(self.root, key, content)
-            if self.stored is not None:
-                return self._read_record(content)
-            return key, self._read_text(content) if isinstance(self.model.reader, Tokenizer) else self._picture(content)
+            return (key, self._read(content)) if self.stored is None else self._read_record(content, self.stored)
         except (InputError, UnreadableImageError, UnreadableTextError, DamagedRecordError) as error:
             raise UnusableError(str(error)) from error
 
-    def _read_record(self, frame: bytes) -> tuple[str, np.ndarray]:
+    def _read_record(self, frame: bytes, stored: AnyInput) -> tuple[str, np.ndarray]:
         fields = read_fields(frame)
         try:
-            return fields[KEY_FEATURE][0].decode(), self._read_stored(fields)
+            key = fields[KEY_FEATURE][0].decode()
+            if isinstance(stored, TextInput):  # The model may have another vocabulary: its own counts.
+                return key, self._read(fields[TEXT_FEATURE][0])
+            assert isinstance(stored, ImageInput)
+            content = fields[ImageInput.feature][0]
+            if stored.encoding == RAW:
+                pixels = np.frombuffer(content, np.uint8).reshape(stored.fed_shape)
+            else:
+                pixels = decode_pixels(content, stored.stored_rule)
+            return key, self._read(np.ascontiguousarray(middle(pixels[None], stored.shape)[0]))
         except InputError:  # A ValueError, too.
             raise
         except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             raise UnusableError(f"no record of create_tfrecords: {error!r}") from error
 
-    def _read_text(self, content: bytes) -> np.ndarray:
-        assert isinstance(self.model.reader, Tokenizer)
-        return self.model.reader.encode_stored(content).ids
-
-    def _picture(self, content: Any) -> np.ndarray:
-        """Read an image file, or an array's element, as create_tfrecords reads what a model is trained on."""
+    def _read(self, content: Any) -> np.ndarray:
+        """Read a text, an image file or an element of an array in the same way as for training."""
+        if isinstance(self.model.reader, Tokenizer):
+            return self.model.reader.encode_stored(content).ids
         assert isinstance(self.model.input, ImageInput)
         return decode_pixels(content, self.model.input.rule)
 
-    def _read_stored(self, fields: dict[str, list[Any]]) -> np.ndarray:
-        if isinstance(self.stored, TextInput):  # The model may have another vocabulary: its own counts.
-            return self._read_text(fields[TEXT_FEATURE][0])
-        assert isinstance(self.stored, ImageInput)
-        content = fields[ImageInput.feature][0]
-        if self.stored.encoding == RAW:
-            pixels = np.frombuffer(content, np.uint8).reshape(self.stored.fed_shape)
-        else:
-            pixels = decode_pixels(content, self.stored.stored_rule)
-        return self._picture(np.ascontiguousarray(middle(pixels[None], self.stored.shape)[0]))
+
+class Places(Sequence[str]):
+    """Places of all records of shards, in order; computed, so that only the list of shards is in memory.
+
+    Args:
+        shards: The shards.
+
+    Example:
+        >>> places = Places([Shard("train-0", 2, 0, ""), Shard("train-1", 3, 0, "")])
+        >>> len(places), places[1], places[4]
+        (5, 'train-0[1]', 'train-1[2]')
+    """
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self._shards = tuple(shards)
+        self._ends = list(itertools.accumulate(shard.num_examples for shard in self._shards))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, place: Any) -> Any:
+        shard = self._shards[number := bisect.bisect_right(self._ends, place)]
+        return f"{shard.name}[{place - self._ends[number] + shard.num_examples}]"
+
+
+def read_frames(root: str, places: Iterable[str]) -> Iterator[bytes]:
+    """Yield the records at places, each with its frame; a few megabytes of a shard at a time are in memory.
+
+    Args:
+        root: Folder of the shards, here or in a bucket.
+        places: Places as `Places` has them, in its order.
+
+    Raises:
+        InputError: If a shard is missing, damaged, or has fewer records than its manifest says.
+    """
+    split = ((name, int(number)) for name, _, number in (place[:-1].rpartition("[") for place in places))
+    for name, group in itertools.groupby(split, key=lambda place: place[0]):
+        yield from _read(f"{root}/{name}", [number for _, number in group])
+
+
+def _read(path: str, numbers: Sequence[int]) -> Iterator[bytes]:
+    """Yield the records of a shard with these numbers, which are in ascending order."""
+    with storage.open_file(path) as file:
+        spans, following = find_records(file), 0
+        for number in numbers:
+            try:
+                offset, num_bytes = next(itertools.islice(spans, number - following, None))
+            except StopIteration:
+                raise InputError(
+                    f"Cannot read {path}: expected {numbers[-1] + 1:,} records or more, as its manifest says, received "
+                    "fewer. Write the records again."
+                ) from None
+            except DamagedRecordError as error:
+                raise InputError(f"Cannot read {path}: {error}. Write the records again.") from error
+            file.seek(offset)
+            yield file.read(num_bytes)
+            following = number + 1

@@ -1,4 +1,4 @@
-"""What a user may set, and what comes back."""
+"""Parameters and result of predict_batch."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,25 +17,24 @@ ANSWER_FIELDS = ("key", "class", "confidence", "probabilities", "labels", "value
 
 @dataclasses.dataclass(frozen=True)
 class PredictParams:
-    """The examples to answer and the files to write; one field per component input.
+    """Examples to predict and files to write; one field per component input.
 
     Attributes:
-        source: Kind and place of the examples, as create_tfrecords takes them, or `records:DIR` for what it wrote.
-            Labels need not be there: `images:DIR` and `text:DIR` take every file below the folder.
-        columns: Columns of a table that are its `path`, `text` or `id`, as {"path": "filename"}, where they have other
-            names.
-        keep: Columns of a table, or fields of JSON files in archives, whose values stand beside each answer; the `id`
-            does anyway, where there is one.
-        form: Form of the files: `jsonl`, a line for each example, or `parquet`.
-        use_int8: Answer with the int8 model.
-        part_examples: Examples of one file. What is finished of them is kept when a run is killed, and a process reads
-            and answers one file at a time.
+        source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for its records. Labels are not
+            needed: `images:DIR` and `text:DIR` take every file below the folder.
+        columns: Names of a table's columns `path`, `text` and `id`, if they differ, for example {"path": "filename"}.
+        keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
+            copied.
+        form: Format of the files: `jsonl`, a line for each example, or `parquet`.
+        use_int8: Use the int8 model.
+        part_examples: Examples per file. A process reads and predicts one file at a time, and finished files are kept
+            when a run is killed.
         num_workers: Processes to use; 0 means one per core.
-        engine: Place where examples are answered: `local`, by processes of this machine, or `beam`, by the workers of
-            an Apache Beam runner. The bytes are the same.
+        engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
+            Apache Beam runner. The bytes are the same.
         beam_options: Options of the Beam pipeline by Beam's own names, as `runner`, `region`, `worker_machine_type` and
-            `max_num_workers`; one that has no value is written as "". What is finished lies below `temp_location`,
-            which a `runner` on other machines needs in a bucket.
+            `max_num_workers`; an option without a value is "". Finished files are stored below `temp_location`, which
+            must be in a bucket for a `runner` on other machines.
     """
 
     source: str
@@ -56,7 +55,7 @@ class PredictParams:
                 f"keep={list(self.keep)}. Leave it out, or rename the column."
             )
         if self.form == PARQUET:
-            import pyarrow  # noqa: F401 (it is missed now, not once all is predicted)
+            import pyarrow  # noqa: F401 (fails now, and not after all is predicted)
         if self.engine not in ENGINES:
             advice = (
                 " Several commands are those of tpu_components.predict_batch.fan_out." if self.engine == FAN_OUT else ""

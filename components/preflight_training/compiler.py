@@ -1,12 +1,13 @@
 """The TPU compiler in a process of its own: builds the training step on abstract shapes, lowers and compiles it.
 
 The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
-it, gives it a `Task` and hears what came of each `Compilation` through a pipe.
+the process, sends it a `Task` and reads the `Outcome` of each `Compilation` from a pipe.
 """
 
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
@@ -14,6 +15,8 @@ import os
 import re
 import sys
 import time
+import traceback
+import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,10 +45,10 @@ _MAX_REASON = 600
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The training to compile, whatever the machine.
+    """Training to compile, independent of the machine.
 
     Attributes:
-        training: Model and hyper-parameters; backend and Keras dtype policy are those that are compiled for.
+        training: Model and hyper-parameters, with the backend and the Keras dtype policy to compile for.
         interface: Input and output of the model.
         num_examples: Number of examples in the training split.
     """
@@ -61,9 +64,9 @@ class Compilation:
 
     Attributes:
         machine: Short name of the slice.
-        topology: Its name for libtpu.
-        chips_per_host_bounds: One host's part of it; empty is libtpu's default.
-        devices: Replicas, as many as the topology has or fewer.
+        topology: Name of the slice for libtpu.
+        chips_per_host_bounds: One host's part of the topology; empty is libtpu's default.
+        devices: Number of replicas, at most the number of devices of the topology.
         bytes_per_cycle: Bytes that a device's memory moves in a cycle.
         batch_size_per_replica: Examples per replica and step.
         is_resident: Whether the training split lies in the devices' memory.
@@ -80,13 +83,13 @@ class Compilation:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """A device's memory during a step, in bytes.
+    """Memory of a device during a step.
 
     Attributes:
-        peak_bytes: Most bytes in use at any time.
-        argument_bytes: Bytes that stay in use.
-        temporary_bytes: Bytes that a step adds.
-        held_bytes: Bytes that training counts when it decides whether data fit beside the program.
+        peak_bytes: Peak memory use.
+        argument_bytes: Memory that stays in use between steps.
+        temporary_bytes: Memory that a step adds.
+        held_bytes: Memory that training counts when it decides whether data fit beside the program.
     """
 
     peak_bytes: int
@@ -100,17 +103,19 @@ class Outcome:
     """The outcome of a compilation.
 
     Attributes:
-        verdict: `fits`, `does_not_fit`, `does_not_compile`; `sandbox` adds what ends a process.
-        reason: The compiler's, where it does not.
-        layer: The layer it names, if any.
-        source: `file:line` in the model's code, if known.
+        verdict: `fits`, `does_not_fit`, `does_not_compile`; or what ended the process, see `sandbox`.
+        reason: Reason of the compiler, unless the program fits.
+        layer: Layer that the reason names; empty if none.
+        source: `file:line` in the model's code; empty if unknown.
         compile_seconds: Time of the compilation.
-        memory: Memory of the program, where it fits.
-        cost: Cost of the program, where it fits.
-        parameters: Trainable values of the model.
-        needed_bytes: Bytes of a device's memory that it takes, where it does not fit and the compiler says so.
-        objection: Why train_model would refuse the model all the same, if it would.
-        stage: Number of the stage of the training whose step it is, from 1; 0 where there are none.
+        memory: Memory of the program; None unless it fits.
+        cost: Cost of the program; None unless it fits.
+        parameters: Number of trainable parameters.
+        needed_bytes: Memory of a device that a program needs that does not fit; 0 if the compiler does not name it.
+        objection: Reason for which train_model would refuse a model that fits; empty if it would not.
+        stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
+        is_resident: Whether the training split lies in the devices' memory.
+        is_cached: Whether the outcome was taken from the cache.
     """
 
     verdict: str
@@ -124,10 +129,17 @@ class Outcome:
     needed_bytes: int = 0
     objection: str = ""
     stage: int = 0
+    is_resident: bool = False
+    is_cached: bool = dataclasses.field(default=False, compare=False)
+
+    @property
+    def used_bytes(self) -> int:
+        """Peak memory of a device if the program fits, else the memory that it needs; 0 if unknown."""
+        return self.memory.peak_bytes if self.memory else self.needed_bytes
 
 
 def versions() -> dict[str, str]:
-    """Return the compiler and what it comes with; empty where it is not installed."""
+    """Return the versions of libtpu, JAX and Keras; empty if one of them is not installed."""
     try:
         return {name: importlib.metadata.version(name) for name in ("libtpu", "jax", "jaxlib", "keras")}
     except importlib.metadata.PackageNotFoundError:
@@ -135,7 +147,7 @@ def versions() -> dict[str, str]:
 
 
 def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
-    """Return the compiled Keras model, all its variables made, and the number of its largest stage, which it is in."""
+    """Return the built and compiled Keras model in its largest stage, and the number of the stage."""
     model = build_model(task.training.model, task.interface, task.training.model_parameters)
     batch_size = compilation.batch_size_per_replica * compilation.devices
     steps = steps_per_epoch(task.num_examples, batch_size)
@@ -145,7 +157,7 @@ def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
 
 
 def _without_values(make: Callable[[], Any]) -> Any:
-    """Call a function so that its variables have shapes but no values, and so take no memory and no time."""
+    """Call a function that creates variables, so that these have shapes but no values and take no memory."""
     import jax
 
     made: list[Any] = []
@@ -162,10 +174,10 @@ def _without_values(make: Callable[[], Any]) -> Any:
 
 
 def _objection(task: Task) -> str:
-    """Say why train_model would refuse the model, however well it compiles; empty if it would not."""
+    """Return the reason for which train_model would refuse a model that compiles; empty if it would not."""
     from keras.src.utils import module_utils
 
-    # Else Keras imports it, which takes 3 s, to ask of every part of a model whether it is one of TensorFlow's.
+    # Otherwise Keras imports TensorFlow, which takes 3 s, to check whether a part of the model is one of TensorFlow's.
     if "tensorflow" not in sys.modules:
         module_utils.tensorflow._available = False
 
@@ -180,14 +192,8 @@ def _objection(task: Task) -> str:
     return ""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Program:
-    """A lowered step: text, size of its model, stage, and how to compile it to (scheduled HLO, memory statistics)."""
-
-    text: str
-    parameters: int
-    stage: int
-    compile: Callable[[], tuple[str, Any]]
+# A lowered step: its text, and a function that compiles it to scheduled HLO and memory statistics.
+Lowered = tuple[str, Callable[[], tuple[str, Any]]]
 
 
 def _topology(compilation: Compilation) -> Any:
@@ -198,21 +204,7 @@ def _topology(compilation: Compilation) -> Any:
     return topologies.get_topology_desc(platform="tpu", topology_name=compilation.topology, **options)
 
 
-def _shapes(task: Task, compilation: Compilation) -> list[tuple[tuple[int, ...], str]]:
-    return task.interface.batch_shapes(compilation.batch_size_per_replica * compilation.devices)
-
-
-def _layer_names(model: Any) -> list[str]:
-    return [layer.name for layer in model._flatten_layers(include_self=False)]
-
-
-def _num_parameters(model: Any) -> int:
-    return sum(math.prod(variable.shape) for variable in model.trainable_variables)
-
-
-def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Program:
-    model, stage = _without_values(lambda: _build(task, compilation))
-    layers += _layer_names(model)
+def _lower_jax(model: Any, task: Task, compilation: Compilation) -> Lowered:
     devices = _topology(compilation).devices[: compilation.devices]
     lowered = trace_program(model, task, compilation, devices, "tpu").lower(lowering_platforms=("tpu",))
 
@@ -220,30 +212,29 @@ def _lower_jax(task: Task, compilation: Compilation, layers: list[str]) -> _Prog
         compiled = lowered.compile()
         return compiled.as_text() or "", compiled.memory_analysis()
 
-    return _Program(lowered.as_text(), _num_parameters(model), stage, compile_program)
+    return lowered.as_text(), compile_program
 
 
 def trace_program(model: Any, task: Task, compilation: Compilation, devices: Sequence[Any], accelerator: str) -> Any:
-    """Trace the program that training runs on the JAX backend, data-parallel over `devices`: a `jax.stages.Traced`.
+    """Trace the program that training runs on the JAX backend, data-parallel over devices: a `jax.stages.Traced`.
 
     Args:
         model: Model after `compile_model`; its variables may be abstract.
         task: Training.
-        compilation: Batch, and where the data lie.
-        devices: Devices of one kind; they need not be there.
-        accelerator: Their kind.
+        compilation: Batch size and place of the data.
+        devices: Devices of one kind; they may be abstract.
+        accelerator: Kind of the devices.
     """
     import numpy as np
     from jax.sharding import Mesh
 
-    program = plan_program(
-        model, _shapes(task, compilation), task.num_examples, task.training, compilation.is_resident, accelerator
-    )
+    shapes = task.interface.batch_shapes(compilation.batch_size_per_replica * compilation.devices)
+    program = plan_program(model, shapes, task.num_examples, task.training, compilation.is_resident, accelerator)
     return program.trace(Mesh(np.array(devices), (BATCH_AXIS,)))
 
 
-def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -> _Program:
-    """Return the XLA program of one replica's step; its gradients are not summed over replicas in it."""
+def _lower_tensorflow(model: Any, task: Task, compilation: Compilation) -> Lowered:
+    """Lower the step of one replica, which does not sum the gradients over replicas."""
     import numpy as np
     import tensorflow as tf
     from jax._src.compiler import get_compile_options
@@ -251,14 +242,11 @@ def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -
     from jax.interpreters.mlir import make_ir_context
     from jaxlib import xla_client
 
-    model, stage = _build(task, compilation)
-    layers += _layer_names(model)
-
     @tf.function(jit_compile=True)
     def step(inputs: Any, targets: Any, weights: Any) -> Any:
         return model.train_step((inputs, targets, weights))
 
-    specs = [tf.TensorSpec(*shape) for shape in _shapes(task, dataclasses.replace(compilation, devices=1))]
+    specs = [tf.TensorSpec(*shape) for shape in task.interface.batch_shapes(compilation.batch_size_per_replica)]
     hlo = step.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
     context = make_ir_context()
     context.allow_unregistered_dialects = True
@@ -268,17 +256,17 @@ def _lower_tensorflow(task: Task, compilation: Compilation, layers: list[str]) -
 
     def compile_program() -> tuple[str, Any]:
         device = _topology(compilation).devices[0]
-        # The options with which JAX compiles, so that the two backends' figures can be compared.
+        # JAX's own options, so that the figures of the two backends are comparable.
         options = get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[0]]))
         with context:
             executable = device.client.compile(module, xla_client.DeviceList((device,)), options)
         return executable.hlo_modules()[0].to_string(), executable.get_compiled_memory_stats()
 
-    return _Program(str(module), _num_parameters(model), stage, compile_program)
+    return str(module), compile_program
 
 
 def _drop_copies(module: Any, ir: Any) -> None:
-    """Put the operand of every `mhlo.copy` in its place: the TPU compiler does not know the operation."""
+    """Replace every `mhlo.copy` by its operand, because the TPU compiler does not know the operation."""
     copies = []
 
     def collect(operation: Any) -> Any:
@@ -293,26 +281,31 @@ def _drop_copies(module: Any, ir: Any) -> None:
 
 
 def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outcome:
-    """Compile one step, or find what came of the same program, slice and compiler before.
+    """Compile one step, or return the kept outcome of the same program, slice and compiler.
 
     Raises:
         InputError: If the model does not exist or does not fit its parameters or the data.
     """
-    layers: list[str] = []  # Known as soon as the model is built, also where its step cannot be lowered.
+    layers: list[str] = []
     start = time.monotonic()
+    build, is_jax = functools.partial(_build, task, compilation), task.training.backend == "jax"
     try:
-        lower = _lower_jax if task.training.backend == "jax" else _lower_tensorflow
-        program = lower(task, compilation, layers)
-        path = cache_dir / f"program-{_program_key(program, layers, compilation)}.json"
+        model, stage = _without_values(build) if is_jax else build()
+        layers = [layer.name for layer in model._flatten_layers(include_self=False)]
+        lower = _lower_jax if is_jax else _lower_tensorflow
+        text, compile_program = lower(model, task, compilation)
+        reader = code_of([hlo.__name__]).digest
+        key = digest_of([text, layers, dataclasses.asdict(compilation), versions(), reader])
+        path = cache_dir / f"program-{key}.json"
         if (known := compile_cache.recall(path, read_outcome)) is not None:
-            return dataclasses.replace(known, stage=program.stage)
+            return dataclasses.replace(known, stage=stage)
         start = time.monotonic()
-        text, stats = program.compile()
+        compiled_text, stats = compile_program()
     except InputError as error:
         if error.__cause__ is None or not _is_of_the_step(error.__cause__, task):
             raise
         return _failed(error.__cause__, task, layers, start)
-    except Exception as error:  # Whatever the model's code or the compiler raises is the result.
+    except Exception as error:  # Any error of the model's code or the compiler is a result.
         return _failed(error, task, layers, start)
     outcome = Outcome(
         FITS,
@@ -320,17 +313,12 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         memory=Memory(
             stats.peak_memory_in_bytes, stats.argument_size_in_bytes, stats.temp_size_in_bytes, held_bytes(stats)
         ),
-        cost=read_cost(text, layers, compilation.bytes_per_cycle),
-        parameters=program.parameters,
-        stage=program.stage,
+        cost=read_cost(compiled_text, layers, compilation.bytes_per_cycle),
+        parameters=sum(math.prod(variable.shape) for variable in model.trainable_variables),
+        stage=stage,
     )
     compile_cache.keep(path, dataclasses.asdict(outcome))
     return outcome
-
-
-def _program_key(program: _Program, layers: Sequence[str], compilation: Compilation) -> str:
-    reader = code_of([hlo.__name__]).digest
-    return digest_of([program.text, layers, dataclasses.asdict(compilation), versions(), reader])
 
 
 def read_outcome(raw: Any) -> Outcome:
@@ -353,7 +341,7 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
         needed_bytes = int(float(number) * {"K": 2**10, "M": 2**20, "G": 2**30}[unit])
     reason, seconds = _explain(chain, text), time.monotonic() - start
     if host_call := _called_in(task, _HOST_CALLS):
-        # Whatever the error says, and wherever it came up: no backend has a form of it for a TPU.
+        # Independent of the error: no backend can compile a call of the host for a TPU.
         name, place = host_call
         layer, source = layer if place == source else "", place
         reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
@@ -363,15 +351,21 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and those that led to it, the first of them last: Keras wraps what a layer raises."""
+    """Return an error and its causes, because Keras wraps the errors of layers."""
     chain = [error]
-    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
-        chain.append(before)
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
     return chain
 
 
+def _frames(chain: Sequence[BaseException]) -> Iterator[tuple[types.FrameType, int]]:
+    """Yield the frames that errors passed through, from the outermost, each with its line."""
+    for error in chain:
+        yield from traceback.walk_tb(error.__traceback__)
+
+
 def _is_of_the_step(error: BaseException, task: Task) -> bool:
-    """Return whether an error comes from what a layer computes, and not from how the model is put together."""
+    """Return whether an error comes from a layer's computation, and not from the construction of the model."""
     chain = _chain(error)
     return bool(_where(chain, "", task)[0]) or any(
         isinstance(link, NotImplementedError) or _is_data_dependent(link) for link in chain
@@ -391,39 +385,38 @@ def _is_data_dependent(error: BaseException) -> bool:
     return bool({kind.__name__ for kind in type(error).__mro__} & set(_DATA_DEPENDENT))
 
 
+_UNSUPPORTED = (
+    r"MLIR translation rule for primitive '([^']+)' not found for platform tpu",
+    r"(\w+) (?:decomposition )?is only implemented on",
+    r"(?s)^(?=.*unsupported operations).*No registered '(\w+)' OpKernel",
+)
+
+
 def _explain(chain: Sequence[BaseException], text: str) -> str:
-    """Return the reason in a sentence or two, as much of it the compiler's own as is readable."""
-    for error in chain:
-        if _is_data_dependent(error):
-            operation = _operation(chain)
-            return (
-                "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
-                + (f"ops.{operation} asks for values. " if operation else "")
-                + _first_sentence(error)
-            )
-    if match := re.search(r"MLIR translation rule for primitive '([^']+)' not found for platform tpu", text):
-        return f"the operation {match[1]!r} is not implemented on TPU"
-    if match := re.search(r"(\w+) decomposition is only implemented on|(\w+) is only implemented on", text):
-        return f"the operation {(match[1] or match[2])!r} is not implemented on TPU"
-    if "unsupported operations" in text and (match := re.search(r"No registered '(\w+)' OpKernel", text)):
-        return f"the operation {match[1]!r} is not implemented on TPU"
+    """Return the reason in one or two sentences, in the compiler's words if these are readable."""
+    for error in filter(_is_data_dependent, chain):
+        operation = _operation(chain)
+        return (
+            "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
+            + (f"ops.{operation} asks for values. " if operation else "")
+            + _first_sentence(error)
+        )
+    for pattern in _UNSUPPORTED:
+        if match := re.search(pattern, text):
+            return f"the operation {match[1]!r} is not implemented on TPU"
     return _first_sentence(chain[0])
 
 
 def _operation(chain: Sequence[BaseException]) -> str:
-    """Find the outermost operation of keras.ops that an error passed through, as `nonzero`; empty if there is none."""
+    """Return the outermost operation of keras.ops in the traceback, for example `nonzero`; empty if there is none."""
     import keras
 
-    for error in chain:
-        trace = error.__traceback__
-        while trace is not None:
-            frame, trace = trace.tb_frame, trace.tb_next
-            itself = frame.f_locals.get("self")
-            if isinstance(itself, keras.Operation) and not isinstance(itself, keras.Layer):
-                return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(itself).__name__).lower()
-            is_keras = re.search("/keras/src/(ops|backend)/", frame.f_code.co_filename)
-            if is_keras and hasattr(keras.ops, frame.f_code.co_name):
-                return frame.f_code.co_name
+    for frame, _ in _frames(chain):
+        itself, code = frame.f_locals.get("self"), frame.f_code
+        if isinstance(itself, keras.Operation) and not isinstance(itself, keras.Layer):
+            return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(itself).__name__).lower()
+        if re.search("/keras/src/(ops|backend)/", code.co_filename) and hasattr(keras.ops, code.co_name):
+            return code.co_name
     return ""
 
 
@@ -431,7 +424,7 @@ _HOST_CALLS = ("py_function", "numpy_function", "py_func")
 
 
 def _called_in(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
-    """Find which of some functions the model's own code calls first, and its `file:line`; None if it calls none."""
+    """Return the first of some functions that the model's code calls, and its `file:line`; None if it calls none."""
     for path in source_files(task.training.model):
         for node in ast.walk(ast.parse(path.read_bytes())):
             called = node.func if isinstance(node, ast.Call) else None
@@ -443,15 +436,15 @@ def _called_in(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
 
 def _first_sentence(error: BaseException) -> str:
     text = str(error)
-    if match := re.search(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL):  # What Keras wraps stands in bold.
+    if match := re.search(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL):  # Keras prints the wrapped message in bold.
         text = match[1]
     lines = text.strip().splitlines()
     first = " ".join(lines[0].split()) if lines else repr(error)
-    return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # The status code, as in RESOURCE_EXHAUSTED.
+    return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # Without a status code such as RESOURCE_EXHAUSTED.
 
 
 def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, str]:
-    """Find the innermost layer, and the line of the model's own code, that an error passed through or names."""
+    """Return the innermost layer and the line of the model's code in the traceback or the text; empty if unknown."""
     import keras
 
     own = {str(path.resolve()) for path in source_files(task.training.model)}
@@ -460,29 +453,25 @@ def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, 
     for path, line in re.findall(r'File "/?([^"]+)", line (\d+)', text):
         if os.path.realpath(f"/{path}") in own:
             source = f"{os.path.basename(path)}:{line}"
-    for error in chain:
-        trace = error.__traceback__
-        while trace is not None:
-            frame = trace.tb_frame
-            itself = frame.f_locals.get("self")
-            if isinstance(itself, keras.Layer):
-                layer = itself.name
-            if os.path.realpath(frame.f_code.co_filename) in own:
-                source = f"{os.path.basename(frame.f_code.co_filename)}:{trace.tb_lineno}"
-            trace = trace.tb_next
+    for frame, number in _frames(chain):
+        itself, path = frame.f_locals.get("self"), frame.f_code.co_filename
+        if isinstance(itself, keras.Layer):
+            layer = itself.name
+        if os.path.realpath(path) in own:
+            source = f"{os.path.basename(path)}:{number}"
     return layer, source
 
 
 def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[dict[str, Any]]:
     import keras
 
-    objection = None  # The same on every machine.
+    objection = None  # It is the same on every machine.
     for number, compilation in enumerate(compilations):
         yield {"started": number}
-        keras.utils.clear_session()  # Else a layer is called dense_2 the second time. It forgets the settings too.
+        keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
         keras.config.set_dtype_policy(task.training.precision)
         keras.config.disable_flash_attention()  # As in training: see device.prepare.
-        keras.config.disable_traceback_filtering()  # Its frames say which layer failed.
+        keras.config.disable_traceback_filtering()  # The frames name the layer that failed.
         try:
             outcome = compile_step(task, compilation, cache_dir)
             if outcome.verdict == FITS:
@@ -494,7 +483,7 @@ def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> 
 
 
 def main() -> None:
-    """Read a request from stdin, and write what comes of it, a JSON line each, to the pipe given as argument."""
+    """Read a request from stdin, and write each outcome as a JSON line to the pipe given as argument."""
     request = json.load(sys.stdin)
     end_with(request["parent"])
     task = typed_values.read(request["task"], Task)

@@ -5,7 +5,7 @@ from typing import Any, Dict, NamedTuple
 from kfp import dsl
 
 from tpu_components.core.base.container_images import IMAGE, in_place_of_shell
-from tpu_components.core.step.component_inputs import with_inputs
+from tpu_components.core.step.step_inputs import with_inputs
 from tpu_components.preflight_training.params import PreflightParams
 
 
@@ -27,20 +27,15 @@ def preflight_training(
     """
     inputs = dict(locals())
     import dataclasses
-    import pathlib
     import shutil
 
     from tpu_components.core.base.errors import InputError
     from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
-    from tpu_components.core.step.step_inputs import params_from
-    from tpu_components.core.step.step_record import step_record
+    from tpu_components.core.step.step_record import run_component
     from tpu_components.preflight_training import PreflightParams, preflight_training
 
-    with step_record("preflight_training", preflight.path):
-        params = params_from(inputs, PreflightParams)
-        output = pathlib.Path(preflight.path)
-        result = preflight_training(params, pathlib.Path(records.path), output)
-        shutil.copyfile(output / PREFLIGHT_REPORT_FILE, report.path)
+    def show(result: Any) -> Any:
+        shutil.copyfile(f"{preflight.path}/{PREFLIGHT_REPORT_FILE}", report.path)
         figures = dataclasses.asdict(result)
         footprint = figures.pop("footprint")
         preflight.metadata.update(figures)
@@ -50,3 +45,7 @@ def preflight_training(
                 "more. To train without this check, set preflight: false."
             )
         return f"{result.timeout_seconds}s", footprint
+
+    return run_component(
+        "preflight_training", preflight_training, PreflightParams, inputs, "records", "preflight", then=show
+    )

@@ -1,4 +1,4 @@
-"""What preflight must know of the data: its shapes, and how fast this machine feeds it."""
+"""Facts about a data set that preflight needs: its shapes, and the rate at which this machine reads it."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +19,31 @@ from tpu_components.core.examples.interface import Interface
 from tpu_components.preflight_training import compile_cache
 
 _MEASURED_SECONDS = 0.5
-_MEASURED_PASSES = 3  # At least, for the spread; fewer where they take long.
+_MEASURED_PASSES = 3  # At least, for the spread; fewer if they take long.
 _MOST_SECONDS = 10.0
 _MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
+FEED_BATCH = 1024  # Batch size of the measurement; the rate hardly depends on it.
 
-
-# What else is to be found of an interface and the numbers of examples that train and validate, once these are known.
+# Work to do between the interface and the measurement: gets the interface and the sizes of the training and the
+# validation split.
 Meanwhile = Callable[[Interface, int, int], None]
 
 
-def nothing(interface: Interface, num_examples: int, num_validation: int) -> None:
-    """Find nothing else."""
+def do_nothing(interface: Interface, num_examples: int, num_validation: int) -> None:
+    """Do nothing: the default of `Meanwhile`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HostRate:
-    """The examples per second that this machine delivers, measured on the data set's own TFRecords.
+    """Rates at which this machine reads examples, measured on the data set's own TFRecords.
 
     Attributes:
-        read_per_second: Read from the files, parsed and decoded.
-        feed_per_second: Examples per second once `train_model` runs: from memory where the split is held there, else
-            from the files again.
-        in_memory: Whether it is held there.
-        cpus: That this process may use.
-        low_per_second: Slowest pass that `feed_per_second` was measured on; 0 where there was one pass.
-        high_per_second: Fastest pass.
+        read_per_second: Examples per second that are read from the files, parsed and decoded.
+        feed_per_second: Examples per second during training: from memory if the split is held there, else from files.
+        in_memory: Whether the training split is held in memory.
+        cpus: Number of CPUs that this process may use.
+        low_per_second: `feed_per_second` of the slowest pass; 0 if there was one pass.
+        high_per_second: `feed_per_second` of the fastest pass.
     """
 
     read_per_second: float
@@ -55,28 +55,28 @@ class HostRate:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The slowest and the fastest pass, as multiples of the rate."""
+        """Rates of the slowest and of the fastest pass, as multiples of the mean rate."""
         if not self.low_per_second:
             return 1.0, 1.0
         return self.low_per_second / self.feed_per_second, self.high_per_second / self.feed_per_second
 
     @property
     def feed_per_cpu(self) -> float:
-        """Examples per second that each CPU feeds."""
+        """Examples per second for each CPU."""
         return self.feed_per_second / self.cpus
 
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """A data set, seen from a training step.
+    """Facts about a data set.
 
     Attributes:
-        interface: Input and output of a model of it.
+        interface: Input and output of a model for it.
         num_examples: Number of examples in the training split.
         decoded_bytes: Bytes of the training split in memory.
-        host: Rate at which this machine feeds it.
-        num_validation: Number of examples in the validation split; 0 where there is none.
-        assumed: Difference from the data at hand, in words; empty where the data are as they are.
+        host: Rates of this machine.
+        num_validation: Number of examples in the validation split; 0 if there is none.
+        assumed: Assumed difference from the data at hand, in words; empty if there is none.
     """
 
     interface: Interface
@@ -89,20 +89,18 @@ class DataFacts:
 
 def load_facts(
     records_dir: Path,
-    batch_size: int,
     in_memory_mib: int,
     shuffle_buffer: int,
     cache_dir: Path,
-    meanwhile: Meanwhile = nothing,
+    meanwhile: Meanwhile = do_nothing,
 ) -> DataFacts:
-    """Return the facts of a folder of records; the rate is measured once per data set, reader and machine.
+    """Return the facts about a folder of records; the rate is measured once per data set, reader and machine.
 
     Args:
         records_dir: Folder that create_tfrecords wrote.
-        batch_size: Number of examples in a batch.
         in_memory_mib: Parameter of train_model.
         shuffle_buffer: Parameter of train_model.
-        cache_dir: Folder that keeps what was measured.
+        cache_dir: Folder that keeps measurements.
         meanwhile: See `measure`.
 
     Raises:
@@ -110,23 +108,16 @@ def load_facts(
     """
     manifest = Manifest.load(records_dir, verify=False)
     manifest.split(TRAIN)
-    key = facts_key(manifest.fingerprint, batch_size, in_memory_mib, shuffle_buffer)
     counts = {name: split.num_examples for name, split in manifest.splits.items()}
     return remembered(
         cache_dir,
-        key,
-        lambda: measure(records_dir, manifest, counts, batch_size, in_memory_mib, shuffle_buffer, meanwhile),
+        [manifest.fingerprint, FEED_BATCH, in_memory_mib, shuffle_buffer],
+        lambda: measure(records_dir, manifest, counts, in_memory_mib, shuffle_buffer, meanwhile),
     )
 
 
-def facts_key(*parts: Any) -> str:
-    """Return a key for facts about some data on this machine."""
-    here = (platform.node(), _cpus(), code_of([__name__]).digest)
-    return digest_of([*parts, *here])
-
-
 def _cpus() -> int:
-    """Return the CPUs that this process may use: in a container its share of the machine's.
+    """Return the number of CPUs that this process may use; in a container, the container's share.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
@@ -136,9 +127,16 @@ def _cpus() -> int:
     return os.cpu_count() or 1
 
 
-def remembered(cache_dir: Path, key: str, find: Callable[[], DataFacts]) -> DataFacts:
-    """Return the facts kept under a key; where there are none, those that `find` gives, from now on."""
-    path = cache_dir / f"data-{key}.json"
+def remembered(cache_dir: Path, key: Sequence[Any], find: Callable[[], DataFacts]) -> DataFacts:
+    """Return the kept facts about some data on this machine; if there are none, those of `find`, which are then kept.
+
+    Args:
+        cache_dir: Folder that keeps measurements.
+        key: Values that decide the facts beside the machine and this module's code.
+        find: Measures the facts.
+    """
+    digest = digest_of([*key, platform.node(), _cpus(), code_of([__name__]).digest])
+    path = cache_dir / f"data-{digest}.json"
     if (known := compile_cache.recall(path, lambda raw: typed_values.read(raw, DataFacts))) is not None:
         return known
     facts = find()
@@ -150,25 +148,23 @@ def measure(
     records_dir: Path,
     manifest: Manifest,
     split_examples: Mapping[str, int],
-    batch_size: int,
     in_memory_mib: int,
     shuffle_buffer: int,
-    meanwhile: Meanwhile = nothing,
+    meanwhile: Meanwhile = do_nothing,
 ) -> DataFacts:
-    """Read the training split's first shards from their files, then feed them as training does.
+    """Measure the rates: read the first shards of the training split from their files, then as training does.
 
     Args:
         records_dir: Folder that create_tfrecords wrote: the data set, or a sample of it.
-        manifest: Its manifest.
+        manifest: Manifest of the folder.
         split_examples: Number of examples in each whole split.
-        batch_size: Number of examples in a batch.
         in_memory_mib: Parameter of train_model.
         shuffle_buffer: Parameter of train_model.
-        meanwhile: Called while TensorFlow is imported, and over before anything is measured: a compilation takes every
-            core.
+        meanwhile: Called while TensorFlow is imported. It returns before anything is measured, because a compilation
+            takes every core.
     """
     num_examples, num_validation = split_examples[TRAIN], split_examples.get(VALIDATION, 0)
-    # Takes seconds, which are no part of any rate.
+    # The import takes seconds, which must not be part of a rate.
     importing = threading.Thread(target=records.tensorflow)
     importing.start()
     try:
@@ -178,16 +174,15 @@ def measure(
     decoded_bytes = num_examples * records.input_bytes(manifest.input, with_margin=True)
     in_memory = feeding.is_held_in_memory(decoded_bytes, in_memory_mib)
     part = _first_shards(manifest)
-    batch_size = min(batch_size, part.split(TRAIN).num_examples)
+    batch_size = min(FEED_BATCH, part.split(TRAIN).num_examples)
     read, _, _ = _rate(
         lambda: (
             len(batch[LABEL_FEATURE]) for batch in records.read_batches(records_dir, part, TRAIN, with_margin=True)
         )
     )
-    # A part of a split that is held in memory fits there too; of one that is not, none is to be held.
-    reader = feeding.open_training_split(
-        records_dir, part, batch_size, 0, in_memory_mib if in_memory else 0, shuffle_buffer
-    )
+    # The part is held in memory if the whole split is.
+    held_mib = in_memory_mib if in_memory else 0
+    reader = feeding.open_training_split(records_dir, part, batch_size, 0, held_mib, shuffle_buffer)
     feed, low, high = _rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
     return DataFacts(
         interface=manifest.interface,
@@ -209,9 +204,9 @@ def _first_shards(manifest: Manifest) -> Manifest:
 
 
 def _rate(open_pass: Callable[[], Iterable[int]]) -> tuple[float, float, float]:
-    """Measure examples per second over whole passes: of all, of the slowest and of the fastest.
+    """Measure the examples per second of all passes together, of the slowest and of the fastest pass.
 
-    The first pass, unless it is a long one, does not count.
+    A short first pass does not count.
     """
     passes: list[tuple[int, float]] = []
     is_first, spent = True, 0.0

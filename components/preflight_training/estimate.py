@@ -1,8 +1,10 @@
-"""From a compiled program to time, money and waiting: arithmetic only.
+"""Time of a compiled program's step and epoch: arithmetic only.
 
-Time on the device is the compiler's own estimate of cycles over the chip's clock; it assumes that every operation runs
-alone and at its best. Communication is a ring all-reduce over the slowest links of the slice, not hidden behind
-computation: an upper bound. Both are then multiplied by what `accuracy` has found of the generation.
+Time on the device is the number of cycles that the compiler estimates over the chip's clock. The compiler assumes that
+every operation runs alone and at its best. Communication is a ring all-reduce over the slowest links of the slice. It
+is an upper bound, because nothing hides it behind computation. Both times are multiplied by the generation's factor,
+which follows from step times that others published: `python -m tests.benchmarks.truth` derives the factors and names
+every step time with its source. A test compares the table with what it derives.
 """
 
 import dataclasses
@@ -11,25 +13,84 @@ from collections.abc import Sequence
 
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.machines.machine_spec import Generation, Host, Slice
-from tpu_components.preflight_training.accuracy import accuracy_of
+from tpu_components.preflight_training.formatting import time_within
 from tpu_components.preflight_training.hlo import SUBLANES, LayerCost, ProgramCost
 
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
 _HOP_SECONDS = 1e-6
 
+_FEW_PROGRAMS = 3  # With fewer, the step times of other generations decide much of the interval.
+# Cross-validation: number of published step times inside the interval that is computed without their own program, and
+# number of all.
+HELD_OUT = (68, 81)
+INTERVALS = (
+    f"In brackets: meant to hold nine of ten steps. Of the published steps that it was not made of, it held "
+    f"{HELD_OUT[0]} of {HELD_OUT[1]} ({HELD_OUT[0] / HELD_OUT[1]:.0%})"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """Step times of a generation, as multiples of the compiler's estimate.
+
+    Attributes:
+        factor: Expected factor.
+        low: Lower end of the 90 % interval.
+        high: Upper end of the 90 % interval.
+        steps: Number of published step times of this generation.
+        programs: Number of compiled programs that they were compared with.
+        held_out: Cross-validation: number of these step times inside the interval that is computed without their own
+            program; None if not tried.
+    """
+
+    factor: float
+    low: float
+    high: float
+    steps: int
+    programs: int
+    held_out: int | None = None
+
+    def words(self, generation: str) -> str:
+        """Describe the origin of the interval."""
+        few = (
+            ", so few that other generations count too and the interval is wide"
+            if self.programs < _FEW_PROGRAMS
+            else ""
+        )
+        tried = "" if self.held_out is None else f"; held out, the interval held {self.held_out} of these {self.steps}"
+        return (
+            f"{generation}: the compiler's estimate times {self.factor:g}, nine of ten meant to be at {self.low:g} to "
+            f"{self.high:g} times it, by published step times: {self.steps}, through {self.programs} compiled "
+            f"program{'s' * (self.programs != 1)}{few}{tried}"
+        )
+
+
+_ACCURACIES = {
+    "v2": Accuracy(0.91, 0.71, 1.17, 1, 1, 1),
+    "v3": Accuracy(0.92, 0.73, 1.18, 7, 3, 7),
+    "v5e": Accuracy(0.85, 0.66, 1.1, 24, 1, 24),
+    "v6e": Accuracy(0.8, 0.62, 1.03, 18, 1, 6),
+    "7x": Accuracy(0.88, 0.68, 1.13, 7, 1, 7),
+}
+
+
+def accuracy_of(generation: Generation) -> Accuracy:
+    """Return the accuracy of the estimates for a generation of the catalogue."""
+    return _ACCURACIES[generation.name]
+
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """One step on the device, as long as published steps of its generation let expect.
+    """Estimated time of one step on a device.
 
     Attributes:
-        compute_ms: Every operation of the step.
-        communication_ms: Sums over replicas; None where the links' speed is not known.
-        guessed_share: The part of `compute_ms` that the compiler gave no estimate for.
-        mxu_utilization: Multiplications done, as a share of what the matrix units could do in the time of the step.
-        flops: Operations of all matrix products, on one device.
-        low_ms: Least of the interval that is meant to hold nine of ten steps.
-        high_ms: Most of it.
+        compute_ms: Time of the computation.
+        communication_ms: Time of the sums over replicas; None if the speed of the links is not known.
+        guessed_share: Share of `compute_ms` without an estimate of the compiler.
+        mxu_utilization: Share of the matrix units' peak that the step reaches while it computes.
+        flops: Operations of all matrix products on one device.
+        low_ms: Lower end of the 90 % interval.
+        high_ms: Upper end of the 90 % interval.
     """
 
     compute_ms: float
@@ -45,18 +106,23 @@ class StepTime:
         """Computation and communication, one after the other."""
         return self.compute_ms + (self.communication_ms or 0.0)
 
+    @property
+    def text(self) -> str:
+        """Time of the step with its 90 % interval."""
+        return time_within(self.total_ms / 1e3, self.low_ms / 1e3, self.high_ms / 1e3)
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerTime:
-    """The time that a layer takes in a step, forward and backward.
+    """Estimated time of a layer in a step, forward and backward.
 
     Attributes:
-        name: Name of the layer; the optimizer, and loss and metrics, count as one each.
-        ms: Milliseconds of the step.
+        name: Name of the layer; the optimizer is one layer, loss and metrics are another.
+        ms: Time in milliseconds.
         share: Share of the step's computation.
-        mxu_utilization: Within its matrix products; None where it has none.
-        padding_ms: Time that the matrix unit works on the padding of tiles that are not full.
-        notes: Dimensions that do not fill a tile.
+        mxu_utilization: Share of the peak during the layer's matrix products; None without matrix products.
+        padding_ms: Time that the matrix unit spends on the padding of tiles.
+        notes: Dimensions that do not fill a tile, in words.
     """
 
     name: str
@@ -69,16 +135,16 @@ class LayerTime:
 
 @dataclasses.dataclass(frozen=True)
 class EpochTime:
-    """An epoch, with a host that reads at a given rate.
+    """Estimated time of an epoch.
 
     Attributes:
-        steps: In an epoch.
-        device_seconds: Seconds that the device needs.
-        seconds: Seconds of the epoch: the device's, or the host's where those are more.
+        steps: Number of steps.
+        device_seconds: Time that the device needs.
+        seconds: Time of the epoch: that of the device or that of the host, whichever is longer.
         needed_per_second: Examples per second that keep the device busy.
         host_wait: Share of the epoch in which the device waits for data.
-        low_seconds: Seconds that it takes if steps take the least that is expected of them.
-        high_seconds: Seconds that it takes if they take the most.
+        low_seconds: Lower end of the 90 % interval.
+        high_seconds: Upper end of the 90 % interval.
     """
 
     steps: int
@@ -89,19 +155,19 @@ class EpochTime:
     low_seconds: float
     high_seconds: float
 
+    @property
+    def text(self) -> str:
+        """Time of the epoch with its 90 % interval.
 
-def _device_peak(generation: Generation) -> float:
-    """Return the bfloat16 operations per second of one JAX device."""
-    return generation.peak_bf16_flops / generation.devices_per_chip
-
-
-def bytes_per_cycle(generation: Generation) -> float:
-    """Return the bytes that the memory of one JAX device moves in a cycle."""
-    return generation.hbm_bytes_per_second / generation.devices_per_chip / generation.clock_hz
+        Example:
+            >>> EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6).text
+            '410 ms (300–600)'
+        """
+        return time_within(self.seconds, self.low_seconds, self.high_seconds)
 
 
 def gradient_bytes(num_parameters: int) -> int:
-    """Return the bytes that a replica gives to the sum of gradients: float32 values."""
+    """Return the bytes of a replica's gradients, which are float32."""
     return 4 * num_parameters
 
 
@@ -109,18 +175,18 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     """Return the time of one step.
 
     Args:
-        cost: Cost of the program of one device.
-        machine: Machine that it runs on.
-        extra_bytes: That are summed over the replicas beside what the program says: the gradients, where the program is
-            that of one replica.
+        cost: Cost of one device's program.
+        machine: Slice that the program runs on.
+        extra_bytes: Bytes summed over the replicas outside of the program: the gradients, if the program is that of
+            one replica.
     """
     generation = machine.generation
     accuracy = accuracy_of(generation)
     compute = accuracy.factor * cost.cycles / generation.clock_hz
     flops = sum(product.flops * product.times for layer in cost.layers.values() for product in layer.products)
-    transfers = [(collective.num_bytes, collective.times) for collective in cost.collectives] + (
-        [(extra_bytes, 1)] if extra_bytes else []
-    )
+    transfers = [(collective.num_bytes, collective.times) for collective in cost.collectives]
+    if extra_bytes:
+        transfers.append((extra_bytes, 1))
     summing = ring_milliseconds(transfers, machine.chips, generation.ici_bytes_per_second)
     communication = None if summing is None else accuracy.factor * summing
     total_ms = compute * 1e3 + (communication or 0.0)
@@ -128,7 +194,7 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
         compute_ms=compute * 1e3,
         communication_ms=communication,
         guessed_share=cost.guessed_cycles / cost.cycles if cost.cycles else 0.0,
-        mxu_utilization=flops / (compute * _device_peak(generation)) if compute else 0.0,
+        mxu_utilization=flops / (compute * generation.device_peak_flops) if compute else 0.0,
         flops=flops,
         low_ms=total_ms * accuracy.low / accuracy.factor,
         high_ms=total_ms * accuracy.high / accuracy.factor,
@@ -136,12 +202,15 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
 
 
 def ring_milliseconds(transfers: Sequence[tuple[int, int]], chips: int, speed: float | None) -> float | None:
-    """Estimate ring all-reduces over the chips: twice the bytes through both directions of a ring, and its hops.
+    """Estimate the time of ring all-reduces: twice the bytes through both directions of a ring, and its hops.
 
     Args:
-        transfers: Bytes that each device gives, and how often.
-        chips: In the ring.
-        speed: Speed of a link, one way, in bytes per second; None where it is not known, and so is the result.
+        transfers: Bytes of each device and number of repetitions, for each all-reduce.
+        chips: Number of chips in the ring.
+        speed: Speed of a link in one direction, in bytes per second; None if unknown.
+
+    Returns:
+        Milliseconds; None if the speed is unknown and there are several chips.
     """
     if chips == 1:
         return 0.0
@@ -156,13 +225,13 @@ def ring_milliseconds(transfers: Sequence[tuple[int, int]], chips: int, speed: f
 
 def time_layers(cost: ProgramCost, machine: Slice) -> tuple[LayerTime, ...]:
     """Return the time of each layer, the longest first."""
-    layers = [_time_layer(name, layer, cost.cycles, machine.generation) for name, layer in cost.layers.items()]
+    layers = (_time_layer(name, layer, cost.cycles, machine.generation) for name, layer in cost.layers.items())
     return tuple(sorted(layers, key=lambda layer: -layer.ms))
 
 
 def _time_layer(name: str, layer: LayerCost, all_cycles: float, generation: Generation) -> LayerTime:
     to_ms = accuracy_of(generation).factor * 1e3 / generation.clock_hz
-    peak_per_ms = _device_peak(generation) / 1e3
+    peak_per_ms = generation.device_peak_flops / 1e3
     matrix_ms = layer.matrix_cycles * to_ms
     flops = sum(product.flops * product.times for product in layer.products)
     padded = sum(product.padded_flops(generation.mxu_size) * product.times for product in layer.products)
@@ -179,7 +248,7 @@ def _time_layer(name: str, layer: LayerCost, all_cycles: float, generation: Gene
 
 
 def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
-    """Return the forward products' dimensions that do not fill a tile, in words."""
+    """Describe the dimensions of the forward products that do not fill a tile."""
     notes = []
     for product in layer.products:
         if product.is_forward and product.groups > 1:
@@ -196,10 +265,10 @@ def _unfilled(layer: LayerCost, tile: int) -> tuple[str, ...]:
 
 
 def host_feed(measured_per_second: float, cpus: int, host: Host | None, most: float = math.inf) -> float:
-    """Estimate the examples per second that a machine's own host feeds, from one of `cpus` CPUs that was measured.
+    """Estimate the examples per second that a TPU host reads, from the rate of a measured machine with `cpus` CPUs.
 
-    Assumes that the rate grows with the CPUs, up to `most`. Where the host's are not published, it is what was
-    measured.
+    The rate is assumed to grow with the number of CPUs, up to `most`. It is the measured rate if the host's CPUs are
+    not published.
 
     Example:
         >>> host_feed(1000.0, 4, Host(112, 192 * 10**9, "", "")), host_feed(1000.0, 4, None)
@@ -208,11 +277,11 @@ def host_feed(measured_per_second: float, cpus: int, host: Host | None, most: fl
     return min(measured_per_second * host.vcpus / cpus, most) if host else measured_per_second
 
 
-def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float | None) -> EpochTime:
-    """Time an epoch, fed by a host that reads `host_rate` examples per second; None is a host fast enough."""
+def time_epoch(step: StepTime, num_examples: int, global_batch: int, host_rate: float) -> EpochTime:
+    """Estimate the time of an epoch whose host reads `host_rate` examples per second, which may be infinite."""
     steps = steps_per_epoch(num_examples, global_batch)
     device = steps * step.total_ms / 1e3
-    hosts = steps * global_batch / host_rate if host_rate else 0.0
+    hosts = steps * global_batch / host_rate
     seconds = max(device, hosts)
     return EpochTime(
         steps=steps,

@@ -1,29 +1,20 @@
-"""Figures and verdicts as people read them."""
+"""Formatting of figures: times, sizes, shares and prices with the digits that matter."""
 
 import math
 from collections.abc import Mapping
 
-UNKNOWN = "?"
-VERDICTS = {
-    "fits": "fits",
-    "does_not_fit": "does not fit",
-    "does_not_compile": "does not compile",
-    "timed_out": "was not compiled in time",
-    "out_of_memory": "was not compiled in this machine's memory",
-    "crashed": "crashed the compiler",
-}
 _TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6}
 _SIZES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 _LEAST_USD = 0.0001
 
 
 def decimals(value: float) -> int:
-    """Return how many decimals show three digits that matter; at most four."""
+    """Return the number of decimals that shows three significant digits; at most four."""
     return min(max(0, 2 - math.floor(math.log10(value))), 4) if value > 0 else 0
 
 
 def number(value: float) -> str:
-    """Format a number with three digits that matter.
+    """Format a number with three significant digits.
 
     Example:
         >>> number(1234.5), number(0.04567)
@@ -33,13 +24,13 @@ def number(value: float) -> str:
 
 
 def _in_units(value: float, units: Mapping[str, float]) -> str:
-    """Format a quantity in the largest unit of which there is at least one."""
+    """Format a quantity in the largest unit that is not greater than it."""
     unit = next((unit for unit, size in units.items() if value >= size), list(units)[-1])
     return f"{number(value / units[unit])} {unit}"
 
 
 def time(seconds: float) -> str:
-    """Return a time in its unit.
+    """Format a time in the unit that suits it.
 
     Example:
         >>> time(0.0123), time(4000)
@@ -48,33 +39,33 @@ def time(seconds: float) -> str:
     return _in_units(seconds, _TIMES)
 
 
-def time_interval(low: float, high: float, seconds: float) -> str:
-    """Return the interval in which a time is expected, in the unit of that time; empty where both ends read alike.
+def time_within(seconds: float, low: float, high: float) -> str:
+    """Return a time and, in the same unit, the interval around it; without the interval if both ends read alike.
 
     Example:
-        >>> time_interval(0.3, 0.6, seconds=0.41), time_interval(0.9, 1.3, seconds=1.1), time_interval(2, 2, seconds=2)
-        ('300–600', '0.900–1.30', '')
+        >>> time_within(0.41, 0.3, 0.6), time_within(1.1, 0.9, 1.3), time_within(2, 2, 2)
+        ('410 ms (300–600)', '1.10 s (0.900–1.30)', '2.00 s')
     """
     size = next((size for size in _TIMES.values() if seconds >= size), 1e-6)
-    return _interval(number(low / size), number(high / size))
+    return _with_interval(time(seconds), number(low / size), number(high / size))
 
 
-def dollars_interval(low: float, high: float) -> str:
-    """Return the interval in which a price is expected; empty where both ends read alike.
+def dollars_within(usd: float, low: float, high: float) -> str:
+    """Return a price and the interval around it; without the interval if both ends read alike.
 
     Example:
-        >>> dollars_interval(0.0026, 0.0045), dollars_interval(0.00001, 0.00002)
-        ('0.0026–0.0045', '')
+        >>> dollars_within(0.0035, 0.0026, 0.0045), dollars_within(0.00001, 0.00001, 0.00002)
+        ('$0.0035 (0.0026–0.0045)', '<$0.0001')
     """
-    return _interval(dollars(low, sign=""), dollars(high, sign=""))
+    return _with_interval(dollars(usd), dollars(low, sign=""), dollars(high, sign=""))
 
 
-def _interval(low: str, high: str) -> str:
-    return f"{low}–{high}" if low != high else ""
+def _with_interval(text: str, low: str, high: str) -> str:
+    return f"{text} ({low}–{high})" if low != high else text
 
 
 def memory(num_bytes: float) -> str:
-    """Return a size in its unit.
+    """Format a number of bytes in the unit that suits it.
 
     Example:
         >>> memory(3 * 2**30)
@@ -84,7 +75,7 @@ def memory(num_bytes: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share; only what is exactly nothing or all reads 0% or 100%.
+    """Format a share as a percentage; only exactly 0 and 1 read 0% and 100%.
 
     Example:
         >>> percent(0.004), percent(0.25)
@@ -98,7 +89,7 @@ def percent(share: float) -> str:
 
 
 def dollars(usd: float, sign: str = "$") -> str:
-    """Format an amount in cents; below ten with two digits that matter, so that the smallest runs can be compared.
+    """Format an amount in cents; an amount below ten cents with two significant digits.
 
     Example:
         >>> dollars(12.3), dollars(0.00345)

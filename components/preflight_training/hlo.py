@@ -1,10 +1,9 @@
-"""What a compiled TPU program costs, read from its text: cycles by layer, matrix products, collectives.
+"""Cost of a compiled TPU program by layer: cycles, matrix products and collectives.
 
-The text is what `jax.stages.Compiled.as_text()` gives: scheduled HLO in which the compiler has written the cycles that
-it expects each fusion to take. Format: https://openxla.org/xla/operation_semantics.
+It is read from the text of `jax.stages.Compiled.as_text()`: scheduled HLO with the compiler's estimate of the cycles of
+each fusion, which no API of XLA gives by operation. Format: https://openxla.org/xla/operation_semantics.
 """
 
-import copy
 import dataclasses
 import functools
 import math
@@ -27,12 +26,12 @@ _COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# Without an estimate of their own, these take no time that counts: names for values, scalars, and transfers that run
-# beside the computation.
+# Operations without an estimate that take no time: names of values, scalars, and transfers beside the computation.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id", "after-all"}
 _FREE |= {"opt-barrier", "add-dependency", "domain"}
-_FREE_CALLS = r'custom_call_target="\w*(?:Bitcast|AllocateBuffer)'
-_ROWS_IN_A_WORD = 4  # Rows of bytes lie so many to a word of 32 bits, and are read together.
+_ROWS_IN_A_WORD = 4  # A word of 32 bits holds bytes of this many rows, which are read together.
+_IN_PARENTHESES = r"(?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*"
+_LINE = re.compile(rf"\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(({_IN_PARENTHESES})\)(.*)")
 OPTIMIZER, OTHER = "optimizer", "loss, metrics and the rest"
 
 
@@ -48,39 +47,40 @@ class Instruction:
 
     @property
     def operands(self) -> list[str]:
-        """The instructions whose results go in."""
+        """Names of the instructions whose results are the arguments."""
         return re.findall(r"%([\w.\-]+)", self.arguments)
 
     @functools.cached_property
     def arrays(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The element type and dimensions of each array in the shape; a tuple has several."""
+        """Element type and dimensions of each array in the shape; a tuple has several."""
         arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", self.shape)
         return tuple((kind, tuple(int(d) for d in dims.split(",") if d)) for kind, dims in arrays if kind in _BYTES)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all its arrays, without the padding of their layouts."""
+        """Bytes of all arrays, without the padding of their layouts."""
         return sum(_BYTES[kind] * math.prod(dims) for kind, dims in self.arrays)
 
-    @property
-    def estimated_cycles(self) -> int | None:
-        """The compiler's own estimate, if it wrote one."""
-        match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
-        return int(match[1]) if match else None
+    def attribute(self, pattern: str) -> str:
+        """Return the first group of a pattern in the attributes; empty if the pattern does not match."""
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else ""
 
     @property
     def op_name(self) -> str:
-        """The path of the operation in the model's program, as in `jit(train_step)/jvp(dense)/dot_general`."""
-        match = re.search(r'op_name="([^"]*)"', self.attributes)
-        return match[1] if match else ""
+        """Path of the operation in the model's program, for example `jit(train_step)/jvp(dense)/dot_general`."""
+        return self.attribute(r'op_name="([^"]*)"')
 
     def called(self, *attributes: str) -> list[str]:
-        """Return the computations that an attribute such as `body` names."""
+        """Return the names of the computations in attributes such as `body`."""
         names: list[str] = []
         for attribute in attributes:
             for single, several in re.findall(rf"\b{attribute}=(?:%([\w.\-]+)|\{{([^}}]*)\}})", self.attributes):
                 names += [single] if single else re.findall(r"%([\w.\-]+)", several)
         return names
+
+
+Scope = Mapping[str, Instruction]  # A computation: its instructions by name.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +169,7 @@ class ProgramCost:
 
 
 def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    """Return the computations of a module by name, their instructions by name and in order, and the entry's name."""
+    """Return the computations of a module by name, each as its instructions by name, and the name of the entry."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", ""
     for line in text.splitlines():
@@ -179,30 +179,9 @@ def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
                 current = header[2]
                 computations[current] = {}
                 entry = current if header[1] else entry
-        elif current and (instruction := _parse_line(line)):
-            computations[current][instruction.name] = instruction
+        elif current and (match := _LINE.fullmatch(line)):
+            computations[current][match[1]] = Instruction(*match.groups())
     return computations, entry
-
-
-def _parse_line(line: str) -> Instruction | None:
-    head = re.match(r"\s+(?:ROOT )?%([\w.\-]+) = ", line)
-    if head is None:
-        return None
-    rest = line[head.end() :]
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    shape, rest = rest[:end], rest[end:].lstrip()
-    opening = rest.index("(")
-    closing = _closing(rest, opening)
-    return Instruction(head[1], shape, rest[:opening], rest[opening + 1 : closing], rest[closing + 1 :])
-
-
-def _closing(text: str, opening: int) -> int:
-    depth = 0
-    for match in re.compile(r"[()]").finditer(text, opening):
-        depth += 1 if match[0] == "(" else -1
-        if depth == 0:
-            return match.start()
-    raise ValueError(f"Cannot read an HLO line: unbalanced parentheses in {text[:80]!r}.")
 
 
 def layer_of(op_name: str, layers: Collection[str]) -> str:
@@ -237,29 +216,21 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
     return innermost
 
 
-def _is_backward(op_name: str) -> bool:
-    return "transpose(" in op_name or "gradient_tape" in op_name
-
-
-def _product(instruction: Instruction, scope: Mapping[str, Instruction]) -> MatrixProduct | None:
-    """Return the matrix product that a `convolution` is; TPU programs hold every product in that form."""
+def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
+    """Return the matrix product of a `convolution`, the form of every product in a TPU program."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
-    kernel = scope.get(instruction.operands[1]) if len(instruction.operands) > 1 else None
-    if labels is None or kernel is None or not kernel.arrays or not instruction.arrays:
+    parts = [*map(scope.get, instruction.operands[:2]), instruction]
+    shapes = [part.arrays[0][1] for part in parts if part is not None and part.arrays]
+    if labels is None or len(shapes) != 3:
         return None
-    source = scope.get(instruction.operands[0])
-    if source is None or not source.arrays:
-        return None
-    dims = [
-        dict(zip(names, operand.arrays[0][1], strict=False))
-        for names, operand in zip(labels.groups(), (source, kernel, instruction), strict=True)
-    ]
-    in_dims, kernel_dims, out_dims = dims
-    window = re.search(r"window=\{([^}]*)\}", instruction.attributes)
+    in_dims, kernel_dims, out_dims = (
+        dict(zip(names, shape, strict=False)) for names, shape in zip(labels.groups(), shapes, strict=True)
+    )
+    window = instruction.attribute(r"window=\{([^}]*)\}")
     spatial = sorted(name for name in out_dims if name.isdecimal())
 
     def fields(name: str, default: str) -> list[str]:
-        match = re.search(rf"\b{name}=([\dx_-]+)", window[1]) if window else None
+        match = re.search(rf"\b{name}=([\dx_-]+)", window)
         return match[1].split("x") if match else [default] * len(spatial)
 
     steps = (fields(name, "1") for name in ("stride", "lhs_dilate", "rhs_dilate"))
@@ -269,12 +240,13 @@ def _product(instruction: Instruction, scope: Mapping[str, Instruction]) -> Matr
     )
     contraction, rows, columns = kernel_dims.get("i", 1), out_dims.get("b", 1), out_dims.get("f", 1)
     groups = re.findall(r"(?:feature|batch)_group_count=(\d+)", instruction.attributes)
+    op_name = instruction.op_name
     return MatrixProduct(
         rows,
         contraction,
         columns,
         2.0 * pairs * rows * columns * contraction,
-        not _is_backward(instruction.op_name),
+        is_forward="transpose(" not in op_name and "gradient_tape" not in op_name,
         groups=math.prod(map(int, groups)),
     )
 
@@ -290,135 +262,151 @@ def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: in
     return count
 
 
-class _Reader:
-    def __init__(self, text: str, layers: Collection[str], bytes_per_cycle: float) -> None:
-        self.computations, self.entry = parse_hlo(text)
-        self._layer_names, self._bytes_per_cycle = layers, bytes_per_cycle
-        self.layers: defaultdict[str, LayerCost] = defaultdict(LayerCost)
-        self.collectives: list[Collective] = []
-        self.guessed = 0.0
-        self.unknown_loops = 0
-        self.host_calls: list[str] = []
+class _Program:
+    """Computations of a program, and the operations that they run."""
 
-    def add(self, computation: str, times: int) -> None:
+    def __init__(self, text: str, bytes_per_cycle: float) -> None:
+        self.computations, self.entry = parse_hlo(text)
+        self._bytes_per_cycle = bytes_per_cycle
+
+    def operations(self, computation: str, times: int = 1) -> Iterator[tuple[Instruction, Scope, int]]:
+        """Yield each operation with the computation around it and its number of runs.
+
+        Loops and calls are replaced by their operations, a conditional by those of its longest branch. A loop of
+        unknown length is yielded too, before its operations, which count once.
+        """
         scope = self.computations[computation]
         for instruction in scope.values():
-            self._add_instruction(instruction, scope, times)
+            inner, repetitions = "", 1
+            if instruction.opcode == "while":
+                inner, trips = instruction.called("body")[0], self._trips(instruction.called("condition")[0])
+                repetitions = trips or 1
+                if trips is None:
+                    yield instruction, scope, times
+            elif instruction.opcode == "conditional":
+                branches = instruction.called("branch_computations", "true_computation", "false_computation")
+                inner = max(branches, key=self._branch_cycles)
+            elif instruction.opcode == "call":
+                inner = instruction.called("to_apply", "calls")[0]
+            if inner:
+                yield from self.operations(inner, times * repetitions)
+            else:
+                yield instruction, scope, times
 
-    def _add_instruction(self, instruction: Instruction, scope: Mapping[str, Instruction], times: int) -> None:
-        opcode = instruction.opcode
-        if opcode == "while":
-            trips = self._trips(instruction.called("condition")[0])
-            self.unknown_loops += trips is None
-            self.add(instruction.called("body")[0], times * (trips or 1))
-        elif opcode == "conditional":
-            branches = instruction.called("branch_computations", "true_computation", "false_computation")
-            self.add(max(branches, key=self._cycles), times)
-        elif opcode == "call":
-            self.add(instruction.called("to_apply", "calls")[0], times)
-        elif opcode.removesuffix("-start") in (*_COLLECTIVES, "async") or opcode == "call-start":
-            # 7x has cores of their own for sums: a call that runs beside the computation.
-            self._add_transfers(instruction, scope, times)
-        elif opcode in ("send", "recv", "infeed", "outfeed") or _calls_host(instruction):
-            self.host_calls.append(instruction.op_name or instruction.name)
-        elif opcode not in _FREE and not opcode.endswith(("-start", "-done", "-update")):
-            self._add_work(instruction, scope, times)
+    def _branch_cycles(self, computation: str) -> float:
+        return sum(
+            times * self.cycles(instruction, scope)[0]
+            for instruction, scope, times in self.operations(computation)
+            if _takes_time(instruction)
+        )
 
-    def _add_transfers(self, instruction: Instruction, scope: Mapping[str, Instruction], times: int) -> None:
-        """Add the collective that an instruction is, or those in what it calls."""
+    def cycles(self, instruction: Instruction, scope: Scope) -> tuple[float, bool]:
+        """Return the cycles of an operation, and whether they are guessed from the bytes that it moves."""
+        if estimated := instruction.attribute(_CYCLES):
+            return float(estimated), False
+        read = [scope[name].num_bytes for name in instruction.operands if name in scope]
+        inner = (step for name in instruction.called("calls") for step in self.computations.get(name, {}).values())
+        if any(step.opcode in ("gather", "dynamic-slice") for step in (instruction, *inner)):
+            # It reads some rows of an array, not all of them.
+            read = [min(num_bytes, _ROWS_IN_A_WORD * instruction.num_bytes) for num_bytes in read]
+        return (instruction.num_bytes + sum(read)) / self._bytes_per_cycle, True
+
+    def collectives(self, instruction: Instruction, scope: Scope, times: int) -> Iterator[Collective]:
+        """Yield the collective that an operation is, or the collectives in what it calls."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
             if kind in ("all-gather", "reduce-scatter"):
                 num_bytes = max(num_bytes, instruction.num_bytes) // 2
-            self.collectives.append(Collective(kind, num_bytes, times))
+            yield Collective(kind, num_bytes, times)
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
                 for inner in self.computations[name].values():
-                    self._add_transfers(inner, self.computations[name], times)
+                    yield from self.collectives(inner, self.computations[name], times)
 
-    def _add_work(self, instruction: Instruction, scope: Mapping[str, Instruction], times: int) -> None:
-        cycles: float | None = instruction.estimated_cycles
-        if cycles is None:
-            if re.search(_FREE_CALLS, instruction.attributes):
-                return
-            read = [scope[name].num_bytes for name in instruction.operands if name in scope]
-            if self._gathers(instruction):
-                read = [min(num_bytes, _ROWS_IN_A_WORD * instruction.num_bytes) for num_bytes in read]
-            cycles = (instruction.num_bytes + sum(read)) / self._bytes_per_cycle
-            self.guessed += cycles * times
-        self._add_transfers(instruction, scope, times)
-        products = list(self._products(instruction, scope))
-        op_name = products[0][0] if products else instruction.op_name
-        layer = self.layers[layer_of(op_name, self._layer_names)]
-        layer.cycles += cycles * times
-        if products:
-            layer.matrix_cycles += cycles * times
-            layer.products += [dataclasses.replace(product, times=times) for _, product in products]
-
-    def _gathers(self, instruction: Instruction) -> bool:
-        """Return whether it takes some rows of an array, and so does not read all of it."""
-        inner = (step for name in instruction.called("calls") for step in self.computations.get(name, {}).values())
-        return any(step.opcode in ("gather", "dynamic-slice") for step in (instruction, *inner))
-
-    def _products(
-        self, instruction: Instruction, scope: Mapping[str, Instruction]
-    ) -> Iterator[tuple[str, MatrixProduct]]:
+    def products(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, MatrixProduct]]:
+        """Yield the name and the matrix product of a convolution, or those in what an operation calls."""
         if instruction.opcode == "convolution" and (product := _product(instruction, scope)):
             yield instruction.op_name, product
         for name in instruction.called("calls"):
             inner = self.computations.get(name, {})
             for part in inner.values():
-                yield from self._products(part, inner)
-
-    def _cycles(self, computation: str) -> float:
-        """Return the cycles of a computation, its loops counted by trip."""
-        alone = copy.copy(self)
-        alone.layers, alone.collectives, alone.host_calls = defaultdict(LayerCost), [], []
-        alone.add(computation, 1)
-        return sum(layer.cycles for layer in alone.layers.values())
+                yield from self.products(part, inner)
 
     def _trips(self, condition: str) -> int | None:
-        """Return the constant that a loop's counter, which starts at zero, is compared with, perhaps in a fusion."""
+        """Return the constant that a loop's counter, which starts at zero, is compared with; None if unknown."""
         scope = self.computations[condition]
-        bodies = [scope] + [self.computations[name] for step in scope.values() for name in step.called("calls")]
-        if not any(
-            step.opcode == "compare" and "direction=LT" in step.attributes for b in bodies for step in b.values()
-        ):
+        fused = (self.computations[name] for step in scope.values() for name in step.called("calls"))
+        steps = [step for body in (scope, *fused) for step in body.values()]
+        if not any(step.opcode == "compare" and "direction=LT" in step.attributes for step in steps):
             return None
-        constants = [
-            int(step.arguments)
-            for body in bodies
-            for step in body.values()
-            if step.opcode == "constant" and step.arguments.isdecimal()
-        ]
-        return constants[0] if len(constants) == 1 else None
+        constants = [step.arguments for step in steps if step.opcode == "constant" and step.arguments.isdecimal()]
+        return int(constants[0]) if len(constants) == 1 else None
+
+
+_CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"'
+
+
+def _is_transfer(instruction: Instruction) -> bool:
+    # 7x has cores of their own for sums: a call that runs beside the computation.
+    opcode = instruction.opcode
+    return opcode.removesuffix("-start") in (*_COLLECTIVES, "async") or opcode == "call-start"
 
 
 def _calls_host(instruction: Instruction) -> bool:
-    target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
-    return bool(target and ("callback" in target[1].lower() or "host" in target[1].lower()))
+    target = instruction.attribute(_TARGET)
+    return instruction.opcode in ("send", "recv", "infeed", "outfeed") or bool(re.search("(?i)callback|host", target))
+
+
+def _takes_time(instruction: Instruction) -> bool:
+    """Return whether an operation takes time of the computation, as transfers and calls of the host do not."""
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode == "while" or opcode.endswith(("-start", "-done", "-update")):
+        return False
+    if _is_transfer(instruction) or _calls_host(instruction):
+        return False
+    is_name = re.match(r"\w*(Bitcast|AllocateBuffer)", instruction.attribute(_TARGET))
+    return not (is_name and not instruction.attribute(_CYCLES))
 
 
 def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> ProgramCost:
-    """Add up what one step costs: of a program that runs blocks of them, the body of its loop.
+    """Return the cost of one step; of a program that runs blocks of steps, the cost of its loop's body.
 
-    What is done once for a block of steps, a quarter of a second long, is left out.
+    Operations outside of that loop are left out: they run once in a block, which takes a quarter of a second.
 
     Args:
         text: Scheduled HLO of one device's program.
         layers: Names of the model's layers.
         bytes_per_cycle: Bytes that the device's memory moves in a cycle, for operations without an estimate.
     """
-    reader = _Reader(text, layers, bytes_per_cycle)
-    entry = reader.computations[reader.entry].values()
-    blocks = (step for step in entry if step.opcode == "while" and step.op_name == LOOP_NAME)
-    reader.add(next((block.called("body")[0] for block in blocks), reader.entry), 1)
+    program = _Program(text, bytes_per_cycle)
+    entry = program.computations[program.entry].values()
+    blocks = (step.called("body")[0] for step in entry if step.opcode == "while" and step.op_name == LOOP_NAME)
+    costs: defaultdict[str, LayerCost] = defaultdict(LayerCost)
+    collectives: list[Collective] = []
+    host_calls, unknown_loops, guessed_cycles = [], 0, 0.0
+    for instruction, scope, times in program.operations(next(blocks, program.entry)):
+        if instruction.opcode == "while":
+            unknown_loops += 1
+        elif _is_transfer(instruction):
+            collectives += program.collectives(instruction, scope, times)
+        elif _calls_host(instruction):
+            host_calls.append(instruction.op_name or instruction.name)
+        elif _takes_time(instruction):
+            cycles, is_guessed = program.cycles(instruction, scope)
+            guessed_cycles += cycles * times * is_guessed
+            collectives += program.collectives(instruction, scope, times)
+            products = list(program.products(instruction, scope))
+            op_name = products[0][0] if products else instruction.op_name
+            layer = costs[layer_of(op_name, layers)]
+            layer.cycles += cycles * times
+            layer.matrix_cycles += cycles * times * bool(products)
+            layer.products += [dataclasses.replace(product, times=times) for _, product in products]
     return ProgramCost(
-        cycles=sum(layer.cycles for layer in reader.layers.values()),
-        guessed_cycles=reader.guessed,
-        layers=dict(reader.layers),
-        collectives=tuple(reader.collectives),
-        unknown_loops=reader.unknown_loops,
-        host_calls=tuple(dict.fromkeys(reader.host_calls)),
+        cycles=sum(layer.cycles for layer in costs.values()),
+        guessed_cycles=guessed_cycles,
+        layers=dict(costs),
+        collectives=tuple(collectives),
+        unknown_loops=unknown_loops,
+        host_calls=tuple(dict.fromkeys(host_calls)),
     )

@@ -1,4 +1,4 @@
-"""What preflight found: words for the terminal, a JSON file, and a page that needs no network and no script."""
+"""Presentation of a preflight: text for the terminal, a JSON file, and a page that needs no network and no script."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,24 +7,17 @@ from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
 from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import billed_by, load_catalogue
+from tpu_components.core.pages import blocks as page_blocks
 from tpu_components.core.pages import page
-from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Figures, Section, Sentences, Table, cut
-from tpu_components.core.pages.blocks import as_text as shown_as_text
-from tpu_components.preflight_training.accuracy import HELD_OUT, INTERVALS
+from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
 from tpu_components.preflight_training.compiler import FITS
 from tpu_components.preflight_training.data import DataFacts, HostRate
-from tpu_components.preflight_training.estimate import EpochTime, LayerTime, StepTime
-from tpu_components.preflight_training.findings import (
-    LEFT_OUT,
-    Cost,
-    MachineReport,
-    PreflightReport,
-    cheapest,
-    say,
-)
-from tpu_components.preflight_training.formatting import UNKNOWN, decimals, dollars, memory, number, percent, time
+from tpu_components.preflight_training.estimate import HELD_OUT, INTERVALS, EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.findings import LEFT_OUT, MachineReport, PreflightReport, cheapest
+from tpu_components.preflight_training.formatting import decimals, dollars, memory, number, percent, time
 from tpu_components.preflight_training.largest_batch import LargestBatch
 
+_UNKNOWN = "?"
 _WIDTH = 110
 _TOP_LAYERS = 8
 _NAME_WIDTH = 30
@@ -38,6 +31,7 @@ _TENSORFLOW_ORIGIN = (
     "rule"
 )
 _NO_ESTIMATE = " of the computation, from the bytes that it moves: the compiler has no estimate"
+_UNKNOWN_LINKS = "? communication is left out where no source says how fast the links between chips are"
 _LARGEST_STAGE = "in which the most of the model learns; the others are counted as if they took as long"
 _COMPARISON = {
     "machine": "<",
@@ -68,7 +62,7 @@ def write_report(report: PreflightReport, directory: Path) -> None:
     """Write `preflight.json` and `preflight.html` into a folder that exists.
 
     The JSON file has every field of the report, and `passed`, `reasons` and `summary` for each machine. The page shows
-    names and reasons as they are, whatever characters they hold.
+    names and reasons unchanged, whatever characters they contain.
 
     Raises:
         ValueError: If a figure is not finite.
@@ -78,77 +72,80 @@ def write_report(report: PreflightReport, directory: Path) -> None:
 
 
 def as_text(report: PreflightReport) -> str:
-    """Show one machine in full, or several side by side and advice about the best, in at most 110 columns."""
-    if len(report.machines) == 1:
-        blocks = _describe(report.machines[0], report.data, _TOP_LAYERS)
+    """Return one machine in full, or a comparison of several with advice about the best, in at most 110 columns."""
+    machines = report.machines
+    if len(machines) == 1:
+        verdict, on, blocks = _verdict(machines[0]), f" on {machines[0].machine}", _describe(report, machines[0], True)
     else:
-        reasons = [reason for machine in report.machines for reason in machine.reasons]
-        blocks = [*_compare(report.machines), Sentences(reasons), Sentences(report.advice), _advice(report.machines)]
-    return shown_as_text([_headline(report), *blocks, Fields(_origins(report))], _WIDTH)
+        verdict, on = _tally(machines), ""
+        blocks = [*_compare(machines), Sentences(_reasons(machines)), Sentences(report.advice), _advice(machines)]
+    headline = f"{report.model}{on} ({report.backend}, {report.precision}): {verdict}"
+    return page_blocks.as_text([headline, *blocks, Fields(_origins(report))], _WIDTH)
 
 
 def _render(report: PreflightReport) -> str:
-    """Return the page: what the terminal shows, with every machine and layer to be folded out."""
+    """Return the page: the text for the terminal, with all machines and layers in folded sections."""
     machines = report.machines
     shown = cheapest(machines) or machines[0]
     title = f"Preflight: {report.model} on {', '.join(machine.machine for machine in machines)}"
+    batches = dict.fromkeys(f"{machine.batch_size_per_replica:,}" for machine in machines)
+    subtitle = [
+        report.created,
+        f"learning rate {report.learning_rate:g}" if report.learning_rate else "",
+        f"batch {' and '.join(batches)} per replica",
+    ]
     blocks: list[Block] = [] if len(machines) == 1 else [_advice(machines), Section("Machines", _compare(machines))]
     return page.render(
         f"{report.run}: {title}" if report.run else title,
         [
             *blocks,
-            *(Section(each.label, _describe(each, report.data), is_folded=each is not shown) for each in machines),
-            Section("Data", [Fields(_data(report))]),
+            *(Section(each.label, _describe(report, each), is_folded=each is not shown) for each in machines),
+            Section("Data", [Fields(_data(report.data))]),
             Section("How these figures were made", [Fields(_origins(report))]),
         ],
         head=[_decision(report), *_figures_of(shown), Fields(_model(report, shown))],
-        subtitle=_subtitle(report),
+        subtitle=", ".join(filter(None, subtitle)),
     )
 
 
 def _decision(report: PreflightReport) -> Sentences:
-    """Return the verdict about the machine, or about all of them, with its reasons and the advice which to take."""
+    """Return the verdict about all machines, its reasons, and the advice which machine to take."""
     best, (first, *others) = cheapest(report.machines), report.machines
-    reasons = [reason for machine in report.machines for reason in machine.reasons]
+    texts = _reasons(report.machines)
     if others:
         title = _tally(report.machines) + (f": take {best.label}" if best else "")
-        texts: Sequence[str] = [*(report.advice if best else ()), *reasons]
+        texts = [*(report.advice if best else ()), *texts]
     else:
-        fine = f"The training step compiles for {first.machine}, fits its memory and keeps every budget."
-        title, texts = _verdict(first), first.reasons or [fine]
-    doubt = "A TPU is hardly worth its price for this model and data: see the advice."
-    return Sentences(
-        [*texts, *([doubt] if best and not best.worth_it else [])], title[0].upper() + title[1:], best is not None
-    )
+        title = _verdict(first)
+        texts = texts or [f"The training step compiles for {first.machine}, fits its memory and keeps every budget."]
+    if best and not best.worth_it:
+        texts.append("A TPU is hardly worth its price for this model and data: see the advice.")
+    return Sentences(texts, title[0].upper() + title[1:], best is not None)
+
+
+def _reasons(machines: Sequence[MachineReport]) -> list[str]:
+    return [reason for machine in machines for reason in machine.reasons]
 
 
 def _figures_of(machine: MachineReport) -> list[Block]:
-    """Return the figures of a machine that people ask for first."""
+    """Return the key figures of a machine; empty unless the training fits."""
     step, epoch, cost = machine.step, machine.epoch, machine.cost
     if step is None or epoch is None:
         return []
     price = ["no trustworthy price is known"]
     if cost:
         price = [f"{machine.epochs:,} epochs expected, plus start-up{cost.at_most}", billed_by(cost.target)]
-    device = [f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device"]
     size = f"{memory(machine.peak_bytes)} of {memory(machine.capacity_bytes)} a device"
-    return [
-        Figures(
-            [
-                Figure("Step", say(step), [_parts(step)]),
-                Figure("Epoch", say(epoch), device),
-                Figure("Price of a run", say(cost) if cost else UNKNOWN, price),
-                Figure("Memory", percent(machine.peak_bytes / machine.capacity_bytes), [size]),
-                Figure(
-                    "Device waits",
-                    percent(epoch.host_wait),
-                    ["of an epoch, for data"],
-                    "doubtful" if epoch.host_wait > 0.5 else "",
-                ),
-                Figure("Matrix units", percent(step.mxu_utilization), ["used while it computes"]),
-            ]
-        )
+    waiting = "doubtful" if epoch.host_wait > 0.5 else ""
+    figures = [
+        Figure("Step", step.text, [_parts(step)]),
+        Figure("Epoch", epoch.text, [f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device"]),
+        Figure("Price of a run", cost.text if cost else _UNKNOWN, price),
+        Figure("Memory", percent(machine.peak_bytes / machine.capacity_bytes), [size]),
+        Figure("Device waits", percent(epoch.host_wait), ["of an epoch, for data"], waiting),
+        Figure("Matrix units", percent(step.mxu_utilization), ["used while it computes"]),
     ]
+    return [figures]
 
 
 def _model(report: PreflightReport, machine: MachineReport) -> list[tuple[str, str]]:
@@ -161,8 +158,8 @@ def _model(report: PreflightReport, machine: MachineReport) -> list[tuple[str, s
     ]
 
 
-def _data(report: PreflightReport) -> list[tuple[str, str]]:
-    data, host = report.data, report.data.host
+def _data(data: DataFacts) -> list[tuple[str, str]]:
+    host = data.host
     where = "memory" if host.in_memory else "the files"
     return [
         ("examples", f"{data.num_examples:,}"),
@@ -175,23 +172,8 @@ def _data(report: PreflightReport) -> list[tuple[str, str]]:
     ]
 
 
-def _subtitle(report: PreflightReport) -> str:
-    """Return what tells this report from others of the model."""
-    batches = dict.fromkeys(f"{machine.batch_size_per_replica:,}" for machine in report.machines)
-    facts = (
-        report.created,
-        f"learning rate {report.learning_rate:g}" if report.learning_rate else "",
-        f"batch {' and '.join(batches)} per replica",
-    )
-    return ", ".join(filter(None, facts))
-
-
 def _milliseconds(ms: float | None) -> str:
-    return UNKNOWN if ms is None else time(ms / 1e3)
-
-
-def _within(step: StepTime) -> str:
-    return f"{step.low_ms / step.total_ms:.2g}–{step.high_ms / step.total_ms:.2g}"
+    return _UNKNOWN if ms is None else time(ms / 1e3)
 
 
 def _verdict(machine: MachineReport) -> str:
@@ -200,15 +182,8 @@ def _verdict(machine: MachineReport) -> str:
 
 def _largest(batch: LargestBatch | None) -> str:
     if batch is None:
-        return UNKNOWN
+        return _UNKNOWN
     return f"{batch.size:,}" if batch.is_exact else f"≈{batch.size:,}"
-
-
-def _headline(report: PreflightReport) -> str:
-    how = f"{report.backend}, {report.precision}"
-    if len(report.machines) == 1:
-        return f"{report.model} on {report.machines[0].machine} ({how}): {_verdict(report.machines[0])}"
-    return f"{report.model} ({how}): {_tally(report.machines)}"
 
 
 def _tally(machines: Sequence[MachineReport]) -> str:
@@ -217,75 +192,74 @@ def _tally(machines: Sequence[MachineReport]) -> str:
 
 
 def _advice(machines: Sequence[MachineReport]) -> Sentences:
-    """Return the advice about the machine to take, or about all of them where none passed."""
+    """Return the advice about the best machine, or about all of them if none passed."""
     if best := cheapest(machines):
         return Sentences(best.advice, f"On {best.label}:")
     return Sentences(tuple(dict.fromkeys(words for machine in machines for words in machine.advice)))
 
 
 def _origins(report: PreflightReport) -> list[tuple[str, str]]:
-    """Say what the figures rest on, and what is missing from them."""
+    """Describe where the figures come from and what they leave out."""
     estimated = [machine for machine in report.machines if machine.step]
-    prices = dict.fromkeys(
+    catalogue = load_catalogue()
+    accuracies = [machine.accuracy.words(catalogue.find(machine.machine).generation.name) for machine in estimated]
+    prices = [
         f"{machine.cost.kind} ({machine.cost.date}); {machine.cost.source}"
         if machine.cost
         else "? no trustworthy price is known"
         for machine in estimated
-    )
-    origins = [
-        ("compiler", ", ".join(f"{name} {version}" for name, version in report.compiler.items())),
-        *((("data", report.data.assumed),) if report.data.assumed else ()),
-        *(("prices", price) for price in prices),
-        ("times", _TIMES_ORIGIN),
-        *(("", words) for words in dict.fromkeys(map(_words_of_accuracy, estimated))),
     ]
-    if any(machine.cost for machine in estimated):
-        origins.append(("", LEFT_OUT))
-    if any(machine.step and machine.step.communication_ms is None for machine in estimated):
-        origins.append(("", "? communication is left out where no source says how fast the links between chips are"))
-    if report.backend == "tensorflow":
-        origins.append(("backend", _TENSORFLOW_ORIGIN))
-    return origins
+    has_unknown = any(machine.step and machine.step.communication_ms is None for machine in estimated)
+    return [
+        ("compiler", ", ".join(f"{name} {version}" for name, version in report.compiler.items())),
+        ("data", report.data.assumed),
+        *(("prices", price) for price in dict.fromkeys(prices)),
+        ("times", _TIMES_ORIGIN),
+        *(("", words) for words in dict.fromkeys(accuracies)),
+        ("", LEFT_OUT if any(machine.cost for machine in estimated) else ""),
+        ("", _UNKNOWN_LINKS if has_unknown else ""),
+        ("backend", _TENSORFLOW_ORIGIN if report.backend == "tensorflow" else ""),
+    ]
 
 
-def _words_of_accuracy(machine: MachineReport) -> str:
-    return machine.accuracy.words(load_catalogue().find(machine.machine).generation.name)
-
-
-def _words_of_intervals(machines: Sequence[MachineReport]) -> str:
-    """State the 90 % interval of each machine, or of several that have the same."""
+def _intervals(machines: Sequence[MachineReport]) -> str:
+    """State the 90 % interval of each machine, or of several machines with the same interval."""
     labels: dict[str, list[str]] = {}
     for machine in machines:
-        if machine.step:
-            labels.setdefault(_within(machine.step), []).append(machine.label)
+        if step := machine.step:
+            interval = f"{step.low_ms / step.total_ms:.2g}–{step.high_ms / step.total_ms:.2g}"
+            labels.setdefault(interval, []).append(machine.label)
     alike = "; ".join(f"{interval} ({', '.join(names)})" for interval, names in labels.items())
     held = " of ".join(map(str, HELD_OUT))
     return f"so many times step, epoch and price: meant to hold nine of ten, held out {held}: {alike}" if alike else ""
 
 
-def _describe(machine: MachineReport, data: DataFacts, num_layers: int | None = None) -> list[Block]:
-    """Describe a machine, with its longest layers."""
+def _describe(report: PreflightReport, machine: MachineReport, is_short: bool = False) -> list[Block]:
+    """Describe a machine; the short form has the longest layers only."""
     return [
         *([] if machine.verdict == FITS else [machine.reason]),
         Sentences(machine.broken),
-        Fields(_figures(machine, data)),
-        *([_step_parts(machine, machine.step)] if machine.step and num_layers is None else []),
-        *_layers(machine.layers, num_layers),
+        Fields(_figures(machine, report.data.host)),
+        *([_step_parts(machine, machine.step)] if machine.step and not is_short else []),
+        *_layers(machine.layers, is_short),
         Sentences(machine.advice),
     ]
 
 
-def _figures(machine: MachineReport, data: DataFacts) -> list[tuple[str, str]]:
+def _figures(machine: MachineReport, host: HostRate) -> list[tuple[str, str]]:
+    step, epoch, largest = machine.step, machine.epoch, _largest(machine.largest_batch)
+    size = f"{memory(machine.capacity_bytes)} a device"
+    if machine.peak_bytes:
+        size = f"{memory(machine.peak_bytes)} of {size} ({percent(machine.peak_bytes / machine.capacity_bytes)})"
     batch = f"{machine.batch_size_per_replica:,} per replica, {machine.global_batch:,} in all"
     return [
         ("layer", machine.layer),
         ("source", machine.source),
         ("stage", f"{machine.stage}, {_LARGEST_STAGE}" if machine.stage else ""),
-        ("memory", _describe_memory(machine)),
-        ("batch", f"{batch}; the most that fit: {_largest(machine.largest_batch)} per replica"),
-        *(_times(machine, machine.step, machine.epoch, data.host) if machine.step and machine.epoch else ()),
-        *([("price", _describe_cost(machine.cost, machine.epochs))] if machine.epoch else ()),
-        ("guessed", percent(machine.step.guessed_share) + _NO_ESTIMATE if machine.step else ""),
+        ("memory", size),
+        ("batch", f"{batch}; the most that fit: {largest} per replica"),
+        *(_times(machine, step, epoch, host) if step and epoch else ()),
+        ("guessed", percent(step.guessed_share) + _NO_ESTIMATE if step else ""),
         ("host calls", ", ".join(machine.host_calls)),
         ("loops", f"{machine.unknown_loops} of unknown length, counted once" if machine.unknown_loops else ""),
         ("compilation", f"{machine.compile_seconds:,.1f} s{' when it was done; cached' if machine.cached else ''}"),
@@ -293,39 +267,23 @@ def _figures(machine: MachineReport, data: DataFacts) -> list[tuple[str, str]]:
 
 
 def _times(machine: MachineReport, step: StepTime, epoch: EpochTime, host: HostRate) -> list[tuple[str, str]]:
+    fed, hours, cost, price = machine.fed_by(host), machine.timeout_seconds / 3600, machine.cost, _UNKNOWN
+    if cost:
+        price = (
+            f"{cost.run}; {dollars(cost.usd_per_hour)} an hour in {cost.region} ({cost.date}), "
+            f"{dollars(cost.usd_per_epoch)} an epoch, {machine.epochs:,} epochs"
+        )
     return [
-        ("step", f"{say(step)} = {_parts(step)}"),
+        ("step", f"{step.text} = {_parts(step)}"),
         ("matrix units", f"{percent(step.mxu_utilization)} used while the device computes"),
-        (
-            "epoch",
-            f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device, {say(epoch)} with waiting",
-        ),
+        ("epoch", f"{epoch.steps:,} steps, {time(epoch.device_seconds)} on the device, {epoch.text} with waiting"),
         (
             "data",
-            f"{epoch.needed_per_second:,.0f} examples/s needed, fed {machine.fed_by(host)}: "
-            f"{percent(epoch.host_wait)} waiting",
+            f"{epoch.needed_per_second:,.0f} examples/s needed, fed {fed}: {percent(epoch.host_wait)} waiting",
         ),
-        (
-            "timeout",
-            f"training is to be stopped after {machine.timeout_seconds / 3600:g} h" if machine.timeout_seconds else "",
-        ),
+        ("timeout", f"training is to be stopped after {hours:g} h" if hours else ""),
+        ("price", price),
     ]
-
-
-def _describe_memory(machine: MachineReport) -> str:
-    capacity = f"{memory(machine.capacity_bytes)} a device"
-    if not machine.peak_bytes:
-        return capacity
-    return f"{memory(machine.peak_bytes)} of {capacity} ({percent(machine.peak_bytes / machine.capacity_bytes)})"
-
-
-def _describe_cost(cost: Cost | None, epochs: int) -> str:
-    if cost is None:
-        return UNKNOWN
-    return (
-        f"{cost.run}; {dollars(cost.usd_per_hour)} an hour in {cost.region} ({cost.date}), "
-        f"{dollars(cost.usd_per_epoch)} an epoch, {epochs:,} epochs"
-    )
 
 
 def _parts(step: StepTime) -> str:
@@ -333,7 +291,7 @@ def _parts(step: StepTime) -> str:
 
 
 def _step_parts(machine: MachineReport, step: StepTime) -> Table:
-    """Divide the time of a step into products, their padding, the rest and communication."""
+    """Return the time of a step by part: matrix products, their padding, the rest and communication."""
     padding = sum(layer.padding_ms for layer in machine.layers)
     products = sum(layer.ms for layer in machine.layers if layer.mxu_utilization is not None) - padding
     parts = {
@@ -342,29 +300,29 @@ def _step_parts(machine: MachineReport, step: StepTime) -> Table:
         "everything else": sum(layer.ms for layer in machine.layers) - products - padding,
         "communication, at most": step.communication_ms,
     }
-    shares = {name: None if ms is None else ms / (step.total_ms or 1) for name, ms in parts.items()}
+    whole = step.total_ms or 1
     rows = [
-        (name, _milliseconds(parts[name]), UNKNOWN if share is None else Cell(percent(share), share=share))
-        for name, share in shares.items()
+        (name, _milliseconds(ms), _UNKNOWN if ms is None else Cell(percent(ms / whole), share=ms / whole))
+        for name, ms in parts.items()
     ]
     return Table({"part of a step": "<", "time": ">", "share": ">"}, rows)
 
 
-def _layers(layers: Sequence[LayerTime], most: int | None) -> list[Block]:
-    """Return the longest layers, and how much the others take."""
+def _layers(layers: Sequence[LayerTime], is_short: bool) -> list[Block]:
+    """Return the layers; in the short form the longest ones, and the share of the others."""
     if not layers:
         return []
     places = decimals(layers[0].ms)
     rows = [
         (
-            cut(layer.name, _NAME_WIDTH) if most else layer.name,
+            cut(layer.name, _NAME_WIDTH) if is_short else layer.name,
             Cell(f"{layer.ms:,.{places}f}", share=layer.ms / (layers[0].ms or 1)),
             percent(layer.share),
             _NOTHING if layer.mxu_utilization is None else percent(layer.mxu_utilization),
             f"{layer.padding_ms:,.{places}f}" if layer.padding_ms else _NOTHING,
             "; ".join(layer.notes),
         )
-        for layer in layers[:most]
+        for layer in layers[: _TOP_LAYERS if is_short else None]
     ]
     rest = layers[len(rows) :]
     more = [f"and {len(rest)} more, {percent(sum(layer.share for layer in rest))} of the computation"] if rest else []
@@ -372,17 +330,17 @@ def _layers(layers: Sequence[LayerTime], most: int | None) -> list[Block]:
 
 
 def _compare(machines: Sequence[MachineReport]) -> list[Block]:
-    """Compare machines, and say what the columns are."""
-    seconds = {machine.label: machine.epoch.seconds for machine in machines if machine.step and machine.epoch}
-    fastest = min((seconds[machine.label] for machine in machines if machine.passed), default=0.0)
-    best, longest = cheapest(machines), max(seconds.values(), default=0.0)
+    """Return a table of machines, and the meaning of its columns."""
+    best = cheapest(machines)
+    fastest = min((machine.epoch_seconds for machine in machines if machine.passed), default=0.0)
+    longest = max((machine.epoch.seconds for machine in machines if machine.epoch), default=0.0)
     rows = [_comparison_row(machine, machine is best, fastest, longest) for machine in machines]
-    return [Table(_COMPARISON, rows), Fields([*_COMPARISON_NOTES, ("within", _words_of_intervals(machines))])]
+    return [Table(_COMPARISON, rows), Fields([*_COMPARISON_NOTES, ("within", _intervals(machines))])]
 
 
 def _comparison_row(machine: MachineReport, is_best: bool, fastest: float, longest: float) -> tuple[str | Cell, ...]:
     step, epoch, cost = machine.step, machine.epoch, machine.cost
-    peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else UNKNOWN
+    peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else _UNKNOWN
     row = (
         machine.label,
         Cell(_verdict(machine), "good" if machine.passed else "bad"),
@@ -392,12 +350,12 @@ def _comparison_row(machine: MachineReport, is_best: bool, fastest: float, longe
     if step is None or epoch is None:
         return row + (_NOTHING,) * (len(_COMPARISON) - len(row))
     prices = (cost.usd_per_hour, cost.usd_per_run, cost.most_usd_per_run) if cost else (None,) * 3
-    hourly, run, most = (UNKNOWN if usd is None else dollars(usd, sign="") for usd in prices)
+    hourly, run, most = (_UNKNOWN if usd is None else dollars(usd, sign="") for usd in prices)
     is_fastest = machine.passed and epoch.seconds == fastest
     return (
         *row,
         number(step.total_ms),
-        UNKNOWN if step.communication_ms is None else number(step.communication_ms),
+        _UNKNOWN if step.communication_ms is None else number(step.communication_ms),
         percent(step.mxu_utilization),
         Cell(number(epoch.seconds), "best" if is_fastest else "", epoch.seconds / (longest or 1)),
         percent(epoch.host_wait),

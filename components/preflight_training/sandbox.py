@@ -1,4 +1,4 @@
-"""Compilations in child processes with a limit on time and memory; a child's death is a result."""
+"""Compilations in child processes with limits on time and memory; the death of a child is an outcome."""
 
 import contextlib
 import dataclasses
@@ -38,14 +38,14 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The time and memory that one compilation may take."""
+    """Limits of one compilation."""
 
     timeout_seconds: float
     memory_mib: int
 
 
 def default_cache_dir() -> Path:
-    """Return where outcomes are kept between runs: the user's cache, or the folder in TPU_PIPELINES_CACHE_DIR."""
+    """Return the folder that keeps outcomes between runs: in the user's cache, or in TPU_PIPELINES_CACHE_DIR."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     directory = Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
     return directory if compile_cache.is_own(directory) else directory.with_name(f"preflight-{os.geteuid()}")
@@ -64,42 +64,39 @@ def require_compiler() -> None:
         )
 
 
-def compile_all(
-    task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path
-) -> list[tuple[Outcome, bool]]:
-    """Compile each, in turn; returns each outcome, and whether it was known from an earlier time.
+def compile_all(task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> list[Outcome]:
+    """Compile each program in turn, or take its outcome from the cache without starting a process.
 
-    Whether a program fits is kept under everything that decides it, so that the next time starts no process; what else
-    went wrong may go right the next time.
+    The cache keeps whether a program fits, under everything that decides it. Other outcomes are tried again.
 
     Raises:
         InputError: If the model cannot be built, or the compiler is not installed.
     """
     require_compiler()
     paths = [cache_dir / f"request-{_key(task, compilation)}.json" for compilation in compilations]
-    kept = [compile_cache.recall(path, compiler.read_outcome) for path in paths]
-    known = {i: outcome for i, outcome in enumerate(kept) if outcome is not None}
-    results: dict[int, Outcome] = dict(known)
-    while missing := [i for i in range(len(compilations)) if i not in results]:
-        # A child that dies takes one compilation with it; the next child takes up the rest.
+    outcomes: dict[int, Outcome] = {}
+    for i, path in enumerate(paths):
+        if (known := compile_cache.recall(path, compiler.read_outcome)) is not None:
+            outcomes[i] = dataclasses.replace(known, is_cached=True)
+    while missing := [i for i in range(len(compilations)) if i not in outcomes]:
+        # A child that dies ends one compilation; the next child does the others.
         for position, outcome in _run_child(task, [compilations[i] for i in missing], limits, cache_dir):
-            number = missing[position]
-            results[number] = outcome
+            outcomes[missing[position]] = outcome
             if outcome.verdict in (compiler.FITS, compiler.DOES_NOT_FIT):
-                compile_cache.keep(paths[number], dataclasses.asdict(outcome))
-    return [(results[i], i in known) for i in range(len(compilations))]
+                compile_cache.keep(paths[missing[position]], dataclasses.asdict(outcome))
+    return [outcomes[i] for i in range(len(compilations))]
 
 
 def _key(task: Task, compilation: Compilation) -> str:
-    code = code_of([compiler.__name__]), model_code(task.training.model, task.training.model_parameters)
-    digests = [part.digest for part in code]
+    model = model_code(task.training.model, task.training.model_parameters)
+    digests = [code_of([compiler.__name__]).digest, model.digest]
     return digest_of([dataclasses.asdict(task), dataclasses.asdict(compilation), digests, compiler.versions()])
 
 
 def _run_child(
     task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path
 ) -> Iterator[tuple[int, Outcome]]:
-    """Yield the outcome of each request as it comes, up to the one that ended the process, if one did."""
+    """Yield the number and the outcome of each compilation, up to the one that ended the process, if one did."""
     request = {
         "task": dataclasses.asdict(task),
         "compilations": [dataclasses.asdict(compilation) for compilation in compilations],
@@ -146,7 +143,7 @@ def _listen(
             else:
                 yield message["done"], compiler.read_outcome(message["outcome"])
                 current += 1
-        if current == len(compilations):  # How long it takes to end is nobody's concern.
+        if current == len(compilations):  # The child may take minutes to exit.
             return
         seconds = time.monotonic() - started
         if chunk == "":  # The pipe's other end is closed; even with exit code 0: the model may have called sys.exit.

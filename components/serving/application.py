@@ -9,10 +9,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import prometheus_client
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -21,28 +24,34 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.serving import kserve
-from tpu_components.serving.batching import Batcher
 from tpu_components.serving.exported import ExportedModel
-from tpu_components.serving.fairness import FairThreads, HeldBytes, Hold, NoRoomError
 from tpu_components.serving.instances import (
     PredictRequest,
     TooLargeError,
+    describe_model,
     parse_image,
+    parse_infer,
     parse_request,
+    render_infer,
     render_predictions,
 )
-from tpu_components.serving.metrics import Metrics
 from tpu_components.serving.params import ServeParams
 from tpu_components.serving.prediction_log import Content, PredictionLog
+from tpu_components.serving.scheduling import Batcher, FairThreads, HeldBytes, Hold, NoRoomError
 
 _BODY_TIMEOUT_SECONDS = 30.0
 _MAX_THREADS = 4  # Each may decode a small file to an image of `max_image_pixels`, 120 MB.
 # Of the threads that decode large images.
 _NICENESS = 10
 _RENDERED_AT_ONCE = 100  # Probabilities.
-_RETRY_AFTER = {"Retry-After": "1"}
 _CLIENT_LEFT = 499  # nginx's status for a client that has disconnected. Only the log shows it.
+_STATUSES = {InputError: 400, TooLargeError: 413, NoRoomError: 503, ClientDisconnect: _CLIENT_LEFT}
+
+_OPEN_METRICS = "application/openmetrics-text"
+_METRIC_PREFIX = "tpu_pipelines"
+_BUCKET_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+prometheus_client.disable_created_metrics()  # A time beside every counter, which nobody asked for.
 
 Answer = Callable[[Request, bytearray, Hold], Awaitable[Response]]
 
@@ -62,12 +71,18 @@ class Application:
         self._state = "loading"
         self._num_requests = 0
         self._held = HeldBytes(params.max_held_bytes)
-        self._metrics = Metrics()
+        self._metrics = Metrics(
+            {
+                "requests_in_flight": lambda: self._num_requests,
+                "held_bytes": lambda: self._held.total,
+                "is_ready": lambda: self._state == "ready",
+            }
+        )
         routes = [
             _route("health", "GET", params.health_route, self._health),
             _route("predict", "POST", params.predict_route, functools.partial(self._predict, self._answer)),
             _route("metrics", "GET", "/metrics", self._show_metrics),
-            # KServe's, see tpu_components.serving.kserve.
+            # KServe's, see tpu_components.serving.instances.
             _route("health", "GET", "/v1/models", self._list_models),
             _route("predict", "POST", "/v1/models/{name}:predict", functools.partial(self._predict, self._answer)),
             _route("health", "GET", "/v1/models/{name}", self._is_ready),
@@ -78,7 +93,8 @@ class Application:
             _route("health", "GET", "/v2/models/{name}/ready", self._is_ready),
             _route("predict", "POST", "/v2/models/{name}/infer", functools.partial(self._predict, self._infer)),
         ]
-        starlette = Starlette(routes=routes, exception_handlers={HTTPException: self._refuse, Exception: _fail})
+        handlers = {Exception: _fail, **dict.fromkeys((HTTPException, *_STATUSES), self._refuse)}
+        starlette = Starlette(routes=routes, exception_handlers=handlers)
         starlette.router.redirect_slashes = False
         self.asgi: ASGIApp = _AccessLog(starlette, self._metrics)
 
@@ -106,12 +122,7 @@ class Application:
         return JSONResponse({"status": self._state}, 200 if self._state == "ready" else 503)
 
     async def _show_metrics(self, request: Request) -> Response:
-        now = {
-            "requests_in_flight": self._num_requests,
-            "held_bytes": self._held.total,
-            "is_ready": self._state == "ready",
-        }
-        text, content_type = self._metrics.render(now, request.headers.get("accept", ""))
+        text, content_type = self._metrics.render(request.headers.get("accept", ""))
         return Response(text, media_type=content_type)
 
     async def _is_live(self, request: Request) -> Response:
@@ -127,11 +138,14 @@ class Application:
         return JSONResponse({"models": [self._name] if self._state == "ready" else []})
 
     async def _describe_server(self, request: Request) -> Response:
-        return JSONResponse({"name": "tpu-pipelines", "version": _version(), "extensions": []})
+        version = "unknown"  # In images the package is not installed.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version("tpu-pipelines")
+        return JSONResponse({"name": "tpu-pipelines", "version": version, "extensions": []})
 
     async def _describe_model(self, request: Request) -> Response:
         self._require_ready()
-        return JSONResponse(kserve.describe(self._name_asked(request), self._model))
+        return JSONResponse(describe_model(self._name_asked(request), self._model))
 
     @property
     def _name(self) -> str:
@@ -146,82 +160,67 @@ class Application:
 
     def _require_ready(self) -> None:
         if self._state != "ready":
-            raise HTTPException(503, f"The server is {self._state}. Try again later.", _RETRY_AFTER)
+            raise HTTPException(503, f"The server is {self._state}. Try again later.")
 
     async def _predict(self, answer: Answer, request: Request) -> Response:
         self._require_ready()
         self._name_asked(request)
         self._check_number()
-        try:
-            with self._held.hold() as hold:
-                body = await self._read_body(request, hold)
-                self._check_number()
-                self._num_requests += 1  # After the body: an unfinished body takes no request slot.
-                try:
-                    return await answer(request, body, hold)
-                finally:
-                    self._num_requests -= 1
-        except InputError as error:
-            raise HTTPException(400, str(error)) from error
-        except TooLargeError as error:
-            raise HTTPException(413, str(error)) from error
-        except NoRoomError as error:
-            raise HTTPException(
-                503, f"The server is busy: it holds {self._held.total:,} bytes. Try again later.", _RETRY_AFTER
-            ) from error
-        except ClientDisconnect as error:
-            raise HTTPException(_CLIENT_LEFT, "The client left.") from error
+        with self._held.hold() as hold:
+            body = await self._read_body(request, hold)
+            self._check_number()
+            self._num_requests += 1  # After the body: an unfinished body takes no request slot.
+            try:
+                return await answer(request, body, hold)
+            finally:
+                self._num_requests -= 1
 
     def _check_number(self) -> None:
         if self._num_requests >= self._params.max_requests:
-            raise HTTPException(
-                503, f"The server is busy: it holds {self._num_requests} requests. Try again later.", _RETRY_AFTER
-            )
+            raise HTTPException(503, f"The server is busy: it holds {self._num_requests} requests. Try again later.")
 
     async def _answer(self, request: Request, body: bytearray, hold: Hold) -> Response:
+        """Answer by the protocol of Vertex AI, which is KServe's V1."""
+        is_image = request.headers.get("content-type", "").startswith("image/")
+        parse: Any = (parse_request, body, self._model.reader, self._params)
+        if is_image:
+            parse = (parse_image, body, self._model.reader, request.query_params.get("top"), self._params)
         # In a thread: a large body or image would block the event loop.
-        asked = await self._parse(request, body)
-        outputs = await self._outputs(request, asked, hold)
-        self._log_outputs(request, outputs, functools.partial(_content, body, _is_image(request)))
-        if outputs.size <= _RENDERED_AT_ONCE:  # Takes some 50 µs, as a thread switch does.
-            content = render_predictions(self._model, outputs, asked.top)
-        else:
-            content = await self._threads.run(outputs.size, render_predictions, self._model, outputs, asked.top)
-        return Response(content, media_type="application/json")
+        asked = await self._threads.run(len(body), *parse)
+        outputs = await self._outputs(request, asked, hold, functools.partial(_content, body, is_image))
+        return await self._respond(outputs, render_predictions, self._model, outputs, asked.top)
 
     async def _infer(self, request: Request, body: bytearray, hold: Hold) -> Response:
-        asked, given_id = await self._threads.run(len(body), kserve.parse_infer, body, self._model, self._params)
+        """Answer by KServe's V2."""
+        asked = await self._threads.run(len(body), parse_infer, body, self._model, self._params)
         outputs = await self._outputs(request, asked, hold)
-        self._log_outputs(request, outputs)
-        content = await self._threads.run(outputs.size, kserve.render_infer, self._name, self._model, outputs, given_id)
-        return Response(content, media_type="application/json")
+        return await self._respond(outputs, render_infer, self._name, self._model, outputs, asked.id)
 
-    def _log_outputs(self, request: Request, outputs: np.ndarray, content: Content | None = None) -> None:
-        if self._log:
-            self._log.add(self._model, outputs, time.perf_counter() - request.state.start, content)
-
-    async def _outputs(self, request: Request, asked: PredictRequest, hold: Hold) -> np.ndarray:
-        self._hold_instances(hold, asked)
-        request.state.instances = len(asked.inputs)
-        for num_pixels, numbers in asked.parts():
-            if await request.is_disconnected():
-                raise ClientDisconnect
-            await self._image_threads.run(num_pixels, asked.decode, numbers)
-        return await self._batcher.predict(asked.inputs)
-
-    async def _parse(self, request: Request, body: bytearray) -> PredictRequest:
-        parse: Any = (parse_request, body, self._model.reader)
-        if _is_image(request):
-            parse = (parse_image, body, self._model.reader, request.query_params.get("top"))
-        return await self._threads.run(len(body), *parse, self._params)
-
-    def _hold_instances(self, hold: Hold, asked: PredictRequest) -> None:
+    async def _outputs(
+        self, request: Request, asked: PredictRequest, hold: Hold, content: Content | None = None
+    ) -> np.ndarray:
         if asked.num_bytes > self._held.limit:
             raise TooLargeError(
                 f"All requests together may hold {self._held.limit:,} bytes (--max-held-bytes). Received: instances "
                 f"that take {asked.num_bytes:,}. Send them in several requests."
             )
         hold.resize(asked.num_bytes)
+        request.state.instances = len(asked.inputs)
+        for num_pixels, numbers in asked.parts():
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            await self._image_threads.run(num_pixels, asked.decode, numbers)
+        outputs = await self._batcher.predict(asked.inputs)
+        if self._log:
+            self._log.add(self._model, outputs, time.perf_counter() - request.state.start, content)
+        return outputs
+
+    async def _respond(self, outputs: np.ndarray, render: Callable[..., bytes], *arguments: Any) -> Response:
+        if outputs.size <= _RENDERED_AT_ONCE:  # Takes some 50 µs, as a thread switch does.
+            content = render(*arguments)
+        else:
+            content = await self._threads.run(outputs.size, render, *arguments)
+        return Response(content, media_type="application/json")
 
     async def _read_body(self, request: Request, hold: Hold) -> bytearray:
         limit = self._params.max_body_bytes
@@ -236,19 +235,23 @@ class Application:
                         body += chunk
         except TimeoutError as error:
             if hold.gave_way:
-                raise NoRoomError from error
+                raise self._held.no_room() from error
             raise HTTPException(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:.0f} s.") from error
         return body
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        message = error.detail
+        status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 500)
+        message, headers = str(error) or "The client left.", {}
+        if isinstance(error, HTTPException):
+            status, message, headers = error.status_code, error.detail, {**(error.headers or {})}
         if message in ("Not Found", "Method Not Allowed"):
             message = (
                 f"There is no {request.method} {request.scope['path']}. "
                 f"Expected GET {self._params.health_route} or POST {self._params.predict_route}."
             )
-        return JSONResponse({"error": message}, error.status_code, error.headers)
+        if status == 503:
+            headers["Retry-After"] = "1"
+        return JSONResponse({"error": message}, status, headers)
 
 
 def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaitable[Response]]) -> Route:
@@ -261,25 +264,12 @@ def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaita
     return Route(path, named, methods=[method])
 
 
-def _is_image(request: Request) -> bool:
-    return request.headers.get("content-type", "").startswith("image/")
-
-
 def _content(body: bytearray, is_image: bool) -> Sequence[Any]:
     """Return the instances of a body, as parsed JSON."""
     if is_image:
         return [{"b64": base64.b64encode(body).decode()}]
     instances: Sequence[Any] = json.loads(body)["instances"]
     return instances
-
-
-@functools.cache
-def _version() -> str:
-    """Return this package's version; "unknown" in images, where the package is not installed."""
-    try:
-        return importlib.metadata.version("tpu-pipelines")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _check_size(num_bytes: int, limit: int) -> None:
@@ -294,6 +284,45 @@ def _check_size(num_bytes: int, limit: int) -> None:
 async def _fail(request: Request, error: Exception) -> Response:
     """Respond 500 to an unexpected error; the server writes the stack trace to stderr."""
     return JSONResponse({"error": "The server failed. Its log says why."}, 500)
+
+
+class Metrics:
+    """Counts requests by route and status, their instances, and their time.
+
+    Args:
+        gauges: Values of the moment, by name; each is asked when the metrics are rendered.
+    """
+
+    def __init__(self, gauges: Mapping[str, Callable[[], float]]) -> None:
+        self._all = CollectorRegistry()
+        self._requests = Counter(
+            "requests", "Requests that were answered.", ("route", "status"), _METRIC_PREFIX, registry=self._all
+        )
+        self._instances = Counter(
+            "instances", "Instances that were answered.", namespace=_METRIC_PREFIX, registry=self._all
+        )
+        self._seconds = Histogram(
+            "predict_seconds",
+            "Time of requests with instances, from head to answer.",
+            namespace=_METRIC_PREFIX,
+            registry=self._all,
+            buckets=_BUCKET_SECONDS,
+        )
+        for name, value in gauges.items():
+            Gauge(name, "Now.", namespace=_METRIC_PREFIX, registry=self._all).set_function(value)
+
+    def count(self, route: str, status: int, seconds: float, instances: int) -> None:
+        """Count an answered request; `route` is one of a few names, never an address that a client has chosen."""
+        self._requests.labels(route, status).inc()
+        self._instances.inc(instances)
+        if instances:
+            self._seconds.observe(seconds)
+
+    def render(self, accepted: str = "") -> tuple[str, str]:
+        """Return all metrics as text, and the type of this content: OpenMetrics if the header Accept names it."""
+        if _OPEN_METRICS in accepted:
+            return openmetrics.generate_latest(self._all).decode(), openmetrics.CONTENT_TYPE_LATEST
+        return prometheus_client.generate_latest(self._all).decode(), CONTENT_TYPE_PLAIN_0_0_4
 
 
 class _AccessLog:

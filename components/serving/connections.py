@@ -1,12 +1,10 @@
 """Limits for client connections: timeouts, number of connections, strict HTTP syntax."""
 
 import asyncio
-import enum
 import http
 import json
-import re
 import resource
-from typing import Any
+from typing import Any, NoReturn
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,15 +17,6 @@ ANSWER_SECONDS = 30.0  # Time limit for a client that reads nothing of its respo
 _SPARE_FILES = 128
 
 
-class _Phase(enum.Enum):
-    """State of a connection: the side that must send next."""
-
-    HEAD = "the client is sending the head of a request, or what is left of a body that nobody reads any more"
-    BODY = "the client is sending a body, whose time the application watches"
-    ANSWER = "the server is answering"
-    IDLE = "nobody: the next request has not begun"
-
-
 def connection_limit(max_connections: int) -> int:
     """Return the limit of connections: `max_connections`, or fewer if the system's limit of open files is lower."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -36,71 +25,43 @@ def connection_limit(max_connections: int) -> int:
     return min(max_connections, max(files - _SPARE_FILES, files // 2))
 
 
-def head_fault(received: bytes) -> str:
-    r"""Describe the first fault in the received part of a request's head; empty if there is none.
-
-    Servers and proxies interpret these faults differently, which allows request smuggling:
-    https://www.rfc-editor.org/rfc/rfc9112#section-11.2. The parser, h11, would accept all three.
-
-    Example:
-        >>> head_fault(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        ''
-        >>> head_fault(b"GET / HTTP/1.1\nHost: x\n\n")
-        'a line of the head ends in a line feed alone. Expected a carriage return before it'
-    """
-    head, end, _ = received.partition(b"\r\n\r\n")
-    if fault := _line_fault(head, "the head"):
-        return fault
-    if end and len(set(re.findall(rb"\r\n(content-length|transfer-encoding)[ \t]*:", head.lower()))) == 2:
-        return "it has both Content-Length and Transfer-Encoding. Expected one of them"
-    return ""
-
-
-def _line_fault(lines: bytes, name: str) -> str:
-    """Describe the first line that servers interpret differently; empty if there is none."""
-    if lines.count(b"\n") != lines.count(b"\r\n"):
-        return f"a line of {name} ends in a line feed alone. Expected a carriage return before it"
-    if b"\r\n " in lines or b"\r\n\t" in lines:
-        return "a header goes on in the next line. Expected a line for each"
-    return ""
-
-
 class _StrictParser(h11.Connection):
-    """h11's parser with strict rules for heads and chunks. `fault` describes why a request was rejected."""
+    """h11's parser with strict rules for heads, trailers and chunks. `fault` describes why a request was rejected.
+
+    Servers and proxies interpret some requests differently, which allows request smuggling. h11 alone would accept
+    them: https://www.rfc-editor.org/rfc/rfc9112#section-11.2
+    """
 
     fault = "its head or its framing is malformed"
     _num_chunks = _num_bytes = 0  # In the current body.
-    _is_between_chunks = False
-    _between = b""  # Bytes since the last chunk, or since the head; they include the body's trailers.
+    _lines = b""  # Bytes since the last data: the head, or the trailers.
 
     def next_event(self) -> Any:
-        is_watched = self._is_between_chunks or self.their_state is h11.IDLE
-        received = self.trailing_data[0] if is_watched else b""
-        if self.their_state is h11.IDLE:
-            self._refuse(head_fault(received))
+        before = self.trailing_data[0]
         event: Any = super().next_event()
-        if isinstance(event, h11.Request):
-            self._num_chunks = self._num_bytes = 0
-            self._is_between_chunks, self._between = True, b""
-        elif isinstance(event, h11.Data):
+        if isinstance(event, h11.Data):
+            self._lines = b""
             self._num_chunks += event.chunk_start
             self._num_bytes += len(event.data)
-            self._is_between_chunks, self._between = event.chunk_end, b""
             if self._num_chunks > _MOST_SMALL_CHUNKS + self._num_bytes // _SMALL_CHUNK_BYTES:
-                self._refuse(
-                    f"its body comes in chunks of {self._num_bytes // self._num_chunks} bytes. Expected larger"
-                )
-        elif self._is_between_chunks:
-            self._between += received[: len(received) - len(self.trailing_data[0])]
-            if isinstance(event, h11.EndOfMessage):
-                self._is_between_chunks = False
-                self._refuse(_line_fault(self._between, "the trailers"))
+                mean = self._num_bytes // self._num_chunks
+                self._refuse(f"its body comes in chunks of {mean} bytes. Expected larger")
+            return event
+        self._lines += before[: len(before) - len(self.trailing_data[0])]
+        if isinstance(event, h11.Request | h11.EndOfMessage):
+            lines, self._lines = self._lines, b""
+            self._num_chunks = self._num_bytes = 0
+            if lines.count(b"\n") != lines.count(b"\r\n"):
+                self._refuse("a line ends in a line feed alone. Expected a carriage return before it")
+            if b"\r\n " in lines or b"\r\n\t" in lines:
+                self._refuse("a header goes on in the next line. Expected a line for each")
+            if dict(event.headers).keys() >= {b"content-length", b"transfer-encoding"}:
+                self._refuse("it has both Content-Length and Transfer-Encoding. Expected one of them")
         return event
 
-    def _refuse(self, fault: str) -> None:
-        if fault:
-            self.fault = fault
-            raise h11.RemoteProtocolError(fault)
+    def _refuse(self, fault: str) -> NoReturn:
+        self.fault = fault
+        raise h11.RemoteProtocolError(fault)
 
 
 class Places:
@@ -112,8 +73,7 @@ class Places:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}  # Connections that wait for their client, the longest first.
+        self._open: dict[Connection, bool] = {}  # Whether each waits for its client, the longest unchanged first.
 
     def __len__(self) -> int:
         """Return the number of open connections."""
@@ -122,24 +82,23 @@ class Places:
     def enter(self, connection: "Connection") -> bool:
         """Take a slot; returns False if all slots are taken by connections with a running request."""
         if len(self._open) >= self.limit:
-            oldest = next(iter(self._waiting), None)
+            oldest = next((other for other, is_waiting in self._open.items() if is_waiting), None)
             if oldest is None:
                 return False
             self.leave(oldest)
-            oldest.abort()
-        self._open.add(connection)
+            oldest.transport.abort()
+        self._open[connection] = True
         return True
 
     def leave(self, connection: "Connection") -> None:
         """Release the slot of a connection."""
-        self._open.discard(connection)
-        self._waiting.pop(connection, None)
+        self._open.pop(connection, None)
 
     def note(self, connection: "Connection", is_waiting: bool) -> None:
         """Record whether the server waits for the client of a connection (True) or the client for the server."""
-        self._waiting.pop(connection, None)
-        if is_waiting and connection in self._open:
-            self._waiting[connection] = None
+        if connection in self._open:
+            del self._open[connection]
+            self._open[connection] = is_waiting
 
 
 class Connection(H11Protocol):
@@ -149,7 +108,7 @@ class Connection(H11Protocol):
         super().__init__(**options)
         self.conn: _StrictParser = _StrictParser(h11.SERVER)
         self._places = places
-        self._phase: _Phase | None = None
+        self._turn: tuple[bool, bool] | None = None  # Whether the server waits for the client, and for a head.
         self._patience: asyncio.TimerHandle | None = None  # Timeout for a client that sends too little.
         self._stalled: asyncio.TimerHandle | None = None  # Timeout for a client that does not read its response.
 
@@ -181,23 +140,19 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         """Start the timeout for a client that does not read its response."""
         super().pause_writing()
-        self._stalled = self.loop.call_later(ANSWER_SECONDS, self.abort)
+        self._stalled = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop that timeout: the client reads again."""
         super().resume_writing()
         _cancel(self._stalled)
 
-    def abort(self) -> None:
-        """Close at once and discard unsent data."""
-        self.transport.abort()
-
     def handle_events(self) -> None:
         """Process the requests that have arrived."""
         try:
             super().handle_events()
         except h11.LocalProtocolError:  # Invalid HTTP after the response was sent.
-            self.abort()
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """Respond 400 to invalid HTTP, with the fault."""
@@ -219,21 +174,18 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
 
     def _look(self) -> None:
-        """Update the phase of the connection and set the timeout of the phase."""
-        phase = self._whose_turn()
-        if phase is self._phase:
-            return
-        self._phase = phase
-        self._places.note(self, phase is not _Phase.ANSWER)
-        _cancel(self._patience)
-        if phase is _Phase.HEAD:
-            self._patience = self.loop.call_later(HEAD_SECONDS, self.abort)
-
-    def _whose_turn(self) -> _Phase:
-        if self.cycle is not None and not self.cycle.response_complete:
-            return _Phase.BODY if self.cycle.more_body else _Phase.ANSWER
+        """Note which side must send next. Set the timeout for a head, or for the rest of a body that nobody reads."""
+        is_asked = self.cycle is not None and not self.cycle.response_complete
+        is_waiting = not is_asked or self.cycle.more_body  # The application limits the time of a body that it reads.
         has_begun = self.cycle is None or self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]
-        return _Phase.HEAD if has_begun else _Phase.IDLE
+        turn = is_waiting, not is_asked and bool(has_begun)
+        if turn == self._turn:
+            return
+        self._turn = turn
+        self._places.note(self, is_waiting)
+        _cancel(self._patience)
+        if turn == (True, True):
+            self._patience = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -4,10 +4,10 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-import queue
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,7 @@ from tpu_components.core.registry.versions import check_folder
 from tpu_components.core.results.export_info import ExportInfo
 
 BATCH_SIZE = 64
-
-
 FLOAT, _SAVED_MODEL = "float", "saved_model"
-
 
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -82,30 +79,28 @@ class ExportedModel:
             return tuple(zip(self.class_names, output.astype(float).tolist(), strict=True))
         return self.rank(output, top)
 
+    def summarize(self, output: np.ndarray) -> dict[str, Any]:
+        """Return the answer to one example by name, for JSON: `class` and `confidence`, `labels` or `values`."""
+        answer = self.answer(output)
+        if self.task == REGRESSION:
+            return {"values": dict(answer)}
+        if self.task == MULTI_LABEL:
+            return {"labels": dict(answer)}
+        name, confidence = answer[0]
+        return {"class": name, "confidence": confidence}
+
     def rank(self, probabilities: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
         """Return the `top` most probable classes (default: all) of float32[classes], with probabilities, best first."""
         best = np.argsort(-probabilities, kind="stable")[:top]
         return tuple((self.class_names[i], float(probabilities[i])) for i in best)
 
 
-@dataclasses.dataclass(frozen=True)
 class PromptReader:
     """Converts prompts to the token ids of a language model."""
 
-    inputs: CorpusInput
-    class_names: tuple[str, ...]
-
-    noun = "text"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one text's ids."""
-        return self.inputs.shape
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of its ids."""
-        return self.inputs.dtype
+    def __init__(self, inputs: CorpusInput, class_names: Sequence[str]) -> None:
+        self.shape, self.dtype, self.noun = inputs.shape, inputs.dtype, "text"
+        self._alphabet = Alphabet(class_names)
 
     def read(self, text: str) -> np.ndarray:
         """Return int32[num_tokens]: ids of the last characters, padded with 0 at the end.
@@ -116,7 +111,7 @@ class PromptReader:
         if not text:
             raise InputError("expected a text of at least one character. Received: an empty one.")
         ids = np.zeros(self.shape, self.dtype)
-        known = Alphabet(self.class_names).encode(text[-self.shape[0] :])
+        known = self._alphabet.encode(text[-self.shape[0] :])
         ids[: len(known)] = known
         return ids
 
@@ -139,6 +134,7 @@ def _without_chatter() -> Iterator[None]:
             os.write(2, b"".join(kept))
 
 
+@_without_chatter()
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
     """Load a model from an export folder and run it once on a blank input.
 
@@ -153,11 +149,6 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         InputError: If the folder is no export, is damaged or part of a damaged version, or lacks the format.
     """
     check_folder(export_dir)
-    with _without_chatter():
-        return _load_model(export_dir, use_int8, num_threads)
-
-
-def _load_model(export_dir: Path, use_int8: bool, num_threads: int) -> ExportedModel:
     path = export_dir / EXPORT_FILE
     if not path.is_file():
         raise InputError(
@@ -245,14 +236,19 @@ def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, i
     return step, int(signature.structured_input_signature[1]["state"].shape[1])
 
 
+def _interpreter(path: Path, num_threads: int) -> Any:
+    """Load a LiteRT file; 0 threads are one per core."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    return Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
+
+
 def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> Predict:
     """Return a LiteRT file as a function, whose outputs are `factor * output + addend`.
 
     export_model/verification.py has a copy on purpose: a verification should not share code with what it verifies.
     """
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
+    interpreter = _interpreter(path, num_threads)
     details, answer = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
     scale, zero_point = details["quantization"]
     size = 0
@@ -277,33 +273,25 @@ def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> P
 
 def _one_at_a_time(path: Path, num_threads: int) -> Predict:
     """Return a predictor for a model with loops, whose batch size is fixed at 1; uses one interpreter per thread."""
-    from ai_edge_litert.interpreter import Interpreter
+    own = threading.local()
 
-    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for _ in range(num_threads):
-        interpreter = Interpreter(model_path=str(path), num_threads=1)
-        interpreter.allocate_tensors()
-        free.put(interpreter)
-    pool = ThreadPoolExecutor(num_threads)
+    def start() -> None:
+        own.interpreter = _interpreter(path, 1)
+        own.interpreter.allocate_tensors()
 
     def predict_one(row: np.ndarray) -> np.ndarray:
-        interpreter = free.get()
-        try:
-            details = interpreter.get_input_details()[0]
-            interpreter.set_tensor(details["index"], row[None].astype(details["dtype"]))
-            interpreter.invoke()
-            return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-        finally:
-            free.put(interpreter)
+        details = own.interpreter.get_input_details()[0]
+        own.interpreter.set_tensor(details["index"], row[None].astype(details["dtype"]))
+        own.interpreter.invoke()
+        return own.interpreter.get_tensor(own.interpreter.get_output_details()[0]["index"])
 
+    pool = ThreadPoolExecutor(num_threads, initializer=start)
     return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
 
 
 def _lite_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
     """Load the step function of a language model from its LiteRT file; returns it and the size of the state."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    interpreter = Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
+    interpreter = _interpreter(path, num_threads)
     inputs = {details["dtype"]: details for details in interpreter.get_input_details()}
     tokens, states, answer = inputs[np.int32], inputs[np.float32], interpreter.get_output_details()[0]
     size = 0

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import dataclasses
-import functools
 import io
 import itertools
 import json
@@ -11,9 +10,9 @@ import math
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,19 +25,14 @@ from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS, Tokenize
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import find_column, find_delimiter
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.serving.exported import BATCH_SIZE, load_model
+from tpu_components.serving.exported import BATCH_SIZE, PromptReader, load_model
 from tpu_components.serving.instances import parse_line
 
-_T = TypeVar("_T")
-
-
 _ARRAY_SUFFIXES = (".npy", ".npz")
-
-
 _TEXT_SUFFIXES = (".txt", ".csv")
-
-
 _STDIN = "-"
+
+_Named = tuple[Sequence[str], np.ndarray]  # Names of examples, and the examples as the model takes them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +132,8 @@ def predict_inputs(
     if top < 1:
         raise InputError(f"--top must be at least 1. Received: {top}.")
     model = load_model(export_dir, use_int8)
+    if isinstance(model.reader, PromptReader):
+        raise InputError(f"Cannot answer with {export_dir}: it is a language model, which continues texts.")
     unread: list[str] = []
     for names, batch in _read_inputs(model.reader, inputs, lines, column, unread):
         for start in range(0, len(batch), BATCH_SIZE):
@@ -151,64 +147,46 @@ def predict_inputs(
         )
 
 
-_Named = Iterator[tuple[Sequence[str], np.ndarray]]
-
-
-@functools.singledispatch
-def _read_inputs(reader: Any, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
-    """Yield batches of names and inputs. Appends unreadable files of folders to `unread`."""
-    raise TypeError(f"No reader for inputs of {type(reader)}.")
-
-
-def _of_folder(folder: str, read: Callable[[str], _T], unread: list[str]) -> Iterator[_T]:
-    """Read each file of a folder; reports unreadable files on stderr and appends them to `unread`."""
-    for file in storage.list_files(folder):
-        path = f"{folder}/{file.name}"
-        try:
-            content = read(path)
-        except InputError as error:
-            unread.append(path)
-            print(paragraph(f"left out: {error}"), file=sys.stderr)
-            continue
-        yield content
-
-
-@_read_inputs.register
-def _(reader: ImageInput, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
-    shape = reader.image_shape
+def _read_inputs(
+    reader: ImageInput | Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread: list[str]
+) -> Iterator[_Named]:
+    """Yield batches of names and inputs. Reports unreadable files of folders on stderr and in `unread`."""
     for argument in inputs:
         if argument == _STDIN:
-            yield from _piped_images(reader)
+            yield from _piped(reader)
+        elif isinstance(reader, Tokenizer) and not _names_a_file(argument):
+            yield [argument], reader.encode_all([argument])
         elif not storage.is_remote(argument) and Path(argument).is_dir():
-            for path, image in _of_folder(argument, lambda path: (path, _read_image(path, reader)), unread):
-                yield [path], image
+            for file in storage.list_files(argument):
+                path = f"{argument}/{file.name}"
+                try:
+                    content = (
+                        _read_texts(path, reader, lines, column)
+                        if isinstance(reader, Tokenizer)
+                        else _read_image(path, reader)
+                    )
+                except InputError as error:
+                    unread.append(path)
+                    print(paragraph(f"left out: {error}"), file=sys.stderr)
+                else:
+                    yield content
+        elif isinstance(reader, Tokenizer):
+            yield _read_texts(argument, reader, lines, column)
         elif argument.lower().endswith(_ARRAY_SUFFIXES):
             for key, array in _read_arrays(argument).items():
-                images = _check_array(f"{argument}{key}", array, shape)
+                images = _check_array(f"{argument}{key}", array, reader.image_shape)
                 many = [f"{argument}{key}[{i}]" for i in range(len(images))]
                 yield many if len(many) > 1 else [f"{argument}{key}"], images
         else:
-            yield [argument], _read_image(argument, reader)
+            yield _read_image(argument, reader)
 
 
-@_read_inputs.register
-def _(reader: Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread: list[str]) -> _Named:
-    for argument in inputs:
-        if argument == _STDIN:
-            for text in _piped_texts():
-                yield [text], reader.encode_all([text])
-        elif not _names_a_file(argument):
-            yield [argument], reader.encode_all([argument])
-        elif not storage.is_remote(argument) and Path(argument).is_dir():
-            for texts in _of_folder(argument, lambda path: _read_texts(path, lines, column), unread):
-                yield list(texts), reader.encode_all(list(texts.values()))
-        else:
-            texts = _read_texts(argument, lines, column)
-            yield list(texts), reader.encode_all(list(texts.values()))
-
-
-def _piped_images(reader: ImageInput) -> _Named:
-    """Read images from stdin: one image file, or lines of JSON in the server's format."""
+def _piped(reader: ImageInput | Tokenizer) -> Iterator[_Named]:
+    """Read stdin: texts, one image file, or lines of JSON in the server's format."""
+    if isinstance(reader, Tokenizer):
+        for text in _piped_texts():
+            yield [text], reader.encode_all([text])
+        return
     stdin: Any = sys.stdin.buffer  # A BufferedReader at run time.
     if stdin.peek(1).lstrip()[:1] not in (b"{", b"["):
         content = stdin.read()
@@ -218,7 +196,6 @@ def _piped_images(reader: ImageInput) -> _Named:
             )
         yield [_STDIN], _decode_image("stdin", content, reader)
         return
-
     for number, line in enumerate(stdin, 1):
         if line.strip():
             try:
@@ -258,26 +235,25 @@ def _names_a_file(argument: str) -> bool:
         return False
 
 
-def _read_texts(path: str, lines: bool, column: str) -> dict[str, str]:
-    """Return the texts of a file, by name: the path, with an index if the file is a list of texts."""
+def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Named:
+    """Return the texts of a file, as ids, by name: the path, with an index if the file is a list of texts."""
     if path.lower().endswith(".csv"):
         texts = _read_column(path, column)
     elif path.lower().endswith(_ARRAY_SUFFIXES):
-        texts = [text for key, array in _read_arrays(path).items() for text in _check_texts(f"{path}{key}", array)]
+        texts = []
+        for key, array in _read_arrays(path).items():
+            if array.dtype.kind != "U" or array.ndim != 1:
+                received = f"{array.dtype}{list(array.shape)}"
+                raise InputError(f"Cannot use {path}{key}: expected str[N], received {received}.")
+            texts += array.tolist()
     elif lines:
         # Not splitlines, which also splits at characters other than line feeds.
         texts = [line.removesuffix("\r") for line in _read_text(path).removesuffix("\n").split("\n")]
     else:
-        return {path: _read_text(path)}
+        return [path], reader.encode_all([_read_text(path)])
     if not texts:
         raise InputError(f"Cannot read {path}: it holds no text. Expected at least one.")
-    return {f"{path}[{i}]": text for i, text in enumerate(texts)}
-
-
-def _check_texts(name: str, array: np.ndarray) -> list[str]:
-    if array.dtype.kind != "U" or array.ndim != 1:
-        raise InputError(f"Cannot use {name}: expected str[N], received {array.dtype}{list(array.shape)}.")
-    return array.tolist()
+    return [f"{path}[{i}]" for i in range(len(texts))], reader.encode_all(texts)
 
 
 def _read_text(path: str) -> str:
@@ -305,8 +281,8 @@ def _read_column(path: str, column: str) -> list[str]:
     return [row[column] for row in rows]
 
 
-def _read_image(path: str, wanted: ImageInput) -> np.ndarray:
-    return _decode_image(path, storage.read_bytes(path), wanted)
+def _read_image(path: str, wanted: ImageInput) -> _Named:
+    return [path], _decode_image(path, storage.read_bytes(path), wanted)
 
 
 def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:

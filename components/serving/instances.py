@@ -1,9 +1,13 @@
-"""Bodies of requests and responses: JSON or an image file to pixels, probabilities to JSON."""
+"""Bodies of requests and responses: JSON or an image file to the model's inputs, its outputs to JSON.
+
+V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol (same bodies as Vertex AI).
+V2, the Open Inference Protocol over REST, without model versions, which are optional:
+https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
+"""
 
 import base64
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -17,17 +21,17 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.images import SERVED_FORMATS, OpenImage, UnreadableImageError, open_image
-from tpu_components.core.examples.interface import MULTI_LABEL, REGRESSION, ImageInput
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, ImageInput
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.serving.exported import ExportedModel, PromptReader
 from tpu_components.serving.params import ServeParams
 
-ImageShape = tuple[int, int, int]
+Reader = ImageInput | Tokenizer | PromptReader
 
-_INSTANCES, _PARAMETERS, _TOP = "instances", "parameters", "top"
-_ENCODED, _TEXT = "b64", "text"
-# TensorFlow Serving's clients wrap an image in an object with the name of the SavedModel's input.
-_INPUT_NAMES = ("image", "encoded")
+_TOP, _CLASS, _BYTES = "top", "class", "BYTES"
+_V2_REQUEST_KEYS = ("id", "parameters", "inputs", "outputs")
+_V2_TENSOR_KEYS = ("name", "shape", "datatype", "parameters", "data")
+_MOST_DIMENSIONS, _MOST_SIZE = 8, 2**31 - 1
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MOST_DIGITS = 18
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
@@ -72,14 +76,16 @@ class PredictRequest:
 
     Attributes:
         inputs: Inputs of the model, N from 1; of images uint8[N, height, width, channels].
-        top: Number of probabilities in the response; None is all.
         waiting: Images that are not decoded yet, by their index in `inputs`.
+        top: Number of probabilities in the response; None is all.
+        id: Id that the client gave; empty if it gave none.
     """
 
     inputs: np.ndarray
-    top: int | None
     waiting: dict[int, OpenImage]
     _time: _ProcessorTime
+    top: int | None = None
+    id: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -90,9 +96,9 @@ class PredictRequest:
         """Yield groups of waiting images: their number of pixels and their indices."""
         numbers: list[int] = []
         cost = 0
-        for number, of_one in [(number, _cost(image, self.inputs.shape)) for number, image in self.waiting.items()]:
+        for number, image in [*self.waiting.items()]:
             numbers.append(number)
-            cost += of_one
+            cost += _cost(image, self.inputs.shape)
             if cost >= PART_PIXELS:
                 yield cost, numbers
                 numbers, cost = [], 0
@@ -116,9 +122,7 @@ def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
     return max(image.num_pixels, shape[1] * shape[2])
 
 
-def parse_request(
-    body: bytes | bytearray, wanted: ImageInput | Tokenizer | PromptReader, limits: ServeParams
-) -> PredictRequest:
+def parse_request(body: bytes | bytearray, wanted: Reader, limits: ServeParams) -> PredictRequest:
     """Parse `{"instances": [IMAGE, …], "parameters": {"top": K}}`; `parameters` is optional.
 
     An IMAGE is either `{"b64": "…"}`, the bytes of an image file, which is resized if necessary, or its pixels: nested
@@ -130,33 +134,25 @@ def parse_request(
         InputError: If the body has another form; the message names the instance.
         TooLargeError: If the instances or their pixels exceed `limits`.
     """
-    request = known_keys(load_json(body), "The body", (_INSTANCES, _PARAMETERS))
-    instances = request.get(_INSTANCES)
+    request = _known_keys(load_json(body), "The body", ("instances", "parameters"))
+    instances = request.get("instances")
     if not isinstance(instances, list) or not instances:
         raise InputError(
             f'"instances" must be a list of at least one {wanted.noun}. Received: '
             f"{'an empty list' if instances == [] else _describe(instances)}."
         )
-    check_count(len(instances), limits)
-    return open_instances(instances, wanted, _parse_top(request.get(_PARAMETERS)), limits)
+    _check_count(len(instances), limits)
+    parameters = request.get("parameters")
+    top = None if parameters is None else _known_keys(parameters, '"parameters"', (_TOP,)).get(_TOP)
+    return _open_instances(instances, wanted, limits, top=_read_top(top))
 
 
-def check_count(count: int, limits: ServeParams) -> None:
-    """Check the number of instances of a request.
-
-    Raises:
-        TooLargeError: If it exceeds `limits.max_instances`.
-    """
+def _check_count(count: int, limits: ServeParams) -> None:
     if count > limits.max_instances:
         raise TooLargeError(
             f"A request may hold {limits.max_instances} instances (--max-instances). Received: {count}. Send them in "
             "several requests."
         )
-
-
-def request_of_pixels(pixels: np.ndarray, limits: ServeParams) -> PredictRequest:
-    """Return a request for pixels of the model's size, uint8[N, height, width, channels]."""
-    return PredictRequest(pixels, None, {}, _ProcessorTime(limits.max_decode_seconds))
 
 
 def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
@@ -166,12 +162,12 @@ def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
         InputError: If the line is no IMAGE.
     """
     no_limits = ServeParams(max_image_pixels=sys.maxsize, max_request_pixels=sys.maxsize, max_decode_seconds=math.inf)
-    request = open_instances([load_json(line)], wanted, None, no_limits)
+    request = _open_instances([load_json(line)], wanted, no_limits)
     request.decode(list(request.waiting))
     return request.inputs
 
 
-def parse_image(body: bytes | bytearray, wanted: Any, top: str | None, limits: ServeParams) -> PredictRequest:
+def parse_image(body: bytes | bytearray, wanted: Reader, top: str | None, limits: ServeParams) -> PredictRequest:
     """Parse a body that is one image file. `top` is the text of the query parameter.
 
     Raises:
@@ -180,37 +176,30 @@ def parse_image(body: bytes | bytearray, wanted: Any, top: str | None, limits: S
     """
     if not isinstance(wanted, ImageInput):
         raise InputError(f"The model takes a {wanted.noun}. Received: an image. Send JSON.")
-    asked = int(top) if top is not None and top.isdecimal() and len(top) <= _MOST_DIGITS else top
-    number = _parse_top({_TOP: asked})
-    return open_instances([bytes(body)], wanted, number, limits)
+    is_number = top is not None and top.isdecimal() and len(top) <= _MOST_DIGITS
+    return _open_instances([bytes(body)], wanted, limits, top=_read_top(int(top or 0) if is_number else top))
 
 
-def open_instances(instances: Sequence[Any], wanted: Any, top: int | None, limits: ServeParams) -> PredictRequest:
-    """Parse instances; see `parse_request`.
-
-    Raises:
-        InputError: If an instance has another form; the message names it.
-        TooLargeError: If the images have too many pixels.
-    """
+def _open_instances(instances: Sequence[Any], wanted: Reader, limits: ServeParams, **asked: Any) -> PredictRequest:
+    """Parse instances, see `parse_request`; `asked` is what the request says besides."""
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
-    processor_time, waiting = _ProcessorTime(limits.max_decode_seconds), {}
+    request = PredictRequest(inputs, {}, _ProcessorTime(limits.max_decode_seconds), **asked)
     num_pixels = 0
     for number, instance in enumerate(instances):
         with _naming(number):
-            parsed = _parse_instance(wanted, instance, limits, processor_time)
+            parsed = _parse_instance(wanted, instance, limits, request._time)
         if not isinstance(parsed, OpenImage):
             inputs[number] = parsed
             continue
-        waiting[number] = parsed
+        request.waiting[number] = parsed
         num_pixels += _cost(parsed, inputs.shape)
         if num_pixels > limits.max_request_pixels:
             raise TooLargeError(
                 f"A request's images may have {limits.max_request_pixels:,} pixels in all (--max-request-pixels), each "
                 "at least those that the model takes. Received: more. Send them in several requests, or smaller."
             )
-    request = PredictRequest(inputs, top, waiting, processor_time)
     if num_pixels <= PART_PIXELS:
-        request.decode(list(waiting))
+        request.decode(list(request.waiting))
     return request
 
 
@@ -238,18 +227,14 @@ def render_predictions(model: ExportedModel, outputs: np.ndarray, top: int | Non
     """
     if top is not None and model.task == REGRESSION:
         raise InputError(f'"top" chooses among classes. Received: {top}, for a model that gives numbers. Leave it out.')
-    predictions: list[dict[str, Any]] = []
+    predictions = []
     for output in outputs:
-        answer = model.answer(output)
-        if model.task == REGRESSION:
-            predictions.append({"values": dict(answer)})
-            continue
-        probabilities = dict(model.rank(output, top))
+        prediction = model.summarize(output)
         if model.task == MULTI_LABEL:
-            predictions.append({"labels": [name for name, _ in answer], "probabilities": probabilities})
-        else:
-            name, confidence = answer[0]
-            predictions.append({"class": name, "confidence": confidence, "probabilities": probabilities})
+            prediction["labels"] = list(prediction["labels"])
+        if model.task != REGRESSION:
+            prediction["probabilities"] = dict(model.rank(output, top))
+        predictions.append(prediction)
     return json.dumps({"predictions": predictions}, ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -273,8 +258,7 @@ def load_json(body: bytes | bytearray) -> Any:
         raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received another body: {error}.') from error
 
 
-def known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return `value`; raises InputError unless it is an object with only the known keys."""
+def _known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{name} must be a JSON object. Received: {_describe(value)}.")
     for key in value:
@@ -285,10 +269,7 @@ def known_keys(value: Any, name: str, known: tuple[str, ...]) -> Mapping[str, An
     return value
 
 
-def _parse_top(parameters: Any) -> int | None:
-    if parameters is None:
-        return None
-    top = known_keys(parameters, '"parameters"', (_TOP,)).get(_TOP)
+def _read_top(top: Any) -> int | None:
     if top is None:
         return None
     # Vertex's client libraries pass parameters as protocol buffers, whose numbers are all floating point.
@@ -298,48 +279,34 @@ def _parse_top(parameters: Any) -> int | None:
     return int(top)
 
 
-@functools.singledispatch
-def _parse_instance(wanted: Any, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray | OpenImage:
+def _parse_instance(wanted: Reader, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray | OpenImage:
     """Parse an instance to an input of the model, or to an image that is not decoded yet."""
-    raise TypeError(f"No reader for instances of {type(wanted)}.")
-
-
-@_parse_instance.register
-def _(wanted: ImageInput, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray | OpenImage:
+    if not isinstance(wanted, ImageInput):
+        is_wrapped = isinstance(instance, dict) and instance.keys() == {"text"}
+        text = instance["text"] if is_wrapped else instance
+        if not isinstance(text, str):
+            raise InputError(f'expected a string, or {{"text": "…"}}. Received: {_describe(instance)}.')
+        return wanted.read(text)
     image = instance
     if isinstance(instance, dict) and len(instance) == 1:
-        image = next((instance[name] for name in _INPUT_NAMES if name in instance), instance)
+        # TensorFlow Serving's clients wrap an image in an object with the name of the SavedModel's input.
+        image = instance.get("image", instance.get("encoded", instance))
     if isinstance(image, list):
         return _check_pixels(image, wanted.image_shape)
-    if isinstance(image, bytes):
-        return _open_file(image, wanted, limits, time)
-    if isinstance(image, dict) and image.keys() == {_ENCODED} and isinstance(image[_ENCODED], str):
+    if isinstance(image, dict) and image.keys() == {"b64"} and isinstance(image["b64"], str):
         try:
-            content = base64.b64decode(image[_ENCODED], validate=True)
+            image = base64.b64decode(image["b64"], validate=True)
         except ValueError as error:
             raise InputError(f'expected Base64 in "b64". Received another text: {error}.') from error
-        return _open_file(content, wanted, limits, time)
-    raise InputError(
-        f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(wanted.image_shape)}. '
-        f"Received: {_describe(instance)}."
-    )
-
-
-@_parse_instance.register
-def _(wanted: PromptReader | Tokenizer, instance: Any, limits: ServeParams, time: _ProcessorTime) -> np.ndarray:
-    text = instance
-    if isinstance(instance, dict) and instance.keys() == {_TEXT}:
-        text = instance[_TEXT]
-    if not isinstance(text, str):
-        raise InputError(f'expected a string, or {{"text": "…"}}. Received: {_describe(instance)}.')
-    return wanted.read(text)
-
-
-def _open_file(content: bytes, wanted: ImageInput, limits: ServeParams, time: _ProcessorTime) -> OpenImage:
+    if not isinstance(image, bytes):
+        raise InputError(
+            f'expected {{"b64": "…"}} with the bytes of an image file, or pixels {_lists(wanted.image_shape)}. '
+            f"Received: {_describe(instance)}."
+        )
     rule = dataclasses.replace(wanted.rule, max_pixels=limits.max_image_pixels, formats=SERVED_FORMATS)
     with time.spending(), _naming_what_is_expected():
         time.check()
-        return open_image(content, rule, time.check)
+        return open_image(image, rule, time.check)
 
 
 @contextlib.contextmanager
@@ -350,10 +317,10 @@ def _naming_what_is_expected() -> Iterator[None]:
         raise InputError(f"expected a JPEG, PNG, GIF, BMP, WebP, TIFF or PPM file. Received: {error}.") from error
 
 
-def _check_pixels(nested: list[Any], image_shape: ImageShape) -> np.ndarray:
+def _check_pixels(nested: list[Any], image_shape: tuple[int, int, int]) -> np.ndarray:
     expected = f"expected pixels {_lists(image_shape)}, whole numbers in [0, 255]"
     try:
-        numbers, shape = flatten_numbers(nested, len(image_shape))
+        numbers, shape = _flatten_numbers(nested, len(image_shape))
     except ValueError as error:
         raise InputError(f"{expected}. Received: {error}.") from error
     if shape != image_shape and not (image_shape[2] == 1 and shape == image_shape[:2]):
@@ -365,23 +332,15 @@ def _check_pixels(nested: list[Any], image_shape: ImageShape) -> np.ndarray:
     return numbers.astype(np.uint8).reshape(image_shape)
 
 
-def flatten_numbers(nested: list[Any], most_nested: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Flatten nested lists to int or float [count]; returns the shape of the lists too.
+def _flatten_numbers(nested: list[Any], most_nested: int) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Flatten nested lists of at most `most_nested` levels to int or float [count]; returns their shape too.
 
     The lists are checked before they become an array: in an array of strings every element takes the memory of the
     longest one.
 
-    Args:
-        nested: Nested lists from JSON.
-        most_nested: Largest number of dimensions.
-
     Raises:
         ValueError: If the lists differ in length, are nested deeper, or contain other values than numbers. The message
             says what was received.
-
-    Example:
-        >>> flatten_numbers([[1, 2], [3, 4]], 3)
-        (array([1, 2, 3, 4]), (2, 2))
     """
     values = nested
     shape: tuple[int, ...] = (len(nested),)
@@ -408,3 +367,91 @@ def _describe(value: Any) -> str:
     if isinstance(value, dict):
         return f"an object with {', '.join(repr(key[:40]) for key in list(value)[:5]) or 'nothing in it'}"
     return _KINDS.get(type(value), "a number")
+
+
+def describe_model(name: str, model: ExportedModel) -> dict[str, Any]:
+    """Return the V2 metadata of a model."""
+    of_images = isinstance(model.input, ImageInput)
+    shape = [-1, *model.input.shape] if of_images else [-1]
+    tensor = {"name": model.input.noun, "datatype": "UINT8" if of_images else _BYTES, "shape": shape}
+    answers = [{"name": _answer(model), "datatype": "FP32", "shape": [-1, len(model.class_names)]}]
+    if model.task == CLASSIFICATION:
+        answers.append({"name": _CLASS, "datatype": _BYTES, "shape": [-1]})
+    return {"name": name, "platform": "litert", "inputs": [tensor], "outputs": answers}
+
+
+def _answer(model: ExportedModel) -> str:
+    return "values" if model.task == REGRESSION else "probabilities"
+
+
+def parse_infer(body: bytes | bytearray, model: ExportedModel, limits: ServeParams) -> PredictRequest:
+    """Parse a V2 inference request with one tensor: UINT8 pixels, or BYTES of texts or base64 image files.
+
+    Raises:
+        InputError: If the body has another form.
+        TooLargeError: If the number of instances exceeds `limits`.
+    """
+    request = _known_keys(load_json(body), "The body", _V2_REQUEST_KEYS)
+    inputs, given_id = request.get("inputs"), request.get("id", "")
+    if not isinstance(given_id, str):
+        raise InputError('"id" must be a text.')
+    if not isinstance(inputs, list) or len(inputs) != 1:
+        count = len(inputs) if isinstance(inputs, list) else "none"
+        raise InputError(f'"inputs" must be a list of one tensor, the {model.input.plural}. Received: {count}.')
+    tensor = _known_keys(inputs[0], "inputs[0]", _V2_TENSOR_KEYS)
+    shape, data, kind = tensor.get("shape"), tensor.get("data"), tensor.get("datatype")
+    # Check this first: the product of 500,000 sizes takes half a minute.
+    if not isinstance(shape, list) or not 0 < len(shape) <= _MOST_DIMENSIONS or not all(map(_is_size, shape)):
+        raise InputError(
+            f'inputs[0]: "shape" must be a list of whole numbers, the number of instances first: at most '
+            f"{_MOST_DIMENSIONS} of them, none above {_MOST_SIZE:,}."
+        )
+    size = math.prod(shape)
+    if not isinstance(data, list) or not size:
+        raise InputError('inputs[0]: "data" must be a list of the values of at least one instance.')
+    _check_count(size if kind == _BYTES else shape[0], limits)
+    of_images = isinstance(model.reader, ImageInput)
+    if kind == "UINT8" and isinstance(model.reader, ImageInput):
+        pixels = _check_tensor(data, shape, model.reader)
+        return PredictRequest(pixels, {}, _ProcessorTime(limits.max_decode_seconds), id=given_id)
+    if kind != _BYTES:
+        expected = f"UINT8 or {_BYTES}" if of_images else _BYTES
+        raise InputError(f'inputs[0]: "datatype" must be {expected}. Received: {str(kind)[:40]!r}.')
+    if size != len(data) or not all(isinstance(item, str) for item in data):
+        raise InputError(f"inputs[0]: expected {size} texts, by its shape. Received: {len(data)} values.")
+    instances = [{"b64": text} for text in data] if of_images else data
+    return _open_instances(instances, model.reader, limits, id=given_id)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST_SIZE
+
+
+def _check_tensor(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> np.ndarray:
+    """Return uint8[N, height, width, channels] from flat or nested values."""
+    expected = (shape[0], *wanted.image_shape)
+    try:
+        values, _ = _flatten_numbers(data, len(expected))
+    except ValueError:
+        values = np.empty(0)
+    fits = tuple(shape) in (expected, expected[:3] if expected[3] == 1 else expected)
+    if not fits or values.size != math.prod(expected) or values.dtype.kind not in "iu":
+        raise InputError(
+            f"inputs[0]: expected {math.prod(expected)} whole numbers, and the shape {list(expected)}. Received: the "
+            f"shape {list(shape)} and {values.size} values."
+        )
+    if values.min() < 0 or values.max() > 255:
+        raise InputError("inputs[0]: pixels are from 0 to 255. Received: others.")
+    return values.astype(np.uint8).reshape(expected)
+
+
+def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, given_id: str) -> bytes:
+    """Render a V2 inference response."""
+    answers = [
+        {"name": _answer(model), "datatype": "FP32", "shape": list(outputs.shape), "data": outputs.ravel().tolist()}
+    ]
+    if model.task == CLASSIFICATION:
+        names = [model.class_names[i] for i in outputs.argmax(1).tolist()]
+        answers.append({"name": _CLASS, "datatype": _BYTES, "shape": [len(names)], "data": names})
+    response: Mapping[str, Any] = {"model_name": name, **({"id": given_id} if given_id else {}), "outputs": answers}
+    return json.dumps(response, ensure_ascii=False, allow_nan=False).encode()

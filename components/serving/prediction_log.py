@@ -1,8 +1,8 @@
 """Log of sampled predictions for `tpu-pipelines monitor`, one JSON line each."""
 
 import contextlib
-import dataclasses
 import datetime
+import functools
 import json
 import os
 import queue
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.interface import MULTI_LABEL, REGRESSION
 from tpu_components.serving.exported import ExportedModel
 
 _MOST_WAITING = 1000  # Requests; with `log_content` each may hold a body in memory.
@@ -23,16 +22,6 @@ _MOST_WAITING_BODIES = 32
 _END_SECONDS = 2.0
 
 Content = Callable[[], Sequence[Any]]  # Returns a request's instances; called in the log's thread.
-
-
-@dataclasses.dataclass(frozen=True)
-class _Answers:
-    model: ExportedModel
-    time: datetime.datetime
-    outputs: np.ndarray
-    places: Sequence[int]
-    seconds: float
-    content: Content | None
 
 
 class PredictionLog:
@@ -67,7 +56,7 @@ class PredictionLog:
             ) from error
         self._share, self._with_content = share, with_content
         self._model_name, self._version = registered
-        self._waiting: queue.Queue[_Answers | None] = queue.Queue(
+        self._waiting: queue.Queue[Callable[[], Iterator[str]] | None] = queue.Queue(
             _MOST_WAITING_BODIES if with_content else _MOST_WAITING
         )
         self._has_failed = False
@@ -86,10 +75,9 @@ class PredictionLog:
         """
         places = [place for place in range(len(outputs)) if self._random.random() < self._share]
         if places:
-            time = datetime.datetime.now(datetime.UTC)
-            content = content if self._with_content else None
+            time, content = datetime.datetime.now(datetime.UTC), content if self._with_content else None
             with contextlib.suppress(queue.Full):
-                self._waiting.put_nowait(_Answers(model, time, outputs, places, seconds, content))
+                self._waiting.put_nowait(functools.partial(self._lines, model, outputs, places, time, seconds, content))
 
     def close(self) -> None:
         """Write waiting lines, for a few seconds at most, and close the file."""
@@ -100,38 +88,36 @@ class PredictionLog:
             self._file.close()
 
     def _run(self) -> None:
-        while (answers := self._waiting.get()) is not None:
+        while (lines := self._waiting.get()) is not None:
             try:
-                self._file.write("".join(self._lines(answers)).encode())
+                self._file.write("".join(lines()).encode())
             except Exception as error:  # The log must not stop the server.
                 if not self._has_failed:
                     message = f"Predictions are missing from the log: {error!r}; told once."
                     print(json.dumps({"severity": "ERROR", "message": message}), file=sys.stderr, flush=True)
                 self._has_failed = True
 
-    def _lines(self, answers: _Answers) -> Iterator[str]:
-        model, contents = answers.model, answers.content() if answers.content else None
-        for place in answers.places:
+    def _lines(
+        self,
+        model: ExportedModel,
+        outputs: np.ndarray,
+        places: Sequence[int],
+        time: datetime.datetime,
+        seconds: float,
+        content: Content | None,
+    ) -> Iterator[str]:
+        contents = content() if content else None
+        for place in places:
             line = {
-                "time": answers.time.isoformat(timespec="milliseconds"),
+                "time": time.isoformat(timespec="milliseconds"),
                 "model": self._model_name or model.name,
                 "version": self._version,
                 "format": model.format,
-                **_say(model, answers.outputs[place]),
-                "ms": round(answers.seconds * 1e3, 2),
+                **model.summarize(outputs[place]),
+                "ms": round(seconds * 1e3, 2),
                 "instance": place,
                 "share": self._share,
             }
             if contents is not None:
                 line["content"] = contents[place]
             yield json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _say(model: ExportedModel, output: np.ndarray) -> dict[str, Any]:
-    answer = model.answer(output)
-    if model.task == REGRESSION:
-        return {"values": dict(answer)}
-    if model.task == MULTI_LABEL:
-        return {"labels": dict(answer)}
-    name, confidence = answer[0]
-    return {"class": name, "confidence": confidence}

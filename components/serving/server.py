@@ -20,7 +20,7 @@ import uvicorn
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import printable
 from tpu_components.core.examples.interface import ImageInput
-from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_NAME, VERSIONS_DIR
+from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_NAME, version_at
 from tpu_components.core.registry.signing import fetch_verified
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.serving.application import Application
@@ -52,48 +52,34 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
     Raises:
         InputError: If the address cannot be used, the export is missing or damaged, or a signature is invalid.
     """
+    place = os.path.abspath(export_uri)  # Also of a URI, of which only the end counts here.
     if not params.model_name:
-        params = dataclasses.replace(params, model_name=version or _name_by_place(export_uri))
+        params = dataclasses.replace(params, model_name=version or _name_by_place(place))
     with (
         _listen(params.host, params.port) as listener,
-        _open_log(params, export_uri) as log,
         tempfile.TemporaryDirectory(prefix="serving-") as work,
+        contextlib.ExitStack() as stack,
     ):
+        log = None
+        if params.log:
+            log = PredictionLog(params.log, params.log_share, params.log_content, version_at(place))
+            stack.callback(log.close)
         load = functools.partial(_load, export_uri, params, Path(work), version)
         asyncio.run(_serve(listener, load, params, log))
 
 
-def _registered(export_uri: str) -> tuple[str, str]:
-    """Return model name and version number from an export's path in a registry; two empty strings for other paths."""
-    *_, model_name, versions, number, _ = ("", "", "", *Path(export_uri).absolute().parts)
-    return (model_name, number) if versions == VERSIONS_DIR else ("", "")
-
-
-def _name_by_place(export_uri: str) -> str:
+def _name_by_place(place: str) -> str:
     """Return the name in an export's path: of the registered model, or of the run; empty for other paths.
 
     Example:
-        >>> _name_by_place("runs/registry/shoes/versions/0003/export"), _name_by_place("runs/bags/export")
+        >>> _name_by_place("/runs/registry/shoes/versions/0003/export"), _name_by_place("/runs/bags/export")
         ('shoes', 'bags')
         >>> _name_by_place("/export"), _name_by_place("/somewhere/else")
         ('', '')
     """
-    *_, run, folder = ("", *Path(export_uri).absolute().parts)
-    name = _registered(export_uri)[0] or (run if folder == EXPORT_DIR else "")
+    run, folder = ("", *Path(place).parts)[-2:]
+    name = version_at(place)[0] or (run if folder == EXPORT_DIR else "")
     return name if re.fullmatch(MODEL_NAME, name) else ""
-
-
-@contextlib.contextmanager
-def _open_log(params: ServeParams, export_uri: str) -> Iterator[PredictionLog | None]:
-    """Open the prediction log, if `params.log` is set. The export's path gives model name and version."""
-    if not params.log:
-        yield None
-        return
-    log = PredictionLog(params.log, params.log_share, params.log_content, _registered(export_uri))
-    try:
-        yield log
-    finally:
-        log.close()
 
 
 async def _serve(
@@ -116,7 +102,7 @@ async def _serve(
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
     )
-    asyncio.get_running_loop().set_exception_handler(_AcceptErrors())
+    asyncio.get_running_loop().set_exception_handler(_handle_error)
     is_loaded = False
 
     def stop() -> None:
@@ -153,20 +139,18 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _AcceptErrors:
-    """Logs only once that connections cannot be accepted: asyncio retries and reports every failure."""
+@functools.cache
+def _report_once(message: str) -> None:
+    print(json.dumps({"severity": "ERROR", "message": f"{message}; told once."}), file=sys.stderr, flush=True)
 
-    def __init__(self) -> None:
-        self._is_known = False
 
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if not isinstance(error, OSError) or "accept" not in context["message"]:
-            loop.default_exception_handler(context)
-        elif not self._is_known:
-            self._is_known = True
-            message = f"Cannot accept connections: {error.strerror}. Raise the limit (ulimit -n); told once."
-            print(json.dumps({"severity": "ERROR", "message": message}), file=sys.stderr, flush=True)
+def _handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report only once that connections cannot be accepted: asyncio retries and reports every failure."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and "accept" in context["message"]:
+        _report_once(f"Cannot accept connections: {error.strerror}. Raise the limit (ulimit -n)")
+    else:
+        loop.default_exception_handler(context)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -184,10 +168,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _load(export_uri: str, params: ServeParams, work: Path, version: str = "") -> ExportedModel:
-    if params.verify:
-        export_dir = fetch_verified(export_uri, params.verify, work, version)
-    else:
-        export_dir = fetch_folder(export_uri, work)
+    export_dir = (
+        fetch_verified(export_uri, params.verify, work, version) if params.verify else fetch_folder(export_uri, work)
+    )
     return load_model(export_dir, params.int8, params.num_threads)
 
 

@@ -16,15 +16,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
-from tpu_components.train_model.parts import (
-    Array,
-    ArrayInParts,
-    PartsManifest,
-    bounds_of,
-    manifest_as_json,
-    manifest_of_json,
-    open_parts,
-)
+from tpu_components.train_model.parts import Array, ArrayInParts, PartsManifest, bounds_of, open_parts
 
 CHECKPOINT_FILE = "checkpoint.npz"
 BEST_FILE = "best.npz"
@@ -64,37 +56,31 @@ class TrainingProgress:
     saved_at: float = 0.0
 
 
-def _array(variable: Any) -> np.ndarray:
-    import keras
-
-    # Convert to a tensor first: NumPy cannot read a variable that is mirrored on several devices.
-    return np.asarray(keras.ops.convert_to_tensor(variable))
-
-
 def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
     """Return a copy of every variable's value, by name; of a variable that is sharded over hosts, this host's parts."""
     import keras
 
-    if keras.backend.backend() == "jax":
-        import jax
+    if keras.backend.backend() != "jax":
+        # Convert to a tensor first: NumPy cannot read a variable that is mirrored on several devices.
+        tensors = {name: keras.ops.convert_to_tensor(variable) for name, variable in variables.items()}
+        return {name: np.array(np.asarray(tensor)) for name, tensor in tensors.items()}
+    import jax
 
-        # Start all copies from the device at once. On a CPU nothing is copied: the next step would change the memory.
-        values = {name: variable.value for name, variable in variables.items()}
-        copies = jax.device_get({name: value if _is_here(value) else _parts(value) for name, value in values.items()})
-        return {
-            name: np.array(copy)
-            if _is_here(values[name])
-            else ArrayInParts(values[name].shape, values[name].dtype, {at: np.array(part) for at, part in copy.items()})
-            for name, copy in copies.items()
-        }
-    return {name: np.array(_array(variable)) for name, variable in variables.items()}
-
-
-def _is_here(value: Any) -> bool:
-    return bool(value.is_fully_addressable or value.is_fully_replicated)
+    values = {name: variable.value for name, variable in variables.items()}
+    # Starts all copies from the device at once. On a CPU nothing is copied, and the next step would change the memory.
+    copies = jax.device_get({name: _parts_here(value) for name, value in values.items()})
+    return {
+        name: ArrayInParts(values[name].shape, values[name].dtype, {at: np.array(part) for at, part in copy.items()})
+        if isinstance(copy, dict)
+        else np.array(copy)
+        for name, copy in copies.items()
+    }
 
 
-def _parts(value: Any) -> dict[Any, Any]:
+def _parts_here(value: Any) -> Any:
+    """Return a value that is whole on this host; else the parts of this host by their bounds."""
+    if value.is_fully_addressable or value.is_fully_replicated:
+        return value
     return {bounds_of(part.index, value.shape): part.data for part in value.addressable_shards}
 
 
@@ -143,7 +129,7 @@ def save_arrays(
     buffer = io.BytesIO()
     extra = {} if progress is None else {_PROGRESS: np.array(json.dumps(dataclasses.asdict(progress)))}
     if manifest is not None:
-        extra[_PARTS] = np.array(manifest_as_json(manifest))
+        extra[_PARTS] = np.array(json.dumps(dataclasses.asdict(manifest)))
     whole = {name: array for name, array in arrays.items() if not isinstance(array, ArrayInParts)}
     np.savez(buffer, **{**whole, **extra})  # type: ignore[arg-type]
     storage.write_bytes(path, buffer.getvalue())
@@ -154,7 +140,7 @@ def manifest_of(path: Path) -> PartsManifest | None:
     if not path.is_file():
         return None
     with np.load(path, allow_pickle=False) as file:
-        return manifest_of_json(str(file[_PARTS])) if _PARTS in file.files else None
+        return PartsManifest(**json.loads(str(file[_PARTS]))) if _PARTS in file.files else None
 
 
 def load_arrays(path: Path) -> tuple[dict[str, Array], TrainingProgress | None]:
@@ -173,7 +159,7 @@ def load_arrays(path: Path) -> tuple[dict[str, Array], TrainingProgress | None]:
         ) from error
     raw, parts = arrays.pop(_PROGRESS, None), arrays.pop(_PARTS, None)
     if parts is not None:
-        arrays |= open_parts(path.parent, manifest_of_json(str(parts)))
+        arrays |= open_parts(path.parent, PartsManifest(**json.loads(str(parts))))
     return arrays, None if raw is None else TrainingProgress(**json.loads(str(raw)))
 
 

@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
         "started": started,
         "ended": time.time(),
         "result": dataclasses.asdict(result),
-        **describe_surroundings(device, folder),
+        **describe_environment(device, folder),
     }
     try:
         with tempfile.TemporaryDirectory() as scratch:
@@ -71,33 +71,31 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
         progress.say("train_model", f"could not write the environment report: {error}")
 
 
-def describe_surroundings(device: Device, folder: Path) -> dict[str, Any]:
+def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
     """Return user, devices, host, library versions and the permissions in a folder, ready for JSON."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    device_files = {}
+    for path in (path for pattern in _DEVICE_FILES for path in sorted(Path("/dev").glob(pattern))):
+        access = "may be used" if os.access(path, os.R_OK | os.W_OK) else "may not be used"
+        device_files[str(path)] = f"{path.stat().st_mode & 0o777:o}, {access}"
+    libraries = {}
+    for name in _LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            libraries[name] = metadata.version(name)
     return {
         "user": {"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups()},
         "locked_memory_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],  # -1: no limit.
-        "device_files": {str(path): f"{path.stat().st_mode & 0o777:o}, {_access(path)}" for path in _device_files()},
+        "device_files": device_files,
         "devices": _devices(device),
         "hosts": {**tell_hosts(os.environ), "host name": socket.gethostname()},
         "host": {
             "name": describe_host(),
-            "memory_bytes": memory,
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "free_disk_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
         },
         "python": sys.version.split()[0],
-        "libraries": dict(_versions()),
+        "libraries": libraries,
         "mount": {"folder": str(folder), **probe_folder(folder)},
     }
-
-
-def _device_files() -> Iterator[Path]:
-    for pattern in _DEVICE_FILES:
-        yield from sorted(Path("/dev").glob(pattern))
-
-
-def _access(path: Path) -> str:
-    return "may be used" if os.access(path, os.R_OK | os.W_OK) else "may not be used"
 
 
 def _devices(device: Device) -> list[str]:
@@ -109,12 +107,6 @@ def _devices(device: Device) -> list[str]:
     import tensorflow as tf
 
     return [str(chip.name) for chip in tf.config.list_logical_devices()]
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in _LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            yield name, metadata.version(name)
 
 
 def probe_folder(folder: Path) -> dict[str, str]:
@@ -160,14 +152,12 @@ def probe_folder(folder: Path) -> dict[str, str]:
         "chmod": lambda: file.chmod(0o600),
         "lock": lock,
     }
-    answers = {name: _try(action) for name, action in tried.items()}
+    answers = {}
+    for name, action in tried.items():
+        try:
+            action()
+            answers[name] = "yes"
+        except OSError as error:
+            answers[name] = error.strerror or str(error)
     shutil.rmtree(scratch, ignore_errors=True)
     return answers
-
-
-def _try(action: Callable[[], Any]) -> str:
-    try:
-        action()
-    except OSError as error:
-        return error.strerror or str(error)
-    return "yes"

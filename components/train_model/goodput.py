@@ -15,10 +15,10 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.train_model.heartbeat import repeated
 
 SESSIONS_FILE = "sessions.json"
-_SIGN_EVERY_SECONDS = 10.0
-_LOOK_EVERY_SECONDS = 0.5  # Until the first step has ended, which is recorded at once.
+_EVERY_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,87 +79,82 @@ class _Session:
 class Sessions:
     """Records the sessions of a training run, each from its start to its last heartbeat, in a file.
 
-    The identity of the run is known only when the model is built. Until then a digest of the settings identifies it, so
-    that a session that is killed earlier is counted too.
-
     Args:
         folder: Folder of the checkpoints.
-        settings: Digest of the settings that are known at the start.
+        settings: Digest of the settings; earlier sessions with other settings do not count.
         started: Start of this session, in seconds since 1970.
+        is_writer: Whether this host writes the file.
         clock: Returns the time, in seconds since 1970.
     """
 
-    def __init__(self, folder: Path, settings: str, started: float, clock: Callable[[], float] = time.time) -> None:
-        self._path, self._settings, self._clock = folder / SESSIONS_FILE, settings, clock
-        self._lock, self._is_withdrawn = threading.Lock(), False
-        self._before: bytes | None = None  # Content of the file before this session.
-        self._stored, self._early = self._read()
-        self._earlier: list[_Session] = []
-        self._now = _Session(started, started)
-        self._identity: str | None = None
-        self._first_step_at: Callable[[], float | None] = lambda: None
-
-    def _read(self) -> tuple[dict[str, Any], list[_Session]]:
-        """Return the records of the last run in this folder, and the sessions that ended before `claim`."""
-        stored: dict[str, Any] = {}
-        early: list[_Session] = []
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            self._before = self._path.read_bytes()
-            content = json.loads(self._before)
-            spans = [(float(start), float(end)) for start, end in content["sessions"]]
-            # Files of older versions have no `steps`: their sessions count as without start-up and loss.
-            steps = content.get("steps", [list(span) for span in spans])
-            _sessions(spans, steps)
-            stored = {"identity": content["identity"], "sessions": spans, "steps": steps}
-            if content.get("early", {}).get("settings") == self._settings:
-                early = _sessions(content["early"]["sessions"], None)
-        return stored, early
-
-    def claim(
-        self, identity: str, continued_from: float | None, first_step_at: Callable[[], float | None] = lambda: None
+    def __init__(
+        self,
+        folder: Path,
+        settings: str,
+        started: float,
+        is_writer: bool = True,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Assign this session to a training run.
+        self._path, self._settings, self._clock, self._is_writer = folder / SESSIONS_FILE, settings, clock, is_writer
+        self._lock, self._is_accepted = threading.Lock(), False
+        self._before: bytes | None = None  # Content of the file before this session.
+        self._now, self._earlier = _Session(started, started), list[_Session]()
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            self._before = self._path.read_bytes()
+            self._earlier = self._read(json.loads(self._before))
+
+    def _read(self, content: Any) -> list[_Session]:
+        """Return the sessions with the same settings from a file of this version, or of older ones.
+
+        Older files keep the settings in `early`, beside sessions that ended before the model was built. Still older
+        ones have neither `early` nor `steps`: their sessions count as without start-up and loss.
+        """
+        early = content.get("early", {"settings": self._settings, "sessions": []})
+        if content.get("settings", early["settings"]) != self._settings:
+            return []
+        spans = [(float(start), float(end)) for start, end in content["sessions"]]
+        steps = content.get("steps", spans)
+        earlier = [_Session(*span, *step) for span, step in zip(spans, steps, strict=True)]
+        return earlier + [_Session(*span) for span in early["sessions"]]
+
+    def forget(self) -> None:
+        """Drop the earlier sessions: the checkpoint in the folder is of another run."""
+        self._earlier = []
+
+    def accept(self, continued_from: float) -> None:
+        """Record that this session trains: it then counts even if it fails.
 
         Args:
-            identity: Identity of the run; sessions of other runs are dropped.
-            continued_from: Time of the checkpoint that this session continues from, in seconds since 1970; 0 if the
-                checkpoint has no time, None if there is no checkpoint.
-            first_step_at: Returns the time at which this session's first step ended, in seconds since 1970, or None.
+            continued_from: Time of the checkpoint that this session continues from, in seconds since 1970; 0 if there
+                is no checkpoint, or the checkpoint has no time.
         """
-        with self._lock:
-            stored = self._stored if self._stored.get("identity") == identity else {"sessions": [], "steps": []}
-            self._earlier = [*_sessions(stored["sessions"], stored["steps"]), *self._early]
-            self._earlier.sort(key=lambda session: session.start)
-            if continued_from:
-                before = [session for session in self._earlier if session.start <= continued_from]
-                for session in before[-1:]:
-                    session.end = max(session.end, continued_from)
-                    session.kept = max(session.kept or 0.0, continued_from)
-            self._identity, self._first_step_at = identity, first_step_at
+        self._is_accepted = True
+        for session in [session for session in self._earlier if session.start <= continued_from][-1:]:
+            session.end = max(session.end, continued_from)
+            session.kept = max(session.kept or 0.0, continued_from)
+
+    def begin(self) -> None:
+        """Record that this session's first step has ended."""
+        self._now.began = self._clock()
+        self.beat()
 
     @property
     def count(self) -> int:
         """Sessions so far, this one included."""
         return len(self._earlier) + 1
 
-    def sign(self) -> None:
-        """Record a heartbeat of this session in the file."""
-        with self._lock:
-            if self._is_withdrawn:
-                return
-            now = self._look()
-            if self._identity is None:
-                stored = {"identity": "", "sessions": [], "steps": [], **self._stored}
-                early = [*self._early, now]
-            else:
-                ours = [*self._earlier, now]
-                stored, early = {"identity": self._identity, **_lists(ours)}, []
-            told = {**stored, "early": {"settings": self._settings, "sessions": _lists(early)["sessions"]}}
-            storage.write_bytes(self._path, json.dumps(told).encode())
-
-    def _look(self) -> _Session:
-        self._now.end, self._now.began = self._clock(), self._first_step_at()
-        return self._now
+    def beat(self) -> None:
+        """Record a heartbeat of this session in the file. Errors are ignored: they must not fail the training."""
+        with self._lock, contextlib.suppress(OSError):
+            self._now.end = self._clock()
+            sessions = [*self._earlier, self._now]
+            content = {
+                "settings": self._settings,
+                "sessions": [[session.start, session.end] for session in sessions],
+                "steps": [[session.began, session.kept] for session in sessions],
+            }
+            if self._is_writer:
+                storage.write_bytes(self._path, json.dumps(content).encode())
 
     def paid_seconds(self, trained: float, waiting: float) -> PaidSeconds:
         """Return the seconds of all sessions by use. A killed session counts to its last heartbeat.
@@ -168,65 +163,38 @@ class Sessions:
             trained: Seconds of the steps that are part of the result.
             waiting: Seconds in which the sessions waited for input and checkpoints after their first steps.
         """
-        now = self._look()
-        sessions = [*self._earlier, now]
+        self._now.end = self._clock()
+        sessions = [*self._earlier, self._now]
         paid = sum(session.end - session.start for session in sessions)
         start_up = sum(session.start_up_seconds for session in sessions)
         lost = sum(session.lost_seconds for session in self._earlier)
         return PaidSeconds(trained, start_up, waiting, lost, max(paid - trained - start_up - waiting - lost, 0.0))
 
     @contextlib.contextmanager
-    def signed(self, is_writer: bool) -> Iterator[None]:
-        """Record a heartbeat every 10 seconds while the block runs, if this host is the writer."""
-        is_over, was_there = threading.Event(), self._path.parent.is_dir()
+    def recorded(self) -> Iterator[None]:
+        """Record a heartbeat every 10 seconds while the block runs.
 
-        def sign_on() -> None:
-            has_begun, signed = False, time.monotonic()
-            while not is_over.wait(_SIGN_EVERY_SECONDS if has_begun else min(_LOOK_EVERY_SECONDS, _SIGN_EVERY_SECONDS)):
-                begins = not has_begun and self._first_step_at() is not None
-                if begins or time.monotonic() - signed >= _SIGN_EVERY_SECONDS:
-                    self._try_to_sign()
-                    signed = time.monotonic()
-                has_begun = has_begun or begins
-
-        if is_writer:
-            self._try_to_sign()  # At once: the block may be killed before the next heartbeat.
-            threading.Thread(target=sign_on, daemon=True).start()
+        A session that an InputError ends before `accept` does not count: the file is restored.
+        """
+        was_there, is_refused = self._path.parent.is_dir(), False
+        self.beat()  # At once: the block may be killed before the next heartbeat.
         try:
-            yield
+            with repeated(self.beat, _EVERY_SECONDS):
+                yield
         except InputError:
-            is_over.set()
-            if is_writer and self._identity is None:
-                self._withdraw(was_there)
+            is_refused = self._is_writer and not self._is_accepted
             raise
         finally:
-            is_over.set()
-            if is_writer:
-                self._try_to_sign()
+            if is_refused:
+                self._restore_file(was_there)
+            else:
+                self.beat()
 
-    def _withdraw(self, keep_folder: bool) -> None:
-        """Restore the file as it was before this session: a session that was refused does not count."""
-        with self._lock, contextlib.suppress(OSError):
-            self._is_withdrawn = True
+    def _restore_file(self, keep_folder: bool) -> None:
+        with contextlib.suppress(OSError):
             if self._before is not None:
                 storage.write_bytes(self._path, self._before)
                 return
             self._path.unlink(missing_ok=True)
             if not keep_folder:
                 self._path.parent.rmdir()
-
-    def _try_to_sign(self) -> None:
-        with contextlib.suppress(OSError):  # A heartbeat that cannot be written must not fail the training.
-            self.sign()
-
-
-def _sessions(spans: Any, steps: Any) -> list[_Session]:
-    parts = steps or [(None, None)] * len(spans)
-    return [_Session(start, end, began, kept) for (start, end), (began, kept) in zip(spans, parts, strict=True)]
-
-
-def _lists(sessions: list[_Session]) -> dict[str, list[list[float | None]]]:
-    return {
-        "sessions": [[session.start, session.end] for session in sessions],
-        "steps": [[session.began, session.kept] for session in sessions],
-    }

@@ -25,7 +25,7 @@ from tpu_components.core.base.terminal import printable
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import storage
 from tpu_components.core.step import command_line
-from tpu_components.train_model import following
+from tpu_components.train_model import heartbeat
 from tpu_components.train_model.params import TrainParams, TrainResult
 
 # Makes the step train with a JobSet. JSON: `manifest` is the JobSet without name and command, `shared` a folder on a
@@ -70,7 +70,7 @@ def train_on_hosts(
     A step that is cancelled, timed out or evicted has less than a second to delete the JobSet: Argo signals all
     processes of the step, KFP's launcher exits at once, and the container ends with it (argo-workflows at f016ad8,
     workflow/executor/osspecific/signal_darwin.go: Kill, Wait; kubeflow/pipelines at 7b70c7b,
-    backend/src/v2/component/launcher_v2.go: execute). For a step that is killed see `following`.
+    backend/src/v2/component/launcher_v2.go: execute). For a step that is killed see `heartbeat`.
 
     Raises:
         InputError: If the cluster has no JobSets, the step may not create them, or the hosts report a user's mistake.
@@ -81,7 +81,7 @@ def train_on_hosts(
     folder = Path(ask["shared"]) / name
     followed = folder.parent / f"{name}.followed"
     result_file, model, failure = folder / "result-0.json", folder / "model", folder / "failure.json"
-    with contextlib.closing(_JobSet(name)) as jobset, following.followed(followed):
+    with contextlib.closing(_JobSet(name)) as jobset, heartbeat.beating(followed):
         try:
             state = jobset.state()
             if state.is_failed:
@@ -150,7 +150,7 @@ def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path
     # `exec` replaces the shell, so that Python receives SIGTERM.
     script = f'exec python3 -m tpu_components.train_model "$@" > "{folder}/result-$JOB_COMPLETION_INDEX.json"'
     container["command"] = ["sh", "-c", script, "train_model", *words]
-    container["env"] = [*container.get("env", ()), {"name": following.FILE_VARIABLE, "value": str(followed)}]
+    container["env"] = [*container.get("env", ()), {"name": heartbeat.FILE_VARIABLE, "value": str(followed)}]
     return whole
 
 
@@ -274,8 +274,9 @@ class _JobSet:
         if own := os.environ.get(_POD_VARIABLE):
             step = self._ask(self._pods.read_namespaced_pod, own, self.namespace)
             # Kubernetes deletes the JobSet with the run. Its pods use the service account of the step.
-            owners = [_owner(owner) for owner in step.metadata.owner_references or ()]
-            manifest["metadata"]["ownerReferences"] = owners
+            owners = self._client.sanitize_for_serialization(step.metadata.owner_references or [])
+            names = ("apiVersion", "kind", "name", "uid")
+            manifest["metadata"]["ownerReferences"] = [{name: owner[name] for name in names} for owner in owners]
             _pod(manifest)["serviceAccountName"] = step.spec.service_account_name
         try:
             self._ask(self._objects.create_namespaced_custom_object, *self._place, manifest)
@@ -358,42 +359,31 @@ class _JobSet:
             InputError: If this step lacks the permission.
             PlatformError: If the cluster rejects the request, or does not respond for long.
         """
-        return Backoff(report=lambda text: progress.say(_STEP, text))(
-            lambda: self._ask_once(method, *arguments, **options)
-        )
-
-    def _ask_once(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         import urllib3
         from kubernetes.client import ApiException
 
-        try:
-            return method(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
-        except urllib3.exceptions.HTTPError as error:
-            raise OutageError(f"The cluster does not answer: {describe(error)}.") from error
-        except ApiException as error:
-            if error.status == 404:
-                raise MissingError(str(error.reason)) from error
-            if error.status == 409:
-                return None
-            if error.status in (401, 403):
-                raise InputError(
-                    f"Cannot train on several hosts: the service account of this step may not ask the cluster for "
-                    f"{method.__name__.replace('_namespaced', '')} in namespace {self.namespace}. Grant it to get, "
-                    "create and delete jobsets, and to get and list pods and their logs; pipelines/platforms/README.md "
-                    "says how."
-                ) from error
-            if error.status == 429 or error.status >= 500:
-                raise OutageError(f"The cluster answers {error.status} {error.reason}.") from error
-            raise PlatformError(f"The cluster refuses: {error.status} {_message(error)}") from error
+        def ask() -> Any:
+            try:
+                return method(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
+            except urllib3.exceptions.HTTPError as error:
+                raise OutageError(f"The cluster does not answer: {describe(error)}.") from error
+            except ApiException as error:
+                if error.status == 404:
+                    raise MissingError(str(error.reason)) from error
+                if error.status == 409:
+                    return None
+                if error.status in (401, 403):
+                    raise InputError(
+                        f"Cannot train on several hosts: the service account of this step may not ask the cluster for "
+                        f"{method.__name__.replace('_namespaced', '')} in namespace {self.namespace}. Grant it to get, "
+                        "create and delete jobsets, and to get and list pods and their logs; "
+                        "pipelines/platforms/README.md says how."
+                    ) from error
+                if error.status == 429 or error.status >= 500:
+                    raise OutageError(f"The cluster answers {error.status} {error.reason}.") from error
+                raise PlatformError(f"The cluster refuses: {error.status} {_message(error)}") from error
 
-
-def _owner(reference: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": reference.api_version,
-        "kind": reference.kind,
-        "name": reference.name,
-        "uid": reference.uid,
-    }
+        return Backoff(report=lambda text: progress.say(_STEP, text))(ask)
 
 
 def _exit_code(pod: Any) -> int:

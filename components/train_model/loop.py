@@ -1,4 +1,4 @@
-"""Training loop of the JAX backend: it feeds the compiled program and checks the loss a few times a second."""
+"""Training loops: the compiled program of the JAX backend with its feeds, and Keras's `fit` on TensorFlow."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,72 +11,61 @@ from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.base.progress import Progress
 from tpu_components.core.examples.feeding import EpochReader, draw_order
 from tpu_components.core.examples.records import Examples
-from tpu_components.core.machines.hosts import Company
+from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.program import Program, Watch, state_of
 from tpu_components.core.models.step.sharding import shared
-from tpu_components.train_model import checkpoint as checkpoints
-from tpu_components.train_model.parts import Array
-from tpu_components.train_model.stopwatch import COMPUTE, INPUT, Stopwatch
+from tpu_components.train_model.profiling import COMPUTE, INPUT
+from tpu_components.train_model.session import Session
 
 _LOOK_SECONDS = 0.25  # Time between two checks of the loss; default length of a block of steps.
-
-
-class Session(Protocol):
-    """The part of a training session that its loop uses."""
-
-    params: TrainParams
-    model: Any
-    progress: checkpoints.TrainingProgress
-    steps: int
-    batch_size: int
-    stopwatch: Stopwatch
-    company: Company
-
-    def examples_before(self, step: int) -> int:
-        """Return the number of examples of the epoch that come before a step."""
-
-    def variables(self) -> Mapping[str, Any]:
-        """Return all variables that a checkpoint contains, by name."""
-
-    def is_due(self, seconds: float) -> bool:
-        """Return whether a checkpoint is due, given the seconds since the last one."""
-
-    def save_checkpoint(self, step: int, epoch_seconds: float) -> None:
-        """Save a checkpoint after `step` steps of the epoch; raises Terminated if SIGTERM has come."""
-
-    def divergence(self, step: int, what: str) -> Exception:
-        """Return the error that says where the training diverged."""
 
 
 class Loop(Protocol):
     """Runs the steps of a training."""
 
-    @property
-    def first_step_at(self) -> float | None:
-        """Time at which the first step of this session ended, by `time.monotonic`; None before."""
-
-    def take_up_model(self) -> None:
-        """Use the model as it is compiled now; called after each change of stage."""
-
-    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, Array] | None) -> dict[str, float]:
-        """Run an epoch, or the rest of one after a checkpoint; returns the metrics, `seconds` and `examples`.
-
-        Args:
-            epoch: Epoch, from 0.
-            bar: Shows the progress.
-            restored: Arrays of the checkpoint that the session continues from; None if there is none.
+    def run_epoch(self, bar: Progress) -> dict[str, float]:
+        """Run an epoch, or the rest of one after a checkpoint; returns the metrics. `bar` shows the progress.
 
         Raises:
             InputError: If training diverged.
         """
 
 
-def restore_metrics(session: Session, restored: Mapping[str, Array] | None) -> None:
-    """Restore the running metrics of a checkpoint within an epoch; the start of an epoch resets them."""
-    if restored is not None and session.progress.step:
-        metrics = {name: value for name, value in session.variables().items() if name.startswith("metric/")}
-        checkpoints.restore(metrics, {name: restored[name] for name in metrics})
+class FitLoop:
+    """Loop of the TensorFlow backend: runs Keras's `fit` on the batches of a reader, one epoch per call."""
+
+    def __init__(self, session: Session, reader: EpochReader) -> None:
+        self._session, self._reader = session, reader
+
+    def run_epoch(self, bar: Progress) -> dict[str, float]:
+        """See `Loop`."""
+        import keras
+
+        session = self._session
+        epoch, first = session.progress.epoch, session.progress.step
+
+        def end_step(batch: int, logs: Mapping[str, Any]) -> None:
+            step, loss = first + batch + 1, float(logs["loss"])
+            if not np.isfinite(loss):
+                raise session.divergence(step, "the loss")
+            session.end_first_step()
+            bar.update(session.examples_before(step) - session.examples_before(step - 1), f"loss {loss:.4f}")
+            if session.is_due(step):
+                session.save_checkpoint(step)
+
+        # `fit` resets the metrics before it calls `on_epoch_begin`.
+        callback = keras.callbacks.LambdaCallback(lambda *_: session.restore_metrics(), on_train_batch_end=end_step)
+        with session.stopwatch.measure(COMPUTE):
+            logs = session.model.fit(
+                self._reader.batches(epoch, first),
+                initial_epoch=epoch,
+                epochs=epoch + 1,
+                shuffle=False,  # The reader shuffles. Keras warns when it is asked to shuffle a dataset.
+                verbose=0,
+                callbacks=[callback],
+            ).history
+        return {name: values[-1] for name, values in logs.items()}
 
 
 class Feed(Protocol):
@@ -116,7 +105,7 @@ class ResidentFeed:
         return self._source, limit
 
 
-class HandedOverFeed:
+class StreamedFeed:
     """Batches that the host streams to the device, prepared while the device computes."""
 
     def __init__(self, program: Program, reader: EpochReader, mesh: Any) -> None:
@@ -195,7 +184,7 @@ class _Pace:
     All hosts use the number of host 0. They agree on it less and less often.
     """
 
-    def __init__(self, params: TrainParams, company: Company) -> None:
+    def __init__(self, params: TrainParams, company: ProcessGroup) -> None:
         self.steps = params.steps_per_execution or 1
         self._is_fixed, self._company = params.steps_per_execution > 0, company
         self._seconds = min(_LOOK_SECONDS, params.checkpoint_seconds)
@@ -216,46 +205,48 @@ class _Pace:
 
 
 class DeviceLoop:
-    """Runs the compiled program of a training, one epoch per call."""
+    """Loop of the JAX backend: feeds the compiled program and checks the loss a few times a second."""
 
     def __init__(self, session: Session, program: Program, feed: Feed, mesh: Any) -> None:
         self._session, self._feed, self._mesh = session, feed, mesh
-        self._model, self._program, self._has_loop = program.model, program, program.block_steps > 0
+        self._model, self._program = program.model, program
         self._pace = _Pace(session.params, session.company)
-        self.first_step_at: float | None = None  # By `time.monotonic`.
+        self._stage: Any = None  # Stage that `_run` is compiled for.
+        self._run: Callable[..., Any]
         self._to_profile = 0  # Steps until the end of the profile.
-        self.take_up_model()
 
-    def take_up_model(self) -> None:
-        """See `Loop`."""
-        self._run: Callable[..., Any] = self._program.jit(self._mesh)
-
-    def run_epoch(self, epoch: int, bar: Progress, restored: Mapping[str, Array] | None) -> dict[str, float]:
+    def run_epoch(self, bar: Progress) -> dict[str, float]:
         """See `Loop`."""
         session, clock = self._session, self._session.stopwatch
+        if session.stage is not self._stage:
+            self._stage, self._run = session.stage, self._program.jit(self._mesh)
         first = step = shown = session.progress.step
         self._model.reset_metrics()
-        restore_metrics(session, restored)
-        begun = looked = saved = before = time.monotonic()
+        session.restore_metrics()
+        looked = before = time.monotonic()
         carry, watch = self._begin(step)
         with clock.measure(INPUT):
-            self._feed.open(epoch, step)
+            self._feed.open(session.progress.epoch, step)
         earlier: tuple[Watch, int] | None = None
         while step < session.steps:
             with clock.measure(INPUT):
                 source, count = self._feed.take(min(self._to_profile or self._pace.steps, session.steps - step))
             with clock.measure(COMPUTE):
-                carry, watch = self._dispatch(carry, watch, source, count)
+                if self._program.block_steps:
+                    carry, watch = self._run(carry, watch, source, np.int32(count))
+                else:
+                    for _ in range(count):
+                        carry, watch = self._run(carry, watch, source)
                 if earlier is not None:  # One block computes while the next one is queued.
                     earlier[0].loss.block_until_ready()
             step += count
             now = time.monotonic()
             self._pace.learn(now - before)
             before = now
-            is_due = step < session.steps and session.is_due(now - saved)
+            is_due = session.is_due(step)
             ready, earlier = earlier, (watch, step)
-            if is_due or step == session.steps or self.first_step_at is None or self._to_profile:
-                self._to_profile = session.params.profile_steps if self.first_step_at is None else 0
+            if is_due or step == session.steps or session.first_step_at is None or self._to_profile:
+                self._to_profile = session.params.profile_steps if session.first_step_at is None else 0
                 ready = earlier
             elif ready is None or now - looked < _LOOK_SECONDS:
                 continue
@@ -265,27 +256,14 @@ class DeviceLoop:
             shown, looked = ready[1], now
             if is_due:
                 self._leave(carry)
-                session.save_checkpoint(step, now - begun)
-                saved = time.monotonic()
+                session.save_checkpoint(step)
         self._leave(carry)
-        return {
-            **{name: float(value) for name, value in self._model.get_metrics_result().items()},
-            "seconds": time.monotonic() - begun,
-            "examples": session.examples_before(session.steps) - session.examples_before(first),
-        }
+        return {name: float(value) for name, value in self._model.get_metrics_result().items()}
 
     def _begin(self, step: int) -> tuple[Any, Watch]:
         state = tuple([variable.value for variable in kind] for kind in state_of(self._model))
         place, finite, loss = (put(value, self._mesh) for value in (np.int32(step), np.int32(0), np.float32(0)))
         return (state, place), Watch(finite, loss)
-
-    def _dispatch(self, carry: Any, watch: Watch, source: Any, count: int) -> tuple[Any, Watch]:
-        if self._has_loop:
-            carry, watch = self._run(carry, watch, source, np.int32(count))
-        else:
-            for _ in range(count):
-                carry, watch = self._run(carry, watch, source)
-        return carry, watch
 
     def _look(self, watch: Watch, step: int, first: int) -> float:
         """Wait for a step and return its loss.
@@ -294,9 +272,7 @@ class DeviceLoop:
             InputError: If this loss or one since the last check is not finite.
         """
         finite_steps, loss = int(watch.finite_steps), float(watch.loss)
-        if self.first_step_at is None:
-            self.first_step_at = time.monotonic()
-            self._session.stopwatch.waited_seconds = 0.0  # Earlier waiting counts as start-up.
+        self._session.end_first_step()
         if finite_steps < step - first:
             raise self._session.divergence(first + finite_steps + 1, "the loss")
         return loss

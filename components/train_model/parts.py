@@ -7,36 +7,25 @@ Orbax works in the same way. It is not used: its 13 packages (mainly tensorstore
 3,000, and single hosts and replicated weights would still need the present format.
 """
 
+import contextlib
 import dataclasses
+import functools
 import io
-import json
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.machines.hosts import ProcessGroup
 
 PARTS_DIR = "parts"
 _SEEN_SECONDS = 15.0  # Time until a bucket's mount shows one host the files of another.
 _Bounds = tuple[tuple[int, int], ...]  # Start and end along each axis.
-
-
-class Company(Protocol):
-    """Process group of the hosts: they exchange messages about written parts."""
-
-    def tell(self, name: str, content: str) -> None:
-        """Send a message to all hosts under a unique name."""
-
-    def hear(self, name: str) -> str:
-        """Wait for the message of a name and return its content."""
-
-    def wait_for_all(self, what: str) -> None:
-        """Wait until all hosts have made this call; `what` names the barrier."""
 
 
 class ArrayInParts:
@@ -51,11 +40,6 @@ class ArrayInParts:
     def __init__(self, shape: Sequence[int], dtype: Any, pieces: Mapping[_Bounds, Any]) -> None:
         self.shape, self.dtype, self.pieces = tuple(shape), np.dtype(dtype), pieces
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array."""
-        return int(np.prod(self.shape)) * self.dtype.itemsize
-
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         """Return a slice of the array, assembled from the available parts.
 
@@ -68,9 +52,8 @@ class ArrayInParts:
         for bounds, piece in self.pieces.items():
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(bounds, wanted, strict=True)]
             if all(start < end for start, end in common):
-                part = (
-                    np.asarray(piece())[_within(common, bounds)] if callable(piece) else piece[_within(common, bounds)]
-                )
+                values = piece() if callable(piece) else piece
+                part = np.asarray(values)[_within(common, bounds)]
                 box[_within(common, wanted)] = part
                 missing -= part.size
         if missing:
@@ -125,10 +108,10 @@ class PartsWriter:
         index: Index of this host, from 0.
         count: Number of hosts.
         session: Number of the session: equal on all hosts, never used before.
-        company: Process group of the hosts.
+        company: Process group of the hosts, which exchange messages about written parts.
     """
 
-    def __init__(self, folder: Path, index: int, count: int, session: int, company: Company) -> None:
+    def __init__(self, folder: Path, index: int, count: int, session: int, company: ProcessGroup) -> None:
         self._folder, self._index, self._count = folder / PARTS_DIR, index, count
         self._session, self._company, self._number = session, company, 0
 
@@ -156,17 +139,19 @@ class PartsWriter:
         """Write this host's parts. Host 0 waits for all hosts and returns the manifest; other hosts return None."""
         self._number += 1
         name = f"{self._session:x}-{self._number:06d}"
-        parts = {key: array for key, array in arrays.items() if isinstance(array, ArrayInParts)}
+        sharded = {key: array for key, array in arrays.items() if isinstance(array, ArrayInParts)}
+        pieces = {}
+        for key, array in sharded.items():
+            for bounds, piece in array.pieces.items():
+                pieces[f"{key}@{','.join(f'{start}:{end}' for start, end in bounds)}"] = piece
         content = io.BytesIO()
-        np.savez(
-            content, **{_key(key, at): piece for key, array in parts.items() for at, piece in array.pieces.items()}
-        )
+        np.savez(content, **pieces)
         storage.write_bytes(self._folder / _file(name, self._index), content.getvalue())
         self._company.tell(f"{name}/{self._index}", str(len(content.getvalue())))
         if self._index:
             return None
         sizes = {_file(name, host): int(self._company.hear(f"{name}/{host}")) for host in range(self._count)}
-        return PartsManifest(sizes, {key: (array.shape, array.dtype.str) for key, array in parts.items()})
+        return PartsManifest(sizes, {key: (array.shape, array.dtype.str) for key, array in sharded.items()})
 
     def clean(self, manifests: Iterable[PartsManifest | None]) -> None:
         """Delete the files of parts that no manifest names and no host is writing."""
@@ -183,10 +168,6 @@ def _file(name: str, host: int) -> str:
     return f"{name}.{host}.npz"
 
 
-def _key(name: str, bounds: _Bounds) -> str:
-    return f"{name}@{','.join(f'{start}:{end}' for start, end in bounds)}"
-
-
 def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]:
     """Return the arrays of a manifest, by name; their values are read when they are used.
 
@@ -196,52 +177,32 @@ def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]
     pieces: dict[str, dict[_Bounds, Any]] = {name: {} for name in manifest.arrays}
     for name, size in manifest.files.items():
         path = folder / PARTS_DIR / name
-        try:
-            if path.stat().st_size != size:
-                raise ValueError(f"{path.stat().st_size:,} bytes, expected {size:,}")
-            keys = _keys(path)
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise _damaged(path, error) from error
+        with _opened(path, size) as file:
+            keys = list(file.files)
         for key in keys:
-            array, _, told = key.partition("@")
-            bounds = tuple((int(a), int(b)) for a, _, b in (part.partition(":") for part in told.split(",")))
-            pieces[array][bounds] = _reader(path, key)
+            array, _, ranges = key.partition("@")
+            bounds = tuple((int(a), int(b)) for a, _, b in (part.partition(":") for part in ranges.split(",")))
+            pieces[array][bounds] = functools.partial(_read, path, key)
     return {name: ArrayInParts(shape, kind, pieces[name]) for name, (shape, kind) in manifest.arrays.items()}
 
 
-def _keys(path: Path) -> list[str]:
-    with np.load(path, allow_pickle=False) as file:
-        return list(file.files)
+def _read(path: Path, key: str) -> np.ndarray:
+    with _opened(path) as file:
+        array: np.ndarray = file[key]  # Verifies the checksum.
+    return array
 
 
-def _reader(path: Path, key: str) -> Callable[[], np.ndarray]:
-    """Return a function that reads an array from a file and verifies its checksum."""
-
-    def read() -> np.ndarray:
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                array: np.ndarray = file[key]
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise _damaged(path, error) from error
-        return array
-
-    return read
-
-
-def _damaged(path: Path, error: Exception) -> InputError:
-    folder = path.parent.parent
-    return InputError(
-        f"Cannot continue from {folder}: a part of the checkpoint, {path}, is missing or damaged ({error}). All hosts "
-        f"need the same folder. Delete {folder} to train from the start."
-    )
-
-
-def manifest_as_json(manifest: PartsManifest) -> str:
-    """Return a manifest as JSON."""
-    return json.dumps(dataclasses.asdict(manifest))
-
-
-def manifest_of_json(text: str) -> PartsManifest:
-    """Parse a manifest from JSON."""
-    raw = json.loads(text)
-    return PartsManifest(raw["files"], {name: (tuple(shape), kind) for name, (shape, kind) in raw["arrays"].items()})
+@contextlib.contextmanager
+def _opened(path: Path, size: int | None = None) -> Iterator[Any]:
+    """Open a file of parts, of `size` bytes if given; errors in the block become an InputError that says what to do."""
+    try:
+        if size not in (None, path.stat().st_size):
+            raise ValueError(f"{path.stat().st_size:,} bytes, expected {size:,}")
+        with np.load(path, allow_pickle=False) as file:
+            yield file
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        folder = path.parent.parent
+        raise InputError(
+            f"Cannot continue from {folder}: a part of the checkpoint, {path}, is missing or damaged ({error}). All "
+            f"hosts need the same folder. Delete {folder} to train from the start."
+        ) from error

@@ -86,10 +86,13 @@ class SharedModel:
     """
 
     def __init__(self, model: Any, batch_shape: Sequence[int], mesh: Any, share: Share = WHOLE) -> None:
+        import jax
+
         self._model, self._batch_shape, self._mesh = model, tuple(batch_shape), mesh
         self._own_batch = batch_shape[0] // share.count
         self._held: Any = None
-        self.take_up_model()
+        whole = None if jax.process_count() == 1 else shared(mesh, 0)
+        self._answer = jax.jit(self._answer_batch, out_shardings=whole)
 
     def hold(self, inputs: np.ndarray, most: int) -> None:
         """Keep this host's inputs in device memory, padded to `most`, the largest number of inputs of a host."""
@@ -100,17 +103,14 @@ class SharedModel:
         filled = np.resize(inputs, (count * self._own_batch, *self._batch_shape[1:]))
         return filled.reshape(count, self._own_batch, -1)
 
-    def take_up_model(self) -> None:
-        """Compile the prediction for the model as it is now; called after each change of stage."""
-        import jax
+    def _answer_batch(self, values: Any, inputs: Any, number: Any) -> Any:
+        """Return the model's outputs for a batch; `values` are those of all variables, frozen or not."""
+        import keras
         from jax import lax
 
-        def answer(state: Any, inputs: Any, number: Any) -> Any:
-            chosen = lax.dynamic_index_in_dim(inputs, number, keepdims=False).reshape(self._batch_shape)
-            return self._model.predict_step(state, (chosen,))[0]
-
-        sharing = None if jax.process_count() == 1 else shared(self._mesh, 0)
-        self._answer = jax.jit(answer, out_shardings=sharing)
+        batch = lax.dynamic_index_in_dim(inputs, number, keepdims=False).reshape(self._batch_shape)
+        with keras.StatelessScope(state_mapping=list(zip(self._model.variables, values, strict=True))):
+            return self._model(batch, training=False)
 
     def answers(self, places: range, inputs: np.ndarray) -> np.ndarray:
         """Return predictions for this host's inputs: float32[examples, …].
@@ -119,16 +119,13 @@ class SharedModel:
             places: Positions from `Validation.parts`; must start at a batch.
             inputs: Inputs at these positions.
         """
-        state = tuple(
-            [variable.value for variable in kind]
-            for kind in (self._model.trainable_variables, self._model.non_trainable_variables)
-        )
+        values = [variable.value for variable in self._model.variables]
         first, count = places.start // self._own_batch, -(-len(places) // self._own_batch)
         if self._held is not None:
-            outputs = [self._answer(state, self._held, np.int32(first + number)) for number in range(count)]
+            outputs = [self._answer(values, self._held, np.int32(first + number)) for number in range(count)]
         else:
             batches = self._cut(inputs, count)[:, None]
-            outputs = [self._answer(state, put_part(batch, self._mesh, 1), np.int32(0)) for batch in batches]
+            outputs = [self._answer(values, put_part(batch, self._mesh, 1), np.int32(0)) for batch in batches]
         return np.concatenate(_own_parts(outputs))[: len(inputs)].astype(np.float32)
 
 

@@ -1,7 +1,4 @@
-"""What `import tpu_pipelines` gives: the commands as functions, which take models and arrays as objects too.
-
-Importing this imports no framework.
-"""
+"""The public functions of `tpu_pipelines`: the commands, which also take models and arrays as objects."""
 
 import dataclasses
 import hashlib
@@ -9,22 +6,31 @@ import html
 import io
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from tpu_components.core.results.evaluation_info import Rule
-    from tpu_components.preflight_training.findings import PreflightReport
-    from tpu_components.serving.inputs import ExamplePrediction
-    from tpu_pipelines.config.configuration import Config
-    from tpu_pipelines.doctor.findings import Finding
-    from tpu_pipelines.starting.data_overview import DataOverview
+from tpu_components.core.examples.artifacts import REPORT_FILE, load_history
+from tpu_components.core.files import storage
+from tpu_components.core.registry.versions import fetch_folder
+from tpu_components.core.results.evaluation_info import Rule
+from tpu_components.core.results.metric_table import show
+from tpu_components.preflight_training.findings import PreflightReport
+from tpu_components.serving.inputs import ExamplePrediction, predict_inputs
+from tpu_pipelines.checking import preflight as compiling
+from tpu_pipelines.checking.check_list import UNASKED, examine
+from tpu_pipelines.checking.workspace import SUMMARY_FILE
+from tpu_pipelines.config.configuration import load_config, read_data
+from tpu_pipelines.doctor.findings import Finding, as_lines, errors_in
+from tpu_pipelines.runs.exports import export_run, find_export
+from tpu_pipelines.runs.run_local import run_local
+from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.starting.data_overview import DataOverview, look_at, source_of
 
 Place = str | Path
 _WORKSPACE = Path("runs")
@@ -45,47 +51,44 @@ class Run:
 
     Attributes:
         path: Its folder.
-        summary: Content of summary.json.
+        facts: Content of summary.json, as typed values.
     """
 
     path: Path
-    summary: Mapping[str, Any] = dataclasses.field(repr=False)
+    facts: Summary = dataclasses.field(repr=False)
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Content of summary.json."""
+        return self.facts.as_dict()
 
     @property
     def name(self) -> str:
         """The configuration's name."""
-        return str(self.summary["config"]["name"])
+        return str(self.facts.config["name"])
 
     @property
     def status(self) -> str:
         """`succeeded`, `rejected` by the gate, or `failed`."""
-        return str(self.summary["status"])
+        return self.facts.status
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
         """The figures on the split that the gate looks at; None for one that is not a number."""
-        return dict(self.summary["metrics"])
+        return self.facts.metrics
 
     @property
-    def reasons(self) -> "tuple[Rule, ...]":
+    def reasons(self) -> tuple[Rule, ...]:
         """Rules of the gate: each with `passed`, the `metric` and a `text`."""
-        from tpu_components.core.base.typed_values import read
-        from tpu_components.core.results.evaluation_info import Decision
-
-        gate: Decision = read(self.summary["gate"], Decision, any_version=True)
-        return gate.reasons
+        return self.facts.gate.reasons
 
     @property
     def report(self) -> Path:
         """The page of the evaluation."""
-        from tpu_components.core.examples.artifacts import REPORT_FILE
-
         return self.path / "evaluation" / REPORT_FILE
 
     def history(self) -> list[dict[str, Any]]:
         """Return a mapping for each epoch: losses, metrics, learning rate, seconds."""
-        from tpu_components.core.examples.artifacts import load_history
-
         return list(map(dict, load_history(self.path / "model")))
 
     def export(self, **settings: Any) -> Path:
@@ -94,58 +97,47 @@ class Run:
         Args:
             settings: Settings of section `export`, over those of the run.
         """
-        from tpu_pipelines.runs.export_run import export_run
+        overrides, output = _overrides("export", settings), self.path / "export"
+        export_run(self.path, overrides, output)
+        return output
 
-        export_run(self.path, [f"export.{key}={json.dumps(value)}" for key, value in settings.items()], self._export)
-        return self._export
-
-    def predict(self, *inputs: "Place | np.ndarray", top: int = 3) -> "list[ExamplePrediction]":
+    def predict(self, *inputs: Place | np.ndarray, top: int = 3) -> list[ExamplePrediction]:
         """Answer with the exported model; see `predict`."""
         return predict(self.path, *inputs, top=top)
 
-    @property
-    def _export(self) -> Path:
-        return self.path / "export"
-
     def _repr_html_(self) -> str:
-        from tpu_components.core.results.metric_table import show
-
         known = {name: value for name, value in self.metrics.items() if value is not None}
         rows = {name: f"{value:,}" if isinstance(value, int) else show(value) for name, value in known.items()}
-        steps = self.summary["steps"]
-        rows |= {name: State.CACHED if step["cached"] else step["state"] for name, step in steps.items()}
+        rows |= {name: State.CACHED if step.cached else step.state for name, step in self.facts.steps.items()}
+        cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in rows.items())
         said = "".join(f"<li>{html.escape(str(rule))}</li>" for rule in self.reasons)
-        return f"<h4>{html.escape(self.name)}: {self.status}</h4>{_html_table(rows)}<ul>{said}</ul>"
+        table = f"<table>{''.join(cells)}</table>"
+        return f"<h4>{html.escape(self.name)}: {self.status}</h4>{table}<ul>{said}</ul>"
 
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
     """The findings of a look at a configuration."""
 
-    findings: "tuple[Finding, ...]"
+    findings: tuple[Finding, ...]
 
     @property
     def is_sound(self) -> bool:
         """Whether nothing that was found would stop a run."""
-        from tpu_pipelines.doctor.findings import errors_in
-
         return not errors_in(self.findings)
 
     def __str__(self) -> str:
-        from tpu_pipelines.doctor.findings import as_lines
-
         return "\n".join(f"{state:<9}{text}" for state, text in as_lines(self.findings))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def _html_table(rows: Mapping[str, Any]) -> str:
-    cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows.items())
-    return f"<table>{''.join(cells)}</table>"
+def _overrides(section: str, settings: Mapping[str, Any]) -> list[str]:
+    return [f"{section}.{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
-def look(data: Place, kind: str = "", **settings: Any) -> "DataOverview":
+def look(data: Place, kind: str = "", **settings: Any) -> DataOverview:
     """Look at data: how many, of which classes and sizes, and what is damaged.
 
     Args:
@@ -156,11 +148,7 @@ def look(data: Place, kind: str = "", **settings: Any) -> "DataOverview":
     Raises:
         InputError: If the data cannot be used.
     """
-    from tpu_pipelines.config.configuration import read_data
-    from tpu_pipelines.starting.data_overview import guess_task, look_at, source_of
-
-    overrides = [f"data.{key}={json.dumps(value)}" for key, value in settings.items()]
-    return look_at(*guess_task(read_data(source_of(str(data), kind), overrides)))
+    return look_at(read_data(source_of(str(data), kind), _overrides("data", settings)))
 
 
 def train(
@@ -192,7 +180,9 @@ def train(
     """
     objects = Path(workspace) / _OBJECTS_DIR
     raw = {"data": _as_section(data, objects), "model": _as_name(model, objects), **sections}
-    return run({"name": name or _name_of(model), **raw}, workspace=workspace, force=force)
+    named = model if isinstance(model, str | Path) else model.name
+    raw["name"] = name or Path(str(named).rpartition(":")[2]).stem
+    return run(raw, workspace=workspace, force=force)
 
 
 def run(
@@ -214,28 +204,23 @@ def run(
         InputError: If the configuration or the data cannot be used.
         RunFailedError: If a step failed.
     """
-    from tpu_pipelines.runs.run_local import run_local
-
-    outcome = run_local(read_config(config, overrides), Path(workspace), force=force)
+    outcome = run_local(load_config(config, overrides), Path(workspace), force=force)
     summary = outcome.summary
     if outcome.is_input_error:
         raise InputError(summary.error)
     if summary.status == State.FAILED:
         raise RunFailedError(summary.as_dict())
-    return Run(Path(workspace) / summary.config["name"], summary.as_dict())
+    return Run(Path(workspace) / summary.config["name"], summary)
 
 
 def load_run(path: Place) -> Run:
-    """Return a run that is there, from its folder.
+    """Load a finished run from its folder.
 
     Raises:
-        InputError: If it is none.
+        InputError: If the folder holds no run.
     """
-    from tpu_pipelines.checking.workspace import SUMMARY_FILE
-    from tpu_pipelines.runs.summary import Summary
-
     try:
-        return Run(Path(path), Summary.load(Path(path)).as_dict())
+        return Run(Path(path), Summary.load(Path(path)))
     except InputError as error:
         raise InputError(
             f"Cannot read {path} as the folder of a run: expected {SUMMARY_FILE} in it ({error})."
@@ -243,14 +228,12 @@ def load_run(path: Place) -> Run:
 
 
 def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, workspace: Place = _WORKSPACE) -> Checks:
-    """Find out within seconds what would stop a run of a configuration, or spoil it; arguments as those of `run`.
+    """Check within seconds what would stop a run of a configuration, or spoil it; takes the arguments of `run`.
 
     Raises:
         InputError: If the configuration is none.
     """
-    from tpu_pipelines.checking.check_list import UNASKED, examine
-
-    return Checks(tuple(examine(read_config(config, overrides), UNASKED, workspace=Path(workspace))))
+    return Checks(tuple(examine(load_config(config, overrides), UNASKED, workspace=Path(workspace))))
 
 
 def preflight(
@@ -258,7 +241,7 @@ def preflight(
     *machines: str,
     overrides: Sequence[str] = (),
     workspace: Place = _WORKSPACE,
-) -> "PreflightReport":
+) -> PreflightReport:
     """Compile the training step for TPUs, without one: does it fit, how long does it take, what does it cost?
 
     Args:
@@ -270,15 +253,13 @@ def preflight(
     Raises:
         InputError: If the configuration cannot be used, or the compiler is not installed.
     """
-    from tpu_pipelines.checking import preflight as work
-
-    parsed = read_config(config, overrides)
-    return work.preflight(parsed, machines, Path(workspace) / f"{parsed.name}-preflight")
+    parsed = load_config(config, overrides)
+    return compiling.preflight(parsed, machines, Path(workspace) / f"{parsed.name}-preflight")
 
 
 def predict(
-    model: Place, *inputs: "Place | np.ndarray", top: int = 3, workspace: Place = _WORKSPACE
-) -> "list[ExamplePrediction]":
+    model: Place, *inputs: Place | np.ndarray, top: int = 3, workspace: Place = _WORKSPACE
+) -> list[ExamplePrediction]:
     """Answer images or texts on CPU with an exported model.
 
     Args:
@@ -291,12 +272,6 @@ def predict(
     Raises:
         InputError: If there is no such model, or an input cannot be read.
     """
-    import tempfile
-
-    from tpu_components.core.registry.versions import fetch_folder
-    from tpu_components.serving.inputs import predict_inputs
-    from tpu_pipelines.runs.exports import find_export
-
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         export_dir = fetch_folder(find_export(str(model), Path(workspace)), Path(scratch))
         answers = predict_inputs(export_dir, [*_as_paths(inputs, Path(scratch))], top)
@@ -306,8 +281,6 @@ def predict(
 def _as_paths(inputs: Sequence[Any], folder: Path) -> Iterator[str]:
     for i, item in enumerate(inputs):
         if hasattr(item, "__array__"):
-            import numpy as np
-
             path = folder / f"array_{i}.npy"
             np.save(path, np.asarray(item))
             yield str(path)
@@ -315,29 +288,8 @@ def _as_paths(inputs: Sequence[Any], folder: Path) -> Iterator[str]:
             yield str(item)
 
 
-def read_config(config: Place | Mapping[str, Any], overrides: Sequence[str] = ()) -> "Config":
-    """Return a configuration, from a ready example's name, a YAML file, or a mapping of sections.
-
-    Raises:
-        InputError: If it is none.
-    """
-    from tpu_pipelines.config.configuration import load_config, override, parse_config
-
-    if not isinstance(config, Mapping):
-        return load_config(str(config), overrides)
-    raw = json.loads(json.dumps(config))  # A copy of its own, and plain.
-    for text in overrides:
-        override(raw, text)
-    return parse_config(raw)
-
-
-def _name_of(model: Any) -> str:
-    name = model if isinstance(model, str | Path) else model.name
-    return Path(str(name).rpartition(":")[2]).stem
-
-
 def _as_name(model: Any, folder: Path) -> Any:
-    """Return a model as a configuration names it; of an object a file in `folder`, by its content."""
+    """Return the value of `model` in a configuration. A model object is saved in `folder`, named by its content."""
     if isinstance(model, str | Path | Mapping):
         return str(model) if isinstance(model, Path) else model
     import keras
@@ -355,17 +307,15 @@ def _as_name(model: Any, folder: Path) -> Any:
         digest.update(weight.tobytes())
     plain = re.sub(r"[^\w-]", "_", model.name)
     path = folder / f"{plain}-{digest.hexdigest()[:12]}.keras"
-    if not path.is_file():  # Saved twice it would be another file, and another model.
+    if not path.is_file():  # Saved again, the file and its digest would differ.
         path.parent.mkdir(parents=True, exist_ok=True)
         model.save(path)
     return str(path)
 
 
 def _as_section(data: Any, folder: Path) -> Any:
-    """Data as section `data`; of arrays a file in `folder`, by their content."""
+    """Return section `data` of a configuration. Arrays are saved in `folder`, named by their content."""
     if isinstance(data, str | Path):
-        from tpu_pipelines.starting.data_overview import source_of
-
         return {"source": source_of(str(data))}
     if isinstance(data, tuple):
         data = _by_name(data)
@@ -381,10 +331,8 @@ def _as_section(data: Any, folder: Path) -> Any:
     return {"source": f"npz:{_save_arrays(arrays, folder)}", **settings}
 
 
-def _by_name(arrays: Sequence[Any]) -> dict[str, "np.ndarray"]:
+def _by_name(arrays: Sequence[Any]) -> dict[str, np.ndarray]:
     """Name the arrays, or lists, of (x, y), or of ((x, y), (x, y)) for training and validation."""
-    import numpy as np
-
     is_split = all(isinstance(pair, tuple) for pair in arrays)
     pairs = dict(zip(("_train", "_validation"), arrays, strict=False)) if is_split else {"": arrays}
     if len(arrays) != 2 or any(len(pair) != 2 for pair in pairs.values()):
@@ -400,8 +348,6 @@ def _by_name(arrays: Sequence[Any]) -> dict[str, "np.ndarray"]:
 
 
 def _save_arrays(arrays: Mapping[str, Any], folder: Path) -> Path:
-    import numpy as np
-
     plain = {name: np.ascontiguousarray(value) for name, value in sorted(arrays.items())}
     digest = hashlib.sha256()
     for name, value in plain.items():
@@ -409,8 +355,6 @@ def _save_arrays(arrays: Mapping[str, Any], folder: Path) -> Path:
         digest.update(value.tobytes())
     path = folder / f"arrays-{digest.hexdigest()[:12]}.npz"
     if not path.is_file():
-        from tpu_components.core.files import storage
-
         np.savez(buffer := io.BytesIO(), **plain)  # type: ignore[arg-type]  # NumPy's own flag is a keyword too.
         storage.write_bytes(path, buffer.getvalue())
     return path

@@ -1,19 +1,32 @@
 """The one list of checks: what stops a run or spoils it, from a file's content to what a platform says when asked."""
 
-from collections.abc import Collection
+import contextlib
+import io
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from tpu_components.core.base.container_images import is_pinned
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import Status
-from tpu_pipelines.checking.config_check import ConfigChecks
-from tpu_pipelines.checking.platform_check import PlatformChecks
+from tpu_components.core.examples.artifacts import VALIDATION
+from tpu_components.core.examples.interface import CLASSIFICATION, Interface
+from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.models.bundle import Bundle, data_files, is_reference
+from tpu_components.core.models.lookup import bundle_of
+from tpu_components.core.models.step.augmentation import check_images, check_labels
+from tpu_components.core.sources.kinds import find_source
+from tpu_components.preflight_training import sandbox
+from tpu_pipelines.checking.checks import check_data, check_deploy, check_inputs, check_model, sample_interface
+from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
-from tpu_pipelines.doctor.findings import Check, Cost, Finding, ask_all, errors_in
+from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, ask_all, errors_in
 from tpu_pipelines.doctor.google_apis import GoogleApis
-from tpu_pipelines.pipeline.compile import step_image
+from tpu_pipelines.pipeline.compile import compile_pipeline, require_step_image, step_image
+from tpu_pipelines.starting.data_overview import DataOverview, overview_of
 
-UNASKED = (Cost.FILE, Cost.SECONDS)  # What can be known without asking a platform.
+UNASKED = (Cost.FILE, Cost.SECONDS)  # Checks without a request to a platform.
 ASKED = (Cost.REQUEST, Cost.NETWORK)
 
 
@@ -27,7 +40,7 @@ def examine(
     context: str = "",
     image: str = "",
 ) -> list[Finding]:
-    """Ask the checks of some costs whether a run of a configuration has what it needs.
+    """Run the checks of some costs for a configuration.
 
     Args:
         config: Configuration that is to run.
@@ -35,16 +48,16 @@ def examine(
         target: The platform, as `vertex`; empty for a run on this machine.
         settings: Project, region, bucket and images.
         workspace: Folder for runs on this machine.
-        context: Context of Kubernetes, for Kubeflow; empty asks the cluster nothing.
+        context: Context of Kubernetes, for Kubeflow; empty skips the checks of the cluster.
         image: Image that every step is to run in; empty is what TPU_PIPELINES_IMAGE says.
 
     Raises:
-        InputError: If a platform cannot be asked: settings are missing, or the configuration names no machine of its.
+        InputError: If the checks of a platform need missing settings or a machine of the platform.
     """
     settings, image = settings or Settings(), image or step_image()
     checks = ConfigChecks(config, None if target else workspace).checks()
     if target:
-        checks += PlatformChecks(config, target, settings).checks()
+        checks += platform_checks(config, target, settings)
     if target and set(ASKED) & set(costs):
         settings.require(*TARGET_SETTINGS[target])
         checks += _asked(config, target, settings, context, image)
@@ -63,13 +76,13 @@ def _asked(config: Config, target: str, settings: Settings, context: str, image:
 
 
 def require_ready(config: Config, target: str, settings: Settings, image: str) -> list[Finding]:
-    """Ask what takes a second: sign-in, bucket, image, service account. The arguments as in `examine`.
+    """Run the quick checks: sign-in, bucket, image, service account. The arguments are those of `examine`.
 
     Returns:
-        What is not as it should be, or not known, and stops nothing.
+        Hints, and findings of unknown state.
 
     Raises:
-        InputError: If something is missing without which a run surely fails; names all of it, and what to do.
+        InputError: If a run would fail; names everything that is missing, and what to do.
     """
     findings = examine(config, (Cost.REQUEST,), target, settings, image=image)
     if errors := errors_in(findings):
@@ -78,3 +91,183 @@ def require_ready(config: Config, target: str, settings: Settings, image: str) -
             "asks for everything, and --no-doctor sends it all the same."
         )
     return [finding for finding in findings if finding.state is not Status.OK]
+
+
+class ConfigChecks:
+    """Checks of a configuration and its data: what would stop a run, and what would spoil it.
+
+    The checks are independent, so that one call finds all mistakes.
+
+    Args:
+        config: Configuration to check, already read.
+        workspace: Folder for runs, which may hold the champion; None for a run on a platform.
+    """
+
+    def __init__(self, config: Config, workspace: Path | None) -> None:
+        self._config, self._workspace = config, workspace
+        self._interface: Interface | None = None  # Set by the check of the data.
+
+    def checks(self) -> list[Check]:
+        """Return the checks, in the order in which their findings are shown."""
+        return [
+            Check("settings", self._settings, Cost.FILE),
+            Check("machine", self._machine, Cost.FILE),
+            *([Check("deploy", self._deploy, Cost.FILE)] if self._workspace else []),
+            Check("data", self._data, Cost.SECONDS),
+            Check("model", self._model, Cost.SECONDS),
+        ]
+
+    def _settings(self) -> Iterator[Finding]:
+        config = self._config
+        yield Finding("settings", Status.OK, f"{config.name}: {config.data.asked}, {config.training.epochs} epochs")
+        yield from (Finding("settings", Status.HINT, said) for said in contradictions(config))
+
+    def _machine(self) -> Iterator[Finding]:
+        for machine in self._config.machine.candidates if self._config.machine else ():
+            price = machine.paid.price
+            cost = (
+                f"{price.usd_per_hour:.2f} $ an hour in {price.region} at {billed_by(price.target)}"
+                if price
+                else "of no known price"
+            )
+            yield Finding("machine", Status.OK, f"{machine.name}: {machine.slice.devices} devices, {cost}")
+            if (hosts := machine.slice.hosts) > 1:
+                said = f"{machine.name} has {hosts} hosts: submit it; `run` trains on one"
+                yield Finding("machine", Status.HINT, said)
+        if self._config.preflight:
+            try:
+                sandbox.require_compiler()
+            except InputError as error:
+                yield Finding("machine", Status.HINT, f"preflight would be left out. {error}")
+
+    def _deploy(self) -> tuple[Finding, ...]:
+        check_deploy(self._config_here)
+        return ()
+
+    @property
+    def _config_here(self) -> Config:
+        return with_registry(self._config, self._workspace.absolute()) if self._workspace else self._config
+
+    def _data(self) -> Iterator[Finding]:
+        config = self._config
+        if find_source(config.data.source)[0].is_downloaded:
+            said = f"{config.data.source} is downloaded first; nothing of it was looked at"
+            yield Finding("data", Status.HINT, said)
+            return
+        plan = check_inputs(self._config_here, self._workspace) if self._workspace else check_data(config)
+        overview = overview_of(plan, config.data)
+        yield from (Finding("data", Status.OK, line) for line in overview.lines())
+        yield from self._damage(overview)
+        yield from (Finding("settings", Status.HINT, said) for said in contradicted_by(overview, config))
+        with contextlib.redirect_stderr(io.StringIO()):  # Hides messages about temporary records.
+            self._interface = sample_interface(config, plan)
+
+    def _damage(self, overview: DataOverview) -> Iterator[Finding]:
+        most, unusable, damaged = self._config.data.max_bad_fraction, overview.unusable, overview.damaged
+        said = [
+            (unusable, overview.num_inputs, f"{len(unusable):,} of {overview.num_inputs:,} examples cannot be used"),
+            (damaged, overview.num_looked_at, "{:.1%} of the examples that were read are damaged"),
+        ]
+        for bad, count, what in said:
+            if len(bad) > most * count:
+                expected = f"expected at most data.max_bad_fraction={most:g}"
+                told = f"{what.format(len(bad) / count)}: {expected}"
+                yield Finding("data", Status.ERROR, told, "repair or remove them, or raise it")
+
+    def _model(self) -> Iterator[Finding]:
+        config, model = self._config, self._config.training.model
+        if (interface := self._interface) is None:
+            raise CannotAskError("not built without the data")
+        check_images(config.training, (None, *interface.input.shape))
+        check_labels(config.training, interface.task_name)
+        warnings = check_model(config, interface)
+        formats = f", and can be exported as {', '.join(config.required_formats)}" if config.required_formats else ""
+        yield Finding("model", Status.OK, f"{model}: is built for {interface.input}, rebuilt{formats}")
+        yield from (Finding("model", Status.HINT, warning) for warning in warnings)
+
+
+def contradictions(config: Config) -> Iterator[str]:
+    """Yield messages about settings that make another setting useless."""
+    training = config.training
+    shortest = min((stage.epochs for stage in training.stages), default=training.epochs)
+    if training.warmup_epochs >= shortest:
+        which = f"a stage, epochs={shortest}" if training.stages else f"training.epochs={shortest}"
+        yield (
+            f"training.warmup_epochs={training.warmup_epochs:g} lasts all of {which}: the learning rate never reaches "
+            "its peak"
+        )
+    if config.machine and training.accelerator in ("cpu", "gpu"):
+        yield f"training.accelerator={training.accelerator} leaves the machine {config.machine.name} unused"
+
+
+def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
+    """Yield messages about settings that are useless for the data."""
+    if config.training.early_stopping_epochs and VALIDATION not in overview.split_examples:
+        yield (
+            "training.early_stopping_epochs looks at the training loss, as there is no validation split: set "
+            "data.validation_fraction"
+        )
+    counts = overview.class_examples
+    if config.data.asked == CLASSIFICATION and counts:
+        name, most = max(counts.items(), key=lambda item: item[1])
+        share, asked = most / sum(counts.values()), config.gate.minimum.get("accuracy", 1.0)
+        if asked <= share:
+            yield f"gate.minimum.accuracy={asked:g} is reached by always answering {name!r}, {share:.2f} of them all"
+
+
+def platform_checks(config: Config, target: str, settings: Settings) -> list[Check]:
+    """Return the checks of a submission that need no request to the platform.
+
+    Args:
+        config: Configuration to check.
+        target: `vertex` or `kubeflow`.
+        settings: Settings of the platform.
+    """
+    names = TARGET_SETTINGS[target]
+
+    def place() -> str:
+        settings.require(*names)
+        return ", ".join(f"{name} {getattr(settings, name)}" for name in names)
+
+    def compiled() -> Iterator[Finding]:
+        with tempfile.TemporaryDirectory(prefix="check-") as folder:
+            made = compile_pipeline(config, target, Path(folder) / "pipeline.yaml", settings)
+        said = f"the pipeline compiles, to train on {made.machine.slice}. {made.timeout.reason}"
+        yield Finding(target, Status.OK, said)
+        yield from model_findings(config.training.model, made.carried)
+
+    checks = [Check(target, place, Cost.FILE), image_check(step_image(), target)]
+    return [*checks, Check(target, compiled, Cost.SECONDS)]
+
+
+def image_check(image: str, target: str) -> Check:
+    """Return the check whether a platform can pull an image, and whether a digest pins it."""
+
+    def ask() -> str | list[Finding]:
+        require_step_image(image, target)
+        if is_pinned(image):
+            return image
+        said = f"the image {image!r} is named by a tag. When the tag moves, cached steps give stale results"
+        return [Finding("image", Status.HINT, said, "set TPU_PIPELINES_IMAGE=…@sha256:…")]
+
+    return Check("image", ask, Cost.FILE)
+
+
+def model_findings(model: str, carried: Mapping[str, bytes]) -> Iterator[Finding]:
+    """Yield findings on how a model's code reaches the platform, and which files travel with it.
+
+    Args:
+        model: Name of the model in the configuration.
+        carried: Content of the files that travel, by their place.
+    """
+    for place, content in carried.items():
+        yield Finding("model", Status.OK, f"{model} travels as {place}, {len(content):,} bytes")
+        for name, size in data_files(Bundle(Path(place).name, content)).items():
+            yield Finding("model", Status.HINT, f"{name}, {size:,} bytes, travels with the model's code")
+    if carried:
+        return
+    if is_reference(model) or not bundle_of(model):
+        yield Finding("model", Status.OK, f"{model} is in the image")
+    else:
+        said = f"the code of the model {model!r} does not travel, as no bucket is set: the image must hold it"
+        yield Finding("model", Status.HINT, said, "or set TPU_PIPELINES_BUCKET=gs://BUCKET")

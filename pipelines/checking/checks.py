@@ -1,15 +1,20 @@
-"""What can be known of a run before it begins: its data, its champion, its folder."""
+"""What can be known of a run before it begins: its data, its champion, its folder, its model."""
 
+import dataclasses
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import ModelInfo
-from tpu_components.core.examples.interface import IMAGE, TEXT
+from tpu_components.core.examples.artifacts import TRAIN, ModelInfo
+from tpu_components.core.examples.interface import IMAGE, TEXT, Interface
 from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
+from tpu_components.core.models.ready import REGISTRY
 from tpu_components.core.registry.opening import open_registry, parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex
 from tpu_components.core.registry.signing import try_keys
@@ -17,10 +22,13 @@ from tpu_components.core.registry.versions import fetch
 from tpu_components.core.sources.listing import Listing
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.evaluate_model.params import CLASS, LENGTH
+from tpu_pipelines.checking.preflight import sample_of, written
 from tpu_pipelines.checking.workspace import check_run_dir
 from tpu_pipelines.config.configuration import Config
 
-_AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # By which a gate divides examples into quarters.
+_SAMPLE_EXAMPLES = 64
+_LITE = ("float", "int8")
+_AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # Amounts by which the gate divides examples into quarters.
 
 
 def check_run(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
@@ -40,7 +48,7 @@ def check_run(config: Config, workspace: Path, listing: Listing | None = None) -
 
 
 def check_inputs(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
-    """Check what `check_run` does, the arguments as there, but for where the model is to go."""
+    """Check everything that `check_run` checks, except the deployment; takes the same arguments."""
     run_dir = workspace.absolute() / config.name
     if "python3" in json.dumps([config.as_dict(), str(run_dir)], ensure_ascii=False):
         raise InputError(
@@ -55,7 +63,7 @@ def check_inputs(config: Config, workspace: Path, listing: Listing | None = None
 
 
 def check_deploy(config: Config) -> None:
-    """Check where the model is to go, if anywhere: the registry, and the keys that it is signed and verified with.
+    """Check the deployment, if there is one: the registry, and the keys for signing and verifying.
 
     Raises:
         InputError: On the first thing that is wrong.
@@ -71,7 +79,7 @@ def check_deploy(config: Config) -> None:
 
 
 def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
-    """Check, by listing the data alone, that they fit the batch, the splits and the slices that are asked for.
+    """Check that the listed data fit the batch size, the splits and the slices of the configuration.
 
     Args:
         config: Configuration of the run.
@@ -113,3 +121,70 @@ def _check_champion(config: Config, class_names: Sequence[str]) -> None:
                 f"Cannot compare with the champion, {champion}: it knows the classes {list(info.class_names)}, and the "
                 f"data set has {list(class_names)}. Let other classes be another model: --set deploy.model_name=…"
             )
+
+
+def needs_check(config: Config) -> bool:
+    """Return whether a model has to be tried before the run, because its training or export would fail too late.
+
+    A user's own model is tried before it is compiled for a machine or paid for. Any model is tried if the export must
+    have a LiteRT file, or the training names a class of Keras. Otherwise the training itself fails within seconds.
+    """
+    is_own = config.training.model not in REGISTRY and config.preflight is not None
+    return is_own or config.training.names_more_of_keras or bool(set(_LITE) & set(config.required_formats))
+
+
+def check_model_works(config: Config, plan: DatasetPlan) -> None:
+    """Build a configuration's model for its data; see `check_model`.
+
+    Raises:
+        InputError: If the model cannot be built, rebuilt or exported so.
+    """
+    check_model(config, sample_interface(config, plan))
+
+
+def check_model(config: Config, interface: Interface) -> list[str]:
+    """Build a configuration's model, and its required export formats, in a process of its own.
+
+    Returns:
+        Warnings about parts of the model that training does not use.
+
+    Raises:
+        InputError: If the model cannot be built, rebuilt or exported so.
+    """
+    request = {
+        "training": dataclasses.asdict(config.training),
+        "interface": dataclasses.asdict(interface),
+        "required": config.required_formats,
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tpu_components.export_model.trial"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        raise InputError(
+            f"The model {config.training.model!r} ended the process that tried it, with exit code {done.returncode}: "
+            f"{last}. Correct the model."
+        )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if answer["error"]:
+        raise InputError(answer["error"])
+    return answer["warnings"]
+
+
+def sample_interface(config: Config, plan: DatasetPlan) -> Interface:
+    """Return the interface of the model, from a few examples that are written like the data set.
+
+    Raises:
+        InputError: If the examples cannot be read, or do not fit together.
+    """
+    sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task, _SAMPLE_EXAMPLES)})
+    lenient = dataclasses.replace(
+        config.data, max_bad_fraction=0.99
+    )  # So few examples do not show the share of bad ones.
+    with written(lenient, sample) as (_, manifest):
+        return manifest.interface

@@ -1,9 +1,9 @@
-"""A training's step held against another's: that of a registered version, or of an earlier preflight."""
+"""Compares a training step's footprint with that of a registered version or of an earlier preflight."""
 
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,6 @@ from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.registry.opening import Origin, origin_of
 from tpu_components.deploy_model.params import PREFLIGHT
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_components.preflight_training.footprint import footprint_of
 from tpu_components.preflight_training.formatting import dollars, memory, time
 
 _ROUNDING = 1e-9
@@ -23,14 +22,14 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class NamedFootprint:
-    """The footprint that a training is held against, and the name by which it is called."""
+    """A footprint to compare with, and its name."""
 
     name: str
     footprint: Footprint
 
 
 def load_baseline(text: str) -> NamedFootprint:
-    """Return what a version keeps of its preflight, or what a report of preflight says of its first machine.
+    """Load the footprint of a registered version, or of the first machine in a preflight report.
 
     Args:
         text: `REGISTRY/MODEL@VERSION_OR_ALIAS`, a folder that preflight wrote, or its `preflight.json`.
@@ -62,7 +61,7 @@ def _of_version(origin: Origin) -> NamedFootprint:
 def _of_report(text: str) -> NamedFootprint:
     path = Path(os.path.expanduser(text))
     report = PreflightReport.load(path.parent if path.name == PREFLIGHT_FILE else path)
-    footprint = footprint_of(report, report.machines[0])
+    footprint = report.footprint(report.machines[0])
     if footprint is None:
         raise InputError(
             f"Cannot compare with {text}: expected a training that fits its machine, received one of which it says: "
@@ -73,13 +72,13 @@ def _of_report(text: str) -> NamedFootprint:
 
 @dataclasses.dataclass(frozen=True)
 class FootprintComparison:
-    """A training beside another.
+    """Comparison of a training with another one.
 
     Attributes:
         new: Footprint of the training.
         old: The other's.
         name: The other's name.
-        broken: Limits that the training breaks, in words.
+        broken: Messages about limits that the training breaks.
     """
 
     new: Footprint
@@ -91,7 +90,7 @@ class FootprintComparison:
     def make(
         cls, report: PreflightReport, baseline: NamedFootprint, slower: float = math.inf, dearer: float = math.inf
     ) -> Self | None:
-        """Compare the first machine of a report; None where the training does not fit that.
+        """Compare the first machine of a report; None if the training does not fit it.
 
         Args:
             report: Findings of preflight.
@@ -99,14 +98,14 @@ class FootprintComparison:
             slower: Share by which an epoch may take longer; by default any.
             dearer: Share by which a run may cost more; by default any.
         """
-        new = footprint_of(report, report.machines[0])
+        new = report.footprint(report.machines[0])
         if new is None:
             return None
         comparison = cls(new, baseline.footprint.priced_like(new), baseline.name)
         return dataclasses.replace(comparison, broken=comparison.broken_limits(slower, dearer))
 
     def broken_limits(self, slower: float, dearer: float) -> tuple[str, ...]:
-        """Say which of two limits the training breaks; the arguments are those of `make`."""
+        """Return messages about the limits that the training breaks; see `make`."""
         new, old = self.new, self.old
         limited = (
             ("an epoch takes", new.epoch_seconds, old.epoch_seconds, slower, time),
@@ -121,7 +120,7 @@ class FootprintComparison:
 
     @property
     def summary(self) -> str:
-        """The differences that a reviewer asks for, in a sentence."""
+        """The differences in price, time and memory, as a sentence."""
         new, old = self.new, self.old
         price = new.usd_per_run - old.usd_per_run if self._is_priced else 0.0
         share = f" ({new.step_ms / old.step_ms - 1:+.0%})" if old.step_ms else ""
@@ -161,31 +160,32 @@ class FootprintComparison:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Differences beside that of the training, in words."""
-        return tuple(self._caveats())
-
-    def _caveats(self) -> Iterator[str]:
-        for library, version in sorted(self.new.compiler.items()):
-            if (before := self.old.compiler.get(library, "another version")) != version:
-                yield f"compiled by {library} {version}, {self.name} by {before}"
+        """Messages about other differences: compilers and numbers of examples."""
+        compilers = {name: self.old.compiler.get(name, "another version") for name in sorted(self.new.compiler)}
+        caveats = [
+            f"compiled by {name} {self.new.compiler[name]}, {self.name} by {before}"
+            for name, before in compilers.items()
+            if before != self.new.compiler[name]
+        ]
         if self.new.num_examples != self.old.num_examples:
-            yield f"{self.new.num_examples:,} training examples, {self.name} had {self.old.num_examples:,}"
+            caveats.append(f"{self.new.num_examples:,} training examples, {self.name} had {self.old.num_examples:,}")
+        return tuple(caveats)
 
     @property
     def _is_priced(self) -> bool:
         return bool(self.new.usd_per_run and self.old.usd_per_run)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON holds it."""
+        """Return values for JSON."""
         return dataclasses.asdict(self) | {"summary": self.summary, "caveats": self.caveats}
 
     def as_text(self) -> str:
-        """Return all of it for a terminal."""
+        """Return the comparison for a terminal."""
         columns = {"": "<", "now": ">", self.name: ">", "difference": ">"}
         lines = [f"beside {self.name}: {self.summary}", "", *lay_out(columns, self.rows)]
         return "\n".join([*lines, *(f"({words})" for words in self.caveats), *self.broken])
 
 
 def _signed(difference: float, words: Callable[[float], str], unit: str) -> str:
-    """Return a difference with its sign and unit; empty where there is none."""
+    """Return a difference with its sign and unit; empty if there is none."""
     return f"{'-' if difference < 0 else '+'}{words(abs(difference))}{unit}" if difference else ""

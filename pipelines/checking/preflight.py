@@ -22,7 +22,7 @@ from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.writer import write_records
 from tpu_components.preflight_training import data, sandbox
-from tpu_components.preflight_training.examining import FEED_BATCH, CompilationsAhead, examine
+from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport, PreflightReport
 from tpu_components.preflight_training.report import write_report
 from tpu_pipelines.config.configuration import Config, preflight_params
@@ -111,9 +111,20 @@ def preflight(
     candidates = [paid_on(config, spec, target) for spec in specs for target in targets]
     params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
-    ahead = CompilationsAhead(params, candidates, cache_dir)
-    facts = describe_data(config, list_examples(config.data), cache_dir, _as_many(like, ahead), planned)
-    report = ahead.examine(_scaled(facts, like) if like else facts)
+    examination = Examination(params, candidates, cache_dir)
+    meanwhile = examination.compile
+    if like:  # Compile for as many examples as the other training had.
+        counts = like.num_examples, like.num_validation
+        meanwhile = lambda interface, *_: examination.compile(interface, *counts)  # noqa: E731
+    facts = describe_data(config, list_examples(config.data), cache_dir, meanwhile, planned)
+    if like:
+        facts = dataclasses.replace(
+            facts,
+            num_examples=like.num_examples,
+            num_validation=like.num_validation,
+            decoded_bytes=facts.decoded_bytes * like.num_examples // facts.num_examples,
+        )
+    report = examination.report(facts)
     report = dataclasses.replace(report, run=config.name)
     with storage.staged_directory(directory) as staged:
         write_report(report, staged)
@@ -121,7 +132,7 @@ def preflight(
 
 
 def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMachine]) -> tuple[MachineReport, ...]:
-    """Return what preflight says of machines; what was compiled before is known at once.
+    """Return preflight's reports for machines; earlier compilations come from the cache.
 
     Raises:
         CannotAskError: If preflight is switched off.
@@ -131,32 +142,18 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
         raise CannotAskError("preflight is switched off")
     sandbox.require_compiler()
     cache_dir, params = sandbox.default_cache_dir(), preflight_params(config, machines[0])
-    return examine(params, describe_data(config, listing, cache_dir), machines, cache_dir).machines
-
-
-def _as_many(like: Footprint | None, ahead: data.Meanwhile) -> data.Meanwhile:
-    """Return what compiles ahead for as many examples as another training had."""
-    return (lambda interface, *_: ahead(interface, like.num_examples, like.num_validation)) if like else ahead
-
-
-def _scaled(facts: data.DataFacts, like: Footprint) -> data.DataFacts:
-    return dataclasses.replace(
-        facts,
-        num_examples=like.num_examples,
-        num_validation=like.num_validation,
-        decoded_bytes=facts.decoded_bytes * like.num_examples // facts.num_examples,
-    )
+    return Examination(params, machines, cache_dir).report(describe_data(config, listing, cache_dir)).machines
 
 
 def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
-    """Return a machine in the configuration's region, at its kind of price and with its time, where it has them."""
+    """Return a machine with the region, spot price and time limit of the configured one, where it can have them."""
     if configured is None:
         return machine
     region = configured.region if configured.region in machine.slice.regions else ""
     machine = dataclasses.replace(machine, region=region, timeout_seconds=configured.timeout_seconds)
     try:
         return dataclasses.replace(machine, spot=configured.spot)
-    except InputError:  # Not as a spot machine.
+    except InputError:  # Not available as a spot machine.
         return machine
 
 
@@ -172,7 +169,7 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
 
 @contextlib.contextmanager
 def written(params: WriteParams, sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
-    """Write the records of a sample; they are there for as long as the block runs.
+    """Write the records of a sample into a temporary folder, which exists while the block runs.
 
     Raises:
         InputError: If the examples cannot be read, or do not fit together.
@@ -187,13 +184,13 @@ def describe_data(
     config: Config,
     listing: Listing,
     cache_dir: Path,
-    meanwhile: data.Meanwhile = data.nothing,
+    meanwhile: data.Meanwhile = data.do_nothing,
     planned: PlannedData | None = None,
 ) -> data.DataFacts:
-    """Return what the training step must know of a configuration's data, measured on a sample written for it.
+    """Return the facts of a configuration's data that preflight needs, measured on a sample.
 
-    The sample goes through the same writer and reader as the data set will; what was measured is remembered for as long
-    as no file of the source changes its size or time.
+    The sample is written and read like the whole data set. The result is cached until a file of the source changes its
+    size or time.
 
     Args:
         config: Configuration of the training.
@@ -206,7 +203,7 @@ def describe_data(
         InputError: If the source cannot be used.
     """
     training = config.training
-    reader = (FEED_BATCH, training.in_memory_mib, training.shuffle_buffer)
+    reader = (training.in_memory_mib, training.shuffle_buffer)
 
     def measure_sample() -> data.DataFacts:
         plan = plan_dataset(config.data, listing)
@@ -214,16 +211,13 @@ def describe_data(
         count = len(sample.order[TRAIN])
         say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
         counts = planned.split(plan.split_examples) if planned else plan.split_examples
-        with written(_alone(config.data, plan, count), sample) as (records_dir, manifest):
+        # Starting several workers takes longer than writing a small sample.
+        each = plan.listing.num_bytes // len(plan.listing.keys)
+        params = dataclasses.replace(config.data, num_workers=1) if count * each < _SMALL_BYTES else config.data
+        with written(params, sample) as (records_dir, manifest):
             return data.measure(records_dir, manifest, counts, *reader, meanwhile)
 
     more = (planned.num_examples,) if planned else ()
-    key = data.facts_key(listing.stat_digest(), dataclasses.asdict(config.data), *reader, *more)
+    key = [listing.stat_digest(), dataclasses.asdict(config.data), data.FEED_BATCH, *reader, *more]
     facts = data.remembered(cache_dir, key, measure_sample)
     return planned.assumed_of(facts, listing) if planned else facts
-
-
-def _alone(params: WriteParams, plan: DatasetPlan, count: int) -> WriteParams:
-    """Return the parameters with one worker where a sample is small: several take longer to start than it to write."""
-    each = plan.listing.num_bytes // len(plan.listing.keys)
-    return dataclasses.replace(params, num_workers=1) if count * each < _SMALL_BYTES else params

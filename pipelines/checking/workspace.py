@@ -13,7 +13,7 @@ from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.config.configuration import Config
 
 SUMMARY_FILE = "summary.json"
-LOG_FILE = "run.log"  # What the steps of a run on this machine say.
+LOG_FILE = "run.log"  # Output of the steps of a local run.
 HISTORY_SUFFIX = ".runs"  # After a run's name: the folder of its earlier runs.
 
 
@@ -26,7 +26,7 @@ def check_history(run_dir: Path) -> None:
     """Check that earlier runs can be kept beside a run.
 
     Raises:
-        InputError: If what has that name is no folder, or is a run itself.
+        InputError: If that path is no folder, or is a run itself.
     """
     directory = history_dir(run_dir)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
@@ -37,7 +37,7 @@ def check_history(run_dir: Path) -> None:
 
 
 def with_registry(config: Config, workspace: Path) -> Config:
-    """Return the configuration with its registry, the workspace's where it names none."""
+    """Return the configuration with its registry; by default the workspace's."""
     if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
         return config
     if config.deploy.registry == VERTEX:
@@ -50,7 +50,7 @@ def with_registry(config: Config, workspace: Path) -> Config:
 
 
 def check_run_dir(config: Config, run_dir: Path) -> None:
-    """Refuse a folder that cannot be written, that is not a run's, or that holds what the run reads."""
+    """Check that a folder can be written, is empty or a run's, and does not hold what the run reads."""
     storage.require_writable(run_dir)
     check_history(run_dir)
     is_run = any((run_dir / name).is_file() for name in (SUMMARY_FILE, LOG_FILE))
@@ -64,7 +64,7 @@ def check_run_dir(config: Config, run_dir: Path) -> None:
 
 
 def _check_apart(config: Config, place: Path) -> None:
-    """Refuse a folder that is replaced or cleaned where it holds what the run reads, or its registry."""
+    """Check that a folder that the run replaces or cleans holds neither its inputs nor its registry."""
     ours = place.resolve()
     registry = None
     if config.deploy and not is_on_vertex(config.deploy.registry):
@@ -87,7 +87,7 @@ def _check_apart(config: Config, place: Path) -> None:
 
 
 def _reads(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield what a run reads from places of the user's, by its key."""
+    """Yield the key and the path of each input of a run."""
     yield "data.source", config.data_location
     yield "gate.champion", config.gate.champion
     if config.training.model.endswith((".py", ".keras")):

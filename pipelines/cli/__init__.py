@@ -1,4 +1,4 @@
-"""The command `tpu-pipelines`: a file for each group of commands."""
+"""The command `tpu-pipelines`: a table of all commands, and a file for each group of them."""
 
 from tpu_pipelines.cli.main import main
 

@@ -1,22 +1,25 @@
 """`tpu-pipelines`: finds the command, and turns what went wrong into an exit code."""
 
 import argparse
-import contextlib
 import gc
+import importlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tpu_components.core.base.import_path import leave_current_folder
-from tpu_pipelines.cli import completion, data, doctor, exports, platforms, registry, retraining, runs, start, tpus
-from tpu_pipelines.cli.options import BAD_INPUT, DONE, FAILED, add_loudness, tell_error
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.import_path import leave_current_folder, with_variables
+from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
+from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.files import storage
+from tpu_components.core.step.command_line import add_params
+from tpu_pipelines.cli.arguments import LOUDNESS, Argument, Group
+from tpu_pipelines.cli.commands import COMMANDS
+from tpu_pipelines.cli.output import BAD_INPUT, DONE, FAILED, tell_error
 
-_GROUPS = (start, data, runs, exports, registry, tpus, platforms, retraining, doctor, completion)
-_COMMANDS = tuple(add for group in _GROUPS for add in group.COMMANDS)
-
-# Imports and long lists make no garbage: looking for it as often as Python does takes a tenth of a short command.
+# Imports and long lists make no garbage: collecting it as often as Python does takes a tenth of a short command.
 _GARBAGE = (100_000, 20, 20)
 
 
@@ -26,14 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_output()
     gc.set_threshold(*_GARBAGE)
     arguments = make_parser().parse_args(argv)
-    with _as_loud_as(arguments):
+    loudness = QUIET if arguments.quiet else VERBOSE
+    with with_variables({LOUDNESS_VARIABLE: loudness} if arguments.quiet or arguments.verbose else {}):
         return _run(arguments)
 
 
 def _open_output() -> None:
-    """Have streams to write to that take any character, also where whoever started this has closed them."""
+    """Open the standard streams that the caller has closed, and let all of them take any character."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # Else the next file that is opened would get its number, and what is printed.
+        if getattr(sys, name) is None:  # Otherwise the next opened file gets its number, and what is printed.
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as this process lives)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -48,17 +52,29 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments, configuration or data, 3 the gate said no.",
     )
     parser.add_argument("--version", action=_Version, help="say which version this is, and exit")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in _COMMANDS:
-        add(commands)
-    for command in commands.choices.values():
-        add_loudness(command)
-    parser.set_defaults(parser=parser)
+    parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        epilog = f"Example: tpu-pipelines {command.name} {command.example}"
+        own = parsers.add_parser(command.name, epilog=epilog, help=command.help, description=command.description)
+        _add(own, [*command.arguments, LOUDNESS])
+        own.set_defaults(work=command.work, needs_settings=command.needs_settings, parser=parser)
     return parser
 
 
+def _add(parser: Any, arguments: Iterable[Argument | Group | type]) -> None:
+    for argument in arguments:
+        if isinstance(argument, Argument):
+            parser.add_argument(*argument.names, **argument.settings)
+        elif isinstance(argument, type):
+            add_params(parser, argument)
+        elif argument.title:
+            _add(parser.add_argument_group(argument.title, argument.description), argument.arguments)
+        else:
+            _add(parser.add_mutually_exclusive_group(required=argument.is_required), argument.arguments)
+
+
 class _Version(argparse.Action):
-    """Says the version; what knows it is imported only then."""
+    """Prints the version; the library that knows it is imported only then."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
@@ -70,47 +86,28 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-@contextlib.contextmanager
-def _as_loud_as(arguments: argparse.Namespace) -> Iterator[None]:
-    """Have this process and those of the steps be as loud as the flags say."""
-    from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
-
-    saved = os.environ.get(LOUDNESS_VARIABLE)
-    if arguments.quiet or arguments.verbose:
-        os.environ[LOUDNESS_VARIABLE] = QUIET if arguments.quiet else VERBOSE
-    try:
-        yield
-    finally:
-        os.environ.pop(LOUDNESS_VARIABLE, None)
-        if saved is not None:
-            os.environ[LOUDNESS_VARIABLE] = saved
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    from tpu_components.core.base.errors import InputError
-    from tpu_components.core.files import storage
-
+    """Import the command's function, and call it."""
     try:
         with storage.naming_faults():
-            code = int(arguments.command(arguments))
-            sys.stdout.flush()  # What cannot be written is said now, not when Python ends.
+            if arguments.needs_settings:
+                from tpu_pipelines.cli.jobs import required_settings
+
+                required_settings(arguments)
+            module, function = arguments.work.split(".")
+            work = getattr(importlib.import_module(f"tpu_pipelines.cli.{module}"), function)
+            code = int(work(arguments))
+            sys.stdout.flush()  # An error of writing is reported now, not when Python ends.
             return code
     except InputError as error:
         tell_error(error)
         return BAD_INPUT
-    except BrokenPipeError:  # Whoever read the output has seen enough.
+    except BrokenPipeError:  # The reader of the output has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:
         tell_error("interrupted; run the same command again to continue")
         return FAILED
-    except _platform_error() as error:
+    except PlatformError as error:
         tell_error(error)
         return FAILED
-
-
-def _platform_error() -> type[Exception]:
-    """Return the error's class; asked for only when something was raised."""
-    from tpu_components.core.base.retries import PlatformError
-
-    return PlatformError

@@ -1,71 +1,160 @@
-"""Commands about registered models."""
+"""The command `registry`: lists and shows registered models, and moves the champion by hand."""
 
 import argparse
 import dataclasses
-import json
-from collections.abc import Callable
+import getpass
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tpu_pipelines.cli.options import DONE, add_workspace, show_text, user_path
+import yaml
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import in_one_line, lay_out
+from tpu_components.core.drift.sketches import ANSWERS, SKETCH
+from tpu_components.core.examples.interface import judged_figure
+from tpu_components.core.registry.folder import ModelRegistry, list_models
+from tpu_components.core.registry.reference import CHAMPION
+from tpu_components.core.registry.signing import verify_version
+from tpu_components.core.registry.versions import CARD_FILE
+from tpu_components.core.results.metric_table import show as show_metric
+from tpu_components.serving.exported import load_model
+from tpu_components.serving.params import key_to_verify
+from tpu_pipelines.cli.output import DONE, show
+
+_COLUMNS = {
+    "model": "<",
+    "version": "<",
+    "alias": "<",
+    "created": "<",
+    "score": ">",
+    "loss": ">",
+    "parent": ">",
+    "MiB": ">",
+}
+# Arguments of each action, and their least and largest number.
+_ARGUMENTS = {
+    "list": ("[NAME]", 0, 1),
+    "show": ("NAME [VERSION]", 1, 2),
+    "promote": ("NAME VERSION", 2, 2),
+    "rollback": ("NAME", 1, 1),
+}
 
 
-def _add_registry(commands: Any) -> None:
-    registry = commands.add_parser(
-        "registry",
-        epilog="Example: tpu-pipelines registry promote digits 0003 --reason 'tried by hand'",
-        help="list registered models, show one, promote one by hand or roll back",
-        description="list [NAME]: the versions of every model, or of one. show NAME [VERSION]: all that is recorded of "
-        "the champion, or of a version. promote NAME VERSION: make it the champion, whatever the gate says. "
-        "rollback NAME: return to the champion before; runs do not undo that.",
-    )
-    registry.add_argument("action", choices=("list", "show", "promote", "rollback"))
-    registry.add_argument("name", nargs="?", default="", metavar="NAME", help="the model, as the run that made it")
-    registry.add_argument("version", nargs="?", default="", metavar="VERSION", help="as 0001")
-    add_workspace(registry)
-    registry.add_argument(
-        "--registry", type=user_path, metavar="DIR", help="a registry elsewhere than in the workspace"
-    )
-    registry.add_argument("--reason", default="", metavar="TEXT", help="goes into the history")
-    registry.add_argument(
-        "--verify",
-        metavar="FILE",
-        help="move the champion only to a version whose signatures hold for this public key",
-    )
-    registry.add_argument("--json", action="store_true", help="print JSON, and nothing else, on stdout")
-    registry.set_defaults(command=_registry)
-
-
-def _registry(arguments: argparse.Namespace) -> int:
-    from tpu_components.core.base.errors import InputError
-    from tpu_components.serving.params import key_to_verify
-    from tpu_pipelines.runs import versions as registry
-
+def registry(arguments: argparse.Namespace) -> int:
+    """List, show, promote or roll back registered models."""
     root, action = arguments.registry or arguments.workspace / "registry", arguments.action
-    name, version = arguments.name, arguments.version
-    least, most = {"list": (0, 1), "show": (1, 2), "promote": (2, 2), "rollback": (1, 1)}[action]
-    if not least <= bool(name) + bool(version) <= most:
-        words = {"list": "[NAME]", "show": "NAME [VERSION]", "promote": "NAME VERSION", "rollback": "NAME"}[action]
-        raise InputError(f"Expected registry {action} {words}. Received: registry {action} {name} {version}".rstrip())
+    name, number = arguments.name, arguments.version
+    words, least, most = _ARGUMENTS[action]
+    if not least <= bool(name) + bool(number) <= most:
+        raise InputError(f"Expected registry {action} {words}. Received: registry {action} {name} {number}".rstrip())
     verify_key = key_to_verify(arguments.verify, {})
     if verify_key and action not in ("promote", "rollback"):
         raise InputError(f"registry {action} verifies nothing: --verify is of promote and rollback. Use `verify`.")
-    answer: Any
+    models = [ModelRegistry(root, name)] if name else list_models(root)
+    for model in models:
+        model.require()
     if action == "list":
-        answer = registry.as_rows(root, name)
-        text = registry.as_table(answer)
+        if not models:
+            raise InputError(f"There is no registry in {root}: expected models, received none. Check --workspace.")
+        # Every file of every version is read and checked.
+        rows = [_row(model, each) for model in models for each in model.numbers()]
+        show(rows, _as_table(rows), arguments.json)
     elif action == "show":
-        answer = registry.describe(root, name, version)
-        text = registry.as_text(answer)
+        description = _describe(models[0], number or CHAMPION)
+        show(description, _as_text(description), arguments.json)
     else:
-        how = arguments.reason, verify_key
-        move = registry.promote(root, name, version, *how) if action == "promote" else None
-        answer = dataclasses.asdict(move or registry.roll_back(root, name, *how))
-        text = f"{name} version {answer['version']} is the champion, after {answer['previous'] or 'none'}"
-    if arguments.json:
-        print(json.dumps(answer))
-    else:
-        show_text(text)
+        reason = arguments.reason or _by_hand()
+        move = (
+            _promote(models[0], number, reason, verify_key)
+            if action == "promote"
+            else models[0].roll_back(CHAMPION, reason, verify_key)
+        )
+        text = f"{name} version {move.version} is the champion, after {move.previous or 'none'}"
+        show(dataclasses.asdict(move), text, arguments.json)
     return DONE
 
 
-COMMANDS: tuple[Callable[[Any], None], ...] = (_add_registry,)
+def _row(model: ModelRegistry, number: str) -> dict[str, Any]:
+    """Return a version's number, aliases, time, metrics, parent, size and damage."""
+    row = {"model": model.model_name, "version": number, "aliases": _aliases(model, number)}
+    try:
+        version = model.version(number)
+    except InputError as error:
+        return row | {"created": "", "metrics": {}, "parent": "", "num_bytes": 0, "damage": [str(error)]}
+    facts = {name: getattr(version, name) for name in ("created", "metrics", "parent", "num_bytes")}
+    return row | facts | {"damage": list(version.damage())}
+
+
+def _aliases(model: ModelRegistry, number: str) -> list[str]:
+    return [alias for alias, at in model.aliases().items() if at == number]
+
+
+def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as a table, with damaged versions below."""
+    lines = []
+    for row in rows:
+        metrics = row["metrics"]
+        judged = judged_figure(metrics)
+        score = f"{judged} {show_metric(metrics[judged])}" if judged else "-"
+        loss = show_metric(metrics["loss"]) if "loss" in metrics else "-"
+        aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
+        lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))
+    damage = [f"damaged: {row['model']} {row['version']}: {words}" for row in rows for words in row["damage"]]
+    return "\n".join([*lay_out(_COLUMNS, lines), *map(in_one_line, damage)])
+
+
+def _describe(model: ModelRegistry, number: str) -> dict[str, Any]:
+    """Describe a version with all that is recorded of it, and the alias's history.
+
+    Raises:
+        InputError: If there is no such version, or it is damaged.
+    """
+    version = model.find(number)
+    if version is None:
+        raise InputError(
+            f"{model.model_name!r} has no {number} in {model.root}. Name a version; `registry list` shows them."
+        )
+    return {
+        "model": model.model_name,
+        "version": version.number,
+        "aliases": _aliases(model, version.number),
+        **version.as_dict(),
+        "directory": str(version.directory),
+        "card": str(version.directory / CARD_FILE) if CARD_FILE in version.files else "",
+        "history": [vars(move) for move in model.moves()],
+    }
+
+
+def _as_text(description: Mapping[str, Any]) -> str:
+    """Return a description as text, without checksums and sketches."""
+    shown = {name: value for name, value in description.items() if name not in ("files", "history", "lineage")}
+    moves = [
+        f"{move['time']}  {move['by']:<9}{move['previous'] or '-'} → {move['version']}  {move['reason']}"
+        for move in description["history"]
+    ]
+    facts = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=120)
+    lineage = {name: value for name, value in description["lineage"].items() if name not in (SKETCH, ANSWERS)}
+    lineage_text = yaml.safe_dump({"lineage": lineage}, allow_unicode=True, width=120)
+    return f"{facts}{lineage_text}history:\n" + "\n".join(f"  {in_one_line(move)}" for move in moves)
+
+
+def _promote(model: ModelRegistry, number: str, reason: str, verify_key: str) -> Any:
+    """Make a version the champion by hand, once its export has loaded and answered a blank image.
+
+    Raises:
+        InputError: If there is no such version, it is the champion already, damaged, or not signed with the key's pair.
+    """
+    version = model.version(number)
+    version.check_files()
+    if verify_key:
+        verify_version(version.directory, verify_key)
+    load_model(version.export_dir)
+    return model.override(number, CHAMPION, reason)
+
+
+def _by_hand() -> str:
+    try:
+        return f"by {getpass.getuser()}"
+    except (KeyError, OSError):  # An id without a name, as in many containers.
+        return f"by user {os.getuid()}"

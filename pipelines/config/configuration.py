@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
@@ -26,12 +27,13 @@ from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams
 from tpu_components.export_model.params import ExportParams
 from tpu_components.preflight_training.params import PreflightParams
 from tpu_components.train_model.params import Stage, TrainParams
-from tpu_pipelines.config import step_resources
-from tpu_pipelines.config.step_resources import StepResources
-from tpu_pipelines.config.steps import STEP_TABLE
+from tpu_pipelines.config.steps import STEP_TABLE, STEPS, StepResources
 from tpu_pipelines.config.yaml_files import read_mapping
 
-_OF_THE_RUN: dict[str, Any] = {"lineage": {}, "preflight": {}}  # Parameters of deploy_model that nobody sets by hand.
+_OF_THE_RUN: dict[str, Any] = {
+    "lineage": {},
+    "preflight": {},
+}  # Parameters of deploy_model that a configuration cannot set.
 CONFIGS_DIR = Path(__file__).parents[1] / "configs"
 _NAME_LENGTH = 64
 
@@ -49,8 +51,8 @@ class Config:
         machine: The TPU slice to train on in the cloud, if one is named.
         preflight: Parameters of preflight_training, most of them from the training and the machine; None leaves it out,
             as does a configuration that says neither machine nor preflight.
-        model_files: Files and folders, here or on gs://, that the model's code reads: with other content it is another
-            model. Those that its code or a parameter names are known without.
+        model_files: Further files and folders, here or on gs://, that the model's code reads: with other content it is
+            another model. Files that its code or a parameter names are detected automatically.
         deploy: Parameters of deploy_model; None leaves it out. Without a registry of its own, a local run has one in
             its workspace.
         resources: Resources that steps ask of a platform, by step, as far as they are set; see
@@ -103,7 +105,11 @@ class Config:
             elif section != "machine":
                 plain[section] = False
         if self.resources:
-            plain["resources"] = step_resources.as_dict(self.resources)
+            unset = dataclasses.asdict(StepResources())
+            plain["resources"] = {
+                step: {key: value for key, value in dataclasses.asdict(asked).items() if value != unset[key]}
+                for step, asked in self.resources.items()
+            }
         return typing.cast(dict[str, Any], without_tuples(plain))
 
 
@@ -119,20 +125,27 @@ def ready_examples() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in CONFIGS_DIR.glob("*.yaml")))
 
 
-def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
+def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Read a configuration.
 
     Args:
-        name_or_path: A ready example's name, or a YAML file.
+        config: A ready example's name, a YAML file, or a mapping of sections.
         overrides: `section.key=value` each; the value is YAML.
 
     Raises:
         InputError: If there is no such file, it is not YAML, or a key or value is wrong; says the nearest right key.
     """
-    raw = _read(name_or_path)
-    for text in overrides:
-        override(raw, text)
-    return parse_config(raw, name_or_path)
+    if isinstance(config, Mapping):
+        return parse_config(_overridden(json.loads(json.dumps(config)), overrides))  # A plain copy.
+    path = Path(config)
+    if path.suffix not in (".yaml", ".yml"):
+        path = CONFIGS_DIR / f"{config}.yaml"
+        if not path.is_file():
+            raise InputError(
+                f"Unknown configuration {str(config)!r}: expected a .yaml file or one of "
+                f"{', '.join(ready_examples())}." + did_you_mean(str(config), ready_examples())
+            )
+    return parse_config(_overridden(read_mapping(path, "the configuration", "sections"), overrides), str(config))
 
 
 def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ()) -> ExportParams:
@@ -141,9 +154,7 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
     Raises:
         InputError: If a key or value is wrong, or an override is of another section.
     """
-    raw: dict[str, Any] = {"export": {**values} if isinstance(values, Mapping) else {}}
-    for text in overrides:
-        override(raw, text)
+    raw = _overridden({"export": {**values} if isinstance(values, Mapping) else {}}, overrides)
     if strange := [key for key in raw if key != "export"]:
         raise InputError(unknown_key(strange[0], ("export",), "--set"))
     params: ExportParams = read_by_hand(raw["export"], ExportParams, "export")
@@ -156,24 +167,15 @@ def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
     Raises:
         InputError: If a key or value is wrong.
     """
-    raw: dict[str, Any] = {"data": {"source": source}}
-    for text in overrides:
-        if text.startswith("data."):
-            override(raw, text)
-    params: WriteParams = read_by_hand(raw["data"], WriteParams, "data")
+    own = [text for text in overrides if text.startswith("data.")]
+    params: WriteParams = read_by_hand(_overridden({"data": {"source": source}}, own)["data"], WriteParams, "data")
     return params
 
 
-def _read(name_or_path: str) -> dict[str, Any]:
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
-        path = CONFIGS_DIR / f"{name_or_path}.yaml"
-        if not path.is_file():
-            raise InputError(
-                f"Unknown configuration {name_or_path!r}: expected a .yaml file or one of "
-                f"{', '.join(ready_examples())}." + did_you_mean(name_or_path, ready_examples())
-            )
-    return read_mapping(path, "the configuration", "sections")
+def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    for text in overrides:
+        override(raw, text)
+    return raw
 
 
 def override(raw: dict[str, Any], change: str) -> None:
@@ -190,7 +192,7 @@ def override(raw: dict[str, Any], change: str) -> None:
         raw[sections[0]] = {"name": raw[sections[0]]}
     target = raw
     for section in sections:
-        if target.get(section) in (None, True):  # All defaults, so far.
+        if target.get(section) in (None, True):  # A section without settings.
             target[section] = {}
         target = target[section]
         if not isinstance(target, dict):
@@ -208,8 +210,8 @@ class ModelSection:
     Attributes:
         name: A ready model, a .py or .keras file, or `module:function`; may stand for the whole section.
         parameters: What `build_model` is given beside what follows from the data.
-        files: Files and folders, here or on gs://, that the model's code reads: with other content it is another
-            model. Those that its code or a parameter names are known without.
+        files: Further files and folders, here or on gs://, that the model's code reads: with other content it is
+            another model. Files that its code or a parameter names are detected automatically.
     """
 
     name: str
@@ -256,7 +258,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     mistakes = Mistakes()
     with mistakes.kept():
         _check_sections(raw, where)
-    raw = _at_home(raw)
+    raw = _expand_home(raw)
     if missing := [key for key in ("name", "data", "model") if key not in raw]:
         mistakes.add(f"Missing in {where}: {', '.join(missing)}. Expected name, data and model at least.")
         mistakes.raise_all()
@@ -271,7 +273,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     read("data", _read_section, WriteParams, "data")
     read("training", _read_training, sections.get("model"))
     read("gate", _read_gate, sections.get("data"))
-    read("export", _read_export)
+    read("export", _read_optional, ExportParams, "export")
     # A stand-in for what is wrong, so that the mistakes of the sections that need it are shown as well.
     training = sections.get("training", TrainParams(model=""))
     read("machine", lambda value: None if value is None else parse_machine(value, training.backend))
@@ -279,9 +281,10 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     machine = sections.get("machine")
     if "preflight" not in raw and raw.get("machine") is None:
         raw["preflight"] = False
-    read("preflight", _read_preflight, training, machine.paid if machine else PaidMachine())
+    fixed = {"training": training, "epochs": 0, "paid": machine.paid if machine else PaidMachine()}
+    read("preflight", _read_optional, PreflightParams, "preflight", fixed)
     read("deploy", _read_deploy, sections.get("name", "name"), raw.get("export") is not False)
-    read("resources", step_resources.parse_resources)
+    read("resources", _read_section, Mapping[Annotated[str, STEPS], StepResources], "resources")
     mistakes.raise_all()
     return Config(model_files=sections.pop("model").files, **sections)
 
@@ -306,14 +309,14 @@ def _read_model(value: Any) -> ModelSection:
     return section
 
 
-def _read_section(values: Any, kind: type, section: str, fixed: Mapping[str, Any] = {}) -> Any:
+def _read_section(values: Any, kind: Any, section: str, fixed: Mapping[str, Any] = {}) -> Any:
     return read_by_hand({} if values is None else values, kind, section, fixed)
 
 
 def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
-    """Read section training; the epochs of its stages together are its own, where it does not say how many."""
+    """Read section training; by default its epochs are those of all its stages."""
     if isinstance(values, dict) and "stages" in values and "epochs" not in values:
-        with contextlib.suppress(InputError):  # Which is said with the section's other mistakes.
+        with contextlib.suppress(InputError):  # It is reported with the section's other mistakes.
             stages = read_by_hand(values["stages"], tuple[Stage, ...], "training.stages")
             values = {**values, "epochs": sum(stage.epochs for stage in stages)} if stages else values
     fixed = {"model": model.name if model else "", "model_parameters": model.parameters if model else {}}
@@ -335,7 +338,7 @@ def _read_gate(values: Any, data: WriteParams | None) -> EvaluateParams:
 
 
 def _check_sections(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse an unknown section; where it is a setting's own name, say the section that it belongs to."""
+    """Check for unknown sections; for the name of a setting, the error names its section."""
     for key in raw:
         if homes := [section for section, keys in SETTINGS.items() if key not in KEYS and key in keys]:
             full = " or ".join(f"{section}.{key}" for section in homes)
@@ -346,8 +349,8 @@ def _check_sections(raw: Mapping[str, Any], where: str) -> None:
         raise InputError("\n".join(strange))
 
 
-def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections with the user's home for `~` in those values that are places."""
+def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections with `~` expanded in values that are paths."""
 
     def home(value: Any) -> Any:
         if isinstance(value, dict):
@@ -366,37 +369,25 @@ def _at_home(raw: Mapping[str, Any]) -> dict[str, Any]:
     return expanded
 
 
-def _read_export(values: Any) -> ExportParams | None:
-    asked = _optional_section(values, "export")
-    return None if asked is None else _read_section(asked, ExportParams, "export")
-
-
-def _read_preflight(values: Any, training: TrainParams, paid: PaidMachine) -> PreflightParams | None:
-    """Read preflight with the training as it is, and the machine that it runs on."""
-    asked = _optional_section(values, "preflight")
-    fixed = {"training": training, "epochs": 0, "paid": paid}
-    return None if asked is None else _read_section(asked, PreflightParams, "preflight", fixed)
-
-
-def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | None:
-    asked = _optional_section(values, "deploy")
-    if values is not None and asked is not None and not is_exported:
-        raise InputError(
-            "Cannot deploy what is not exported: export is false, which ends the run after the gate. Received: "
-            f"deploy={values!r}. Remove deploy, or export: false."
-        )
-    if asked is None or not is_exported:
-        return None
-    return _read_section({"registry": "", "model_name": name, **asked}, DeployParams, "deploy", _OF_THE_RUN)
-
-
-def _optional_section(values: Any, section: str) -> dict[str, Any] | None:
-    """Return what a section sets that may be `false`, which leaves its step out; an absent one is all defaults."""
+def _read_optional(values: Any, kind: type, section: str, fixed: Mapping[str, Any] = {}) -> Any:
+    """Read a section that may be `false`, which leaves its step out; an absent one is all defaults."""
     if values is False:
         return None
     if values not in (None, True) and not isinstance(values, dict):
         raise InputError(f"Cannot use {section}: expected a mapping, or false to leave it out, received {values!r}.")
-    return values if isinstance(values, dict) else {}
+    return _read_section(values if isinstance(values, dict) else {}, kind, section, fixed)
+
+
+def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | None:
+    if values not in (None, False) and not is_exported:
+        raise InputError(
+            "Cannot deploy what is not exported: export is false, which ends the run after the gate. Received: "
+            f"deploy={values!r}. Remove deploy, or export: false."
+        )
+    if values in (None, True) or isinstance(values, dict):
+        values = {"registry": "", "model_name": name, **(values if isinstance(values, dict) else {})}
+    deploy: DeployParams | None = _read_optional(values if is_exported else False, DeployParams, "deploy", _OF_THE_RUN)
+    return deploy
 
 
 def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
@@ -410,7 +401,7 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Check that a value can travel as JSON: what YAML reads as a date cannot, nor can NaN."""
+    """Check that a value can be written as JSON: no dates, which YAML reads, and no NaN."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

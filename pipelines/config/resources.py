@@ -1,15 +1,20 @@
-"""What a step asks of the machine it runs on, and how long it may take there."""
+"""Resources that steps request, also by the size of the data, and the time limit of the training."""
 
 import dataclasses
 import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
+from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.machines.machine_spec import VERTEX, MachineSpec, PaidMachine
-from tpu_components.core.sources.params import FAN_OUT
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import FAN_OUT, WriteParams
 from tpu_components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS, VERTEX_TASK_SECONDS
 from tpu_pipelines.config.configuration import Config, preflight_params
-from tpu_pipelines.config.step_resources import StepResources, gib
+from tpu_pipelines.config.steps import StepResources, gib
 
 # A node of 4 CPUs keeps some of them for itself. Vertex AI's own default is a machine of 4 and 16 GB; how it rounds
 # what is asked for is not said there, and taken to be up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
@@ -27,7 +32,7 @@ _STEP_GIB = 12  # Arrays and models are held whole.
 _VERTEX_FREE_GIB, _VERTEX_AGENTS_GIB, _VERTEX_AGENTS_SHARE = 9, 6, 0.1
 
 
-# Of a training whose pod may be taken away: on a spot machine, or one that only follows the hosts of a slice.
+# Retries of a training whose pod may be preempted, or only follows the hosts of a slice.
 _RETRIES = 5
 
 
@@ -39,20 +44,25 @@ VERTEX_DISK_GIB = 100
 _MOST_FAN_OUT_TASKS = 90
 
 
-# Of a training that nobody has estimated when its job is written, and whose budget nobody has set.
+# Time limit of a training without an estimate and without a budget when its job is written.
 TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
+
+_DECODED = 10  # Bytes of pixels for each byte of a photo's file: a JPEG of good quality; taken where no size is set.
+_SMALL_FILE_BYTES = 16 << 10  # Below, images may be small enough to be stored as pixels.
+_TOKEN_BYTES = 4
+_POD_DISK_GIB = 10  # Disk of a pod without a request.
 
 
 def resources_of(config: Config, step: str, target: str = "") -> StepResources:
-    """Return what a step asks for: what the configuration sets, and what follows from it for the rest.
+    """Return a step's resources: those that the configuration sets, and defaults for the others.
 
-    Preflight gets the memory that a compilation may take, training what it may hold of the split. On Kubeflow a pod on
-    a spot machine, and one that follows several hosts, asks to be started again; a custom job on Vertex AI need not.
+    Preflight gets the memory limit of a compilation, training the memory for the split. On Kubeflow, a pod on a spot
+    machine, or one that follows several hosts, is retried; a custom job on Vertex AI need not be.
     """
     asked = config.resources.get(step, StepResources())
     held = {
         "preflight_training": BASE_GIB + (config.preflight.compile_memory_mib if config.preflight else 0) / 2**10,
-        "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # While it is read, a second time.
+        "train_model": BASE_GIB + 2 * config.training.in_memory_mib / 2**10,  # Twice while it is read.
     }
     machine = config.machine if step == "train_model" and target == "kubeflow" else None
     is_retried = machine is not None and (machine.spot or machine.slice.hosts > 1)
@@ -65,17 +75,17 @@ def resources_of(config: Config, step: str, target: str = "") -> StepResources:
 
 
 def with_agents(gib: float, target: str) -> float:
-    """Return the memory to ask a platform for, in GiB, so that a step has so much of it."""
+    """Return the memory to request from a platform, in GiB, so that a step can use `gib` of it."""
     if target != "vertex" or gib <= _VERTEX_FREE_GIB:
         return gib
     return gib * (1 + _VERTEX_AGENTS_SHARE) + _VERTEX_AGENTS_GIB
 
 
 def check_target(config: Config, target: str) -> None:
-    """Refuse what a platform has no words for.
+    """Check that a platform supports all requested resources.
 
     Raises:
-        InputError: If something is asked of it that would be left out in silence.
+        InputError: If it would ignore one.
     """
     training = config.resources.get("train_model", StepResources())
     if training.timeout:
@@ -113,14 +123,14 @@ def check_target(config: Config, target: str) -> None:
             )
 
 
-def apply(task: Any, asked: StepResources, timeout_seconds: int = 0) -> Any:
-    """Ask for CPUs, memory and retries, in KFP's own words; the arguments as in `apply_retries`."""
+def apply(task: Any, asked: StepResources) -> Any:
+    """Set a step's CPUs, memory and retries."""
     task.set_cpu_limit(str(asked.cpu)).set_memory_limit(asked.memory)
-    return apply_retries(task, asked, timeout_seconds)
+    return apply_retries(task, asked)
 
 
 def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
-    """Have a step started again when it fails.
+    """Set the retries of a step.
 
     Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go), and
     KFP's default for it is an hour: a pod that is taken away after that would not be started again. After which
@@ -140,10 +150,10 @@ def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_
 
 
 def as_root(task: Any) -> Any:
-    """Have a step's pod on Kubeflow run as root, who alone may write to a fresh disk: KFP has no word for `fsGroup`.
+    """Run a step's pod on Kubeflow as root, who alone may write to a fresh disk: KFP cannot set `fsGroup`.
 
-    Such a root has no capabilities (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16
-    do not know the word, and leave the user to the image.
+    This root has no capabilities (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16
+    ignore the setting and run as the image's user.
     """
     from kfp import kubernetes
 
@@ -151,7 +161,7 @@ def as_root(task: Any) -> Any:
 
 
 def place_on(target: str, task: Any, asked: StepResources) -> Any:
-    """Ask a platform for what KFP itself has no words for: disk and time."""
+    """Set a step's disk and time limit, which differ by platform."""
     if target == "kubeflow":
         from kfp import kubernetes
 
@@ -163,7 +173,7 @@ def place_on(target: str, task: Any, asked: StepResources) -> Any:
                 task, volume_name="scratch", mount_path="/tmp", access_modes=["ReadWriteOnce"], size=asked.disk
             )
             as_root(task)
-    elif asked.timeout:  # A task of Vertex AI has no time of its own, so the container keeps it.
+    elif asked.timeout:  # Vertex AI has no time limit for a task, so the container has one.
         command = ["timeout", "--kill-after=60", str(asked.timeout)]
         task.container_spec.command = [*command, *task.container_spec.command]
     return task
@@ -174,9 +184,9 @@ class TrainingTimeout:
     """The time limit of a training, and its reason.
 
     Attributes:
-        seconds: After so long, where nothing is estimated before.
-        is_estimated: Whether preflight's estimate, once it is there, takes the place of that.
-        reason: Why, in words.
+        seconds: Time limit in seconds, if there is no estimate.
+        is_estimated: Whether preflight's estimate replaces it while the pipeline runs.
+        reason: Reason as text.
     """
 
     seconds: int
@@ -185,7 +195,7 @@ class TrainingTimeout:
 
 
 def training_timeout(config: Config, machine: MachineSpec, target: str) -> TrainingTimeout:
-    """Return when the training of a configuration is stopped on a machine.
+    """Return the time limit of a configuration's training on a machine.
 
     1. As the machine says. 2. By preflight's estimate, as `preflight_training.params.timeout_seconds` makes it; that is
     known while the pipeline runs, when only Vertex AI still takes a time. 3. By what the budget pays for, which
@@ -210,7 +220,7 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
 
 
 def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
-    """Return a machine as a target bills it: by its price, until the training is stopped, as often as it may start."""
+    """Return a machine with the target's price, the training's time limit and its number of attempts."""
     timeout = training_timeout(config, machine, target)
     return dataclasses.replace(
         machine.paid,
@@ -221,7 +231,7 @@ def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
 
 
 def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Config:
-    """Return the same run on another machine, which preflight is to check as well, at the target's price.
+    """Return the configuration with another machine, which preflight checks at the target's price.
 
     Raises:
         InputError: If the machine does not run the training's backend.
@@ -230,3 +240,106 @@ def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Co
     if config.preflight is None:
         return config
     return dataclasses.replace(config, preflight=preflight_params(config, paid_on(config, machine, target)))
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSize:
+    """The size of a data set, in bytes, as far as its listing says.
+
+    Attributes:
+        held: Memory that create_tfrecords holds at once: sources of one file are read whole.
+        records: Records that it writes, at most.
+        splits: The inputs of each split, decoded in memory.
+    """
+
+    held: int
+    records: int
+    splits: Mapping[str, int]
+
+
+def measure(listing: Listing, params: WriteParams) -> DataSize:
+    """Return the size of a listed data set.
+
+    Args:
+        listing: Its examples.
+        params: Parameters by which it is written.
+    """
+    count = max(len(listing.keys), 1)
+    files = listing.num_bytes
+    decoded: float
+    stored: float
+    if listing.kind != IMAGE:
+        held = sum(map(len, listing.texts or ()))
+        decoded, stored = params.num_tokens * _TOKEN_BYTES, params.num_tokens * _TOKEN_BYTES + files / count
+    elif listing.images is not None:
+        held = listing.images.nbytes
+        decoded = stored = held / count
+    else:
+        held, size = 0, params.image_size
+        margin = (1 + params.crop_margin) ** 2
+        decoded = math.prod(size) * margin * (params.channels or 3) if size else _DECODED * files / count
+        is_small = files / count < _SMALL_FILE_BYTES
+        stored = max(files / count, decoded if size or is_small else 0)
+    return DataSize(
+        held,
+        math.ceil(stored * count),
+        {name: math.ceil(decoded * n) for name, n in _count_splits(listing, params).items()},
+    )
+
+
+def _count_splits(listing: Listing, params: WriteParams) -> dict[str, int]:
+    """Return about how many examples each split will have: those of the source, or the share that is held out."""
+    count = len(listing.keys)
+    own = Counter(listing.splits.tolist()) if listing.splits is not None else Counter[str]()
+    held_out = {VALIDATION: params.validation_fraction, TEST: params.test_fraction}
+    counts = {name: own[name] or math.ceil(share * count) for name, share in held_out.items()}
+    return {TRAIN: own[TRAIN] or count - sum(counts.values()), **counts}
+
+
+def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str]:
+    """Return the configuration with resources by the data's size, for steps without their own, and a message on them.
+
+    Args:
+        config: Configuration to run.
+        size: Size of its data.
+        target: The platform: on Vertex AI the training has its host to itself, and a step's disk cannot be set.
+    """
+    resources, words = dict(config.resources), []
+    for step, memory_gib in _needs(config, size, target):
+        asked, usual = config.resources.get(step, StepResources()), resources_of(config, step, target)
+        memory = f"{math.ceil(max(with_agents(memory_gib, target), _least(config, step, target)))}Gi"
+        if not asked.memory and gib(memory) != gib(usual.memory):
+            resources[step] = dataclasses.replace(asked, memory=memory)
+            words.append(f"{step} {memory} of memory")
+    disk_gib = math.ceil(2 * size.records / 2**30)  # Staged and final files are on the same disk.
+    asked = resources.get("create_tfrecords", StepResources())
+    if target == "kubeflow" and disk_gib > _POD_DISK_GIB and not asked.disk:
+        resources["create_tfrecords"] = dataclasses.replace(asked, disk=f"{disk_gib}Gi")
+        words.append(f"create_tfrecords {disk_gib}Gi of disk")
+    text = f"by {size.records / 2**30:,.1f} GiB of records at most: {', '.join(words)}" if words else ""
+    if target == "vertex" and size.records > VERTEX_DISK_GIB * 10**9:
+        text += f"{'; ' if text else ''}records of that size may not fit a step's disk there, {VERTEX_DISK_GIB} GB"
+    return dataclasses.replace(config, resources=resources), text
+
+
+def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, float]]:
+    """Yield the memory that each step needs for the data, in GiB: inputs are held twice while they are read."""
+
+    def split_gib(name: str) -> float:
+        return size.splits.get(name, 0) / 2**30
+
+    yield "create_tfrecords", BASE_GIB + 2 * size.held / 2**30
+    yield "evaluate_model", BASE_GIB + 2 * split_gib(config.gate.split)
+    if config.export:
+        yield "export_model", BASE_GIB + 2 * split_gib(config.export.split)
+    if target == "kubeflow":
+        most = config.training.in_memory_mib / 2**10
+        yield "train_model", BASE_GIB + 2 * (min(split_gib(TRAIN), most) + min(split_gib(VALIDATION), most))
+
+
+def _least(config: Config, step: str, target: str) -> float:
+    """Return the memory of a step for any data, in GiB."""
+    without_data = dataclasses.replace(
+        config, resources={}, training=dataclasses.replace(config.training, in_memory_mib=0)
+    )
+    return gib(resources_of(without_data, step, target).memory)

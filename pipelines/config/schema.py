@@ -1,4 +1,4 @@
-"""Every setting of a configuration, its type, default and meaning: JSON Schema for editors, a table for people."""
+"""All settings of a configuration, with type, default and meaning, as JSON Schema and as a Markdown table."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from tpu_pipelines.config.settings import Settings, variable
 from tpu_pipelines.config.steps import STEPS
 
 SCHEMA_FILE = "tpu-pipelines.schema.json"
-_OPTIONAL = ("preflight", "export", "deploy")  # Of which `false` leaves the step out.
+_OPTIONAL = ("preflight", "export", "deploy")  # Sections that may be `false`, which leaves the step out.
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
@@ -28,7 +28,7 @@ class Setting:
     Attributes:
         name: With its section, as `training.epochs`.
         kind: Its type, as Python writes it.
-        default: Value where nothing is said; None where something must be.
+        default: Default value; None if the setting is required.
         meaning: Description of the setting.
     """
 
@@ -65,7 +65,7 @@ def _type_of(kind: Any, allowed: Any = None) -> dict[str, Any]:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _type_of(*inner)
-    if kind is MachineSpec:  # A fallback, also by its name.
+    if kind is MachineSpec:  # A fallback may also be a name.
         return {}
     if dataclasses.is_dataclass(kind):
         return _object(_settings_of("", kind, fields_of(typing.cast(Any, kind))))
@@ -73,7 +73,7 @@ def _type_of(kind: Any, allowed: Any = None) -> dict[str, Any]:
         item = _type_of(inner[0])
         if dataclasses.is_dataclass(inner[0]):
             return {"type": "array", "items": item}
-        # Or values with commas between them.
+        # Or values separated by commas.
         choice = f"({'|'.join(item.get('enum', ()))})"
         joined = {"type": "string", **({"pattern": f"^{choice}(, *{choice})*$"} if "enum" in item else {})}
         return {"anyOf": [{"type": "array", "items": item}, *([item] if item else []), joined]}
@@ -113,7 +113,7 @@ def _plain(value: Any) -> Any:
 def as_json_schema() -> dict[str, Any]:
     """Return the configuration as JSON Schema (https://json-schema.org/draft-07)."""
     sections = {section: _object(_settings_of("", PARAMS[section], fields)) for section, fields in SETTINGS.items()}
-    del sections["deploy"]["required"]  # A configuration has a default for what its step needs.
+    del sections["deploy"]["required"]  # A configuration has defaults for all of them.
     step = sections.pop("resources.STEP")
     sections["model"] = {"anyOf": [{"type": "string", "examples": list(REGISTRY)}, sections["model"]]}
     sections["machine"] = {"anyOf": [{"enum": [entry.name for entry in load_catalogue().slices]}, sections["machine"]]}
@@ -126,7 +126,7 @@ def as_json_schema() -> dict[str, Any]:
         "type": "object",
         "properties": {
             "name": name.as_schema(),
-            # A section may be a heading with nothing below it.
+            # A section may be empty.
             **{key: {"anyOf": [section, {"type": "null"}]} for key, section in sections.items()},
             "resources": {"type": "object", "properties": dict.fromkeys(STEPS, step), "additionalProperties": False},
         },

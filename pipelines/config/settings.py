@@ -10,15 +10,15 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import read_by_hand
 
 _PREFIX = "TPU_PIPELINES_"
-# Without these nothing can be sent to a platform.
+# Settings that each platform requires.
 TARGET_SETTINGS = {"vertex": ("project", "region", "bucket"), "kubeflow": ("kfp_host",)}
-# What only one platform has, and would leave out unsaid on the other.
+# Settings of only one platform; the other one would ignore them silently.
 _OF_TARGET = {
     "vertex": ("network_attachment", "encryption_key", "tensorboard", "experiment"),
     "kubeflow": ("kueue_queue", "provisioning", "s3_secret"),
 }
 _OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
-_LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # What both Google Cloud and Kubernetes take.
+_LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # Labels that both Google Cloud and Kubernetes accept.
 
 
 def _text(example: str, pattern: str, hint: str = "") -> Any:
@@ -63,7 +63,7 @@ class Settings:
             first: without one, a pod that starts again trains from the start.
 
     Raises:
-        InputError: If a value does not look like what it is to be.
+        InputError: If a value has the wrong form.
     """
 
     project: str = _text("my-project", r"([a-z0-9.-]+:)?[a-z][a-z0-9-]*[a-z0-9]")
@@ -112,10 +112,10 @@ class Settings:
                     )
 
     def check_applies(self, target: str) -> None:
-        """Check that a platform has everything that these settings ask of it.
+        """Check that a platform supports all these settings.
 
         Raises:
-            InputError: If it has not, or two of them exclude each other; says which.
+            InputError: If it does not, or two settings exclude each other; names them.
         """
         for name in _OF_TARGET["kubeflow" if target == "vertex" else "vertex"]:
             if value := getattr(self, name):
@@ -136,10 +136,10 @@ class Settings:
             )
 
     def check_region(self, region: str) -> None:
-        """Check that what is of a region lies in the one where a job runs.
+        """Check that regional resources are in the region of a job.
 
         Raises:
-            InputError: If something lies elsewhere; names it.
+            InputError: If one is in another region; names it.
         """
         for name in _OF_REGION:
             value = getattr(self, name)
@@ -176,7 +176,7 @@ def variable(name: str) -> str:
 
 
 def hide_credentials(text: str, mark: str = "***@") -> str:
-    """Return the text with a mark for whatever signs somebody in by a URL.
+    """Return the text with the credentials in URLs replaced by a mark.
 
     Example:
         >>> hide_credentials("no answer from http://me:secret@kubeflow:8080/pipeline")
@@ -208,13 +208,9 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
         raise InputError(f"Cannot use {file}: the image is set by TPU_PIPELINES_IMAGE alone. Remove image.")
     for field in dataclasses.fields(Settings):
         if text := environment.get(variable(field.name), ""):
-            values[field.name] = _split(field.name, text) if _is_mapping(field) else text
+            values[field.name] = _split(field.name, text) if field.default_factory is dict else text
     settings: Settings = read_by_hand(values, Settings, "settings" if file else "")
     return settings
-
-
-def _is_mapping(field: dataclasses.Field[Any]) -> bool:
-    return field.default_factory is dict
 
 
 def _split(name: str, text: str) -> dict[str, str]:

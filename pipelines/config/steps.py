@@ -1,18 +1,25 @@
-"""The steps of the pipeline in a table: artifact, folder of a run, section of the configuration."""
+"""The steps of the pipeline: a table of their artifacts, folders and sections, and the resources that they request."""
 
 import dataclasses
+import re
+from typing import Annotated
+
+from tpu_components.core.base.typed_values import NotNegative, Pattern, Range, check_fields
+
+_QUANTITY = Pattern(r"(?:([1-9]\d*)(Mi|Gi|Ti|M|G|T))?", "a whole number with a unit, as 16Gi")
+_GIB = {"Mi": 2.0**-10, "Gi": 1.0, "Ti": 2.0**10, "M": 1e6 / 2**30, "G": 1e9 / 2**30, "T": 1e12 / 2**30}
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step as every way to run the pipeline must know it; how it is wired stands in `training_pipeline`.
+    """A step of the pipeline; `training_pipeline` connects the steps.
 
     Attributes:
-        artifact: Output of its component that a run publishes.
-        folder: Folder of a run that gets it.
-        section: Section of the configuration with its parameters; without that the step is left out.
-        reads: Steps, earlier in the table, whose artifacts it reads.
-        needs_promotion: Whether it runs only where the gate says yes.
+        artifact: Name of the component's output that a run publishes.
+        folder: Folder for the artifact in a run's folder.
+        section: Section of the configuration with its parameters; without the section the step is left out.
+        reads: Earlier steps whose artifacts it reads.
+        needs_promotion: Whether it runs only if the gate promotes the model.
     """
 
     artifact: str
@@ -31,3 +38,39 @@ STEP_TABLE = {
     "deploy_model": Step("deployment", "deployment", "deploy", ("evaluate_model", "export_model"), True),
 }
 STEPS = tuple(STEP_TABLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResources:
+    """The resources that a step asks for; what is left out follows from the configuration, see `resources_of`.
+
+    Attributes:
+        cpu: CPUs.
+        memory: Memory, as `16Gi`.
+        disk: Local disk, as `200Gi`.
+        retries: Number of times that the step is started again when it fails.
+        timeout: Seconds after which the step is stopped; 0 is never.
+
+    Raises:
+        InputError: If a value has the wrong form or range.
+    """
+
+    cpu: NotNegative = 0
+    memory: Annotated[str, _QUANTITY] = ""
+    disk: Annotated[str, _QUANTITY] = ""
+    retries: Annotated[int, Range(-1)] = -1
+    timeout: NotNegative = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def gib(quantity: str) -> float:
+    """Return a quantity in GiB.
+
+    Example:
+        >>> gib("512Mi"), gib("2Ti")
+        (0.5, 2048.0)
+    """
+    number, unit = re.fullmatch(_QUANTITY.regex, quantity).groups()  # type: ignore[union-attr]  # Checked when it was read.
+    return int(number) * _GIB[unit]

@@ -1,4 +1,4 @@
-"""A YAML file of a user's, read as a mapping, with every mistake in words."""
+"""Reads a user's YAML file as a mapping, with clear error messages."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,9 @@
-"""A read-only client of Google Cloud's APIs: REST, where this project installs no client library of Google's."""
+"""A read-only REST client of Google Cloud's APIs, and the permissions of an account from the IAM policies."""
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
@@ -9,6 +11,11 @@ from tpu_components.core.base.retries import MissingError
 from tpu_components.core.files.vertex_clients import sign_in
 from tpu_pipelines.doctor.findings import CannotAskError
 
+STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
+_EVERYONE = ("allUsers", "allAuthenticatedUsers")
+# https://cloud.google.com/storage/docs/access-control/iam#convenience-values: who has these roles in the project.
+_CONVENIENCE = {"projectOwner": "roles/owner", "projectEditor": "roles/editor", "projectViewer": "roles/viewer"}
+Policy = Mapping[str, Any]
 _TIMEOUT_SECONDS = 20
 
 
@@ -29,7 +36,7 @@ class GoogleApis:
         """Google's credentials of the signed-in user.
 
         Raises:
-            InputError: If there is none.
+            InputError: If nobody is signed in.
         """
         return self._given or sign_in()
 
@@ -39,16 +46,12 @@ class GoogleApis:
 
         return AuthorizedSession(self.credentials)
 
-    def address(self, host: str) -> str:
-        """Return the URL of a host."""
-        return self._address.replace("{host}", host)
-
     def refresh(self) -> None:
-        """Sign in.
+        """Renew the sign-in if it has expired.
 
         Raises:
-            InputError: If there is no sign-in, or it is not valid.
-            CannotAskError: If the service that knows cannot be reached.
+            InputError: If nobody is signed in, or the sign-in is not valid.
+            CannotAskError: If the service that renews it cannot be reached.
         """
         from google.auth import exceptions
         from google.auth.transport.requests import Request
@@ -62,21 +65,20 @@ class GoogleApis:
             raise InputError(f"it is not, or no longer, valid: {error}") from error
 
     def principal(self) -> str:
-        """Return the signed-in user as a member of IAM policies; empty where the credentials do not say."""
+        """Return the signed-in user as a member of IAM policies; empty if unknown."""
         email = str(getattr(self.credentials, "service_account_email", "") or "")
         if "@" in email:
             return f"serviceAccount:{email}"
-        if self._given is None:  # A user's own sign-in: with all that it was consented to, not with our scope alone.
+        apis = self
+        if self._given is None:  # The user's own sign-in, with all scopes that the user has consented to.
             import google.auth
             from google.oauth2.credentials import Credentials
 
             if not isinstance(self.credentials, Credentials):
                 return ""
             apis = GoogleApis(self.project, self._address, google.auth.default()[0])
-        else:
-            apis = self
         try:
-            # https://openid.net/specs/openid-connect-core-1_0.html#UserInfo, for who consented to tell the address.
+            # Needs the user's consent: https://openid.net/specs/openid-connect-core-1_0.html#UserInfo
             email = str(apis.get("openidconnect.googleapis.com", "v1/userinfo").get("email", ""))
         except (CannotAskError, MissingError):
             return ""
@@ -94,15 +96,17 @@ class GoogleApis:
         """Send one request and return the response.
 
         Raises:
-            MissingError: If there is no such thing.
-            CannotAskError: If the answer is another error, or none comes; repeats the service's message.
+            MissingError: If the resource does not exist.
+            CannotAskError: If the service answers with another error, whose message is repeated, or not at all.
         """
         import requests
         from google.auth import exceptions
 
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST") if host == STORAGE else None
+        address = emulator or self._address.replace("{host}", host)
         try:
-            url = f"{self.address(host)}/{path}"
-            response = self._session.request(method, url, timeout=_TIMEOUT_SECONDS, **options)
+            session = requests if emulator else self._session  # An emulator needs no sign-in.
+            response = session.request(method, f"{address}/{path}", timeout=_TIMEOUT_SECONDS, **options)
         except (requests.RequestException, exceptions.GoogleAuthError) as error:
             raise CannotAskError(f"{host} does not answer: {error}") from error
         if response.ok:
@@ -112,41 +116,110 @@ class GoogleApis:
             raise MissingError(text)
         raise CannotAskError(f"{host} does not say: {response.status_code} {text}")
 
-    @functools.cached_property
-    def storage(self) -> Any:
-        """Cloud Storage's client library, at this client's address."""
-        import os
 
-        import google.cloud.storage as gcs
-        from google.auth.credentials import AnonymousCredentials
+@dataclasses.dataclass(frozen=True)
+class Granted:
+    """Permissions that policies give to an account.
 
-        if os.environ.get("STORAGE_EMULATOR_HOST"):
-            return gcs.Client(project=self.project, credentials=AnonymousCredentials())
-        options = {"api_endpoint": self.address("storage.googleapis.com")}
-        return gcs.Client(project=self.project, credentials=self.credentials, client_options=options)
+    Attributes:
+        surely: Permissions that it has.
+        maybe: Permissions that it has if it is in a group or if a condition holds; neither is visible.
+        unread: Reason for which a policy that may grant more could not be read; empty if all policies were read.
+    """
 
-    def of_bucket(self, name: str, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of a bucket once, by Cloud Storage's client library.
+    surely: frozenset[str]
+    maybe: frozenset[str]
+    unread: str = ""
 
-        Raises:
-            MissingError: If there is no such bucket.
-            CannotAskError: If the answer is another error, or none comes.
+    def lacks(self, permissions: tuple[str, ...]) -> tuple[list[str], str]:
+        """Return the permissions that are not certain, and why the account may have them.
+
+        The reason is empty if the account certainly lacks them.
         """
-        import requests
-        from google.api_core import exceptions
-        from google.auth.exceptions import GoogleAuthError
+        lacking = [permission for permission in permissions if permission not in self.surely]
+        if lacking and set(lacking) <= self.maybe:
+            return lacking, "a group or a condition may grant it, which cannot be seen"
+        return lacking, self.unread if lacking else ""
 
-        bucket = self.storage.bucket(name)
-        try:
-            result = getattr(bucket, method)(*arguments, **options, timeout=_TIMEOUT_SECONDS, retry=None)
-        except exceptions.NotFound as error:
-            raise MissingError(str(error.message)) from error
-        except exceptions.GoogleAPICallError as error:
-            message = error.message.partition(": ")[2] or error.message  # Without the URL.
-            raise CannotAskError(f"Cloud Storage does not say: {error.code} {message}") from error
-        except (requests.RequestException, GoogleAuthError) as error:
-            raise CannotAskError(f"Cloud Storage does not answer: {error}") from error
-        return bucket if result is None else result
+
+class Policies:
+    """The IAM policies of a project and of its resources.
+
+    Args:
+        apis: Client of Google Cloud's APIs.
+        project: Google Cloud project, by id.
+    """
+
+    def __init__(self, apis: GoogleApis, project: str) -> None:
+        self._apis, self._project = apis, project
+        self._permissions: dict[str, frozenset[str]] = {}
+
+    def granted(self, member: str, own: Callable[[], Policy] | None = None) -> Granted:
+        """Return the permissions of a member.
+
+        Args:
+            member: Member, as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
+            own: Reads the resource's own policy. The policies of the project and above it are always included.
+        """
+        unread = [error for _, error in self._above if error]
+        surely, maybe = _roles((policy for policy, _ in self._above), member, frozenset())
+        if own:
+            try:
+                mine, may = _roles([own()], member, surely)
+                surely, maybe = surely | mine, maybe | may
+            except (CannotAskError, MissingError) as error:
+                unread.append(str(error))
+        return Granted(self._permissions_of(surely), self._permissions_of(maybe), "; ".join(unread))
+
+    @functools.cached_property
+    def _above(self) -> list[tuple[Policy, str]]:
+        """The policies of the project, its folders and its organisation; or the reason for which one cannot be read.
+
+        By google/cloud/resourcemanager/v3/projects.proto, GetIamPolicy leaves out what is inherited.
+        """
+        policies: list[tuple[Policy, str]] = []
+        name = f"projects/{self._project}"
+        while name:
+            body = {"options": {"requestedPolicyVersion": 3}}
+            try:
+                policies.append((self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body), ""))
+                is_top = name.startswith("organizations/")
+                name = "" if is_top else self._apis.get(RESOURCES, f"v3/{name}").get("parent", "")
+            except (CannotAskError, MissingError) as error:
+                policies.append(({}, f"the policy of {name} cannot be read: {error}"))
+                break
+        return policies
+
+    def _permissions_of(self, roles: frozenset[str]) -> frozenset[str]:
+        """Return the permissions of some roles: google/iam/admin/v1/iam.proto, GetRole."""
+        for role in roles - self._permissions.keys():
+            try:
+                permissions = self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ())
+            except MissingError:
+                permissions = ()
+            self._permissions[role] = frozenset(permissions)
+        return frozenset().union(*(self._permissions[role] for role in roles))
+
+
+def _roles(policies: Iterable[Policy], member: str, held: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the roles that policies certainly bind to a member, and those that they may bind.
+
+    Args:
+        policies: IAM policies.
+        member: Member, as in `Policies.granted`.
+        held: Roles that the member has in the project.
+    """
+    surely, maybe = set(), set()
+    for policy in policies:
+        for binding in policy.get("bindings", ()):
+            members = binding.get("members", ())
+            is_named = member in members or any(other in members for other in _EVERYONE)
+            is_named = is_named or any(_CONVENIENCE.get(other.partition(":")[0]) in held for other in members)
+            if is_named and not binding.get("condition"):
+                surely.add(binding["role"])
+            elif is_named or any(other.startswith(("group:", "domain:", "principalSet:")) for other in members):
+                maybe.add(binding["role"])
+    return frozenset(surely), frozenset(maybe - surely)
 
 
 def _message(response: Any) -> str:

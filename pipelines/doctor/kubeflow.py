@@ -20,12 +20,11 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, LackError, answer, lacking
-from tpu_pipelines.doctor.google_apis import GoogleApis
+from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.kubeflow import Kubeflow
-from tpu_pipelines.platforms.s3 import KEYS, steps_on_s3
-from tpu_pipelines.platforms.tpu_pod import node_selectors
+from tpu_pipelines.platforms.tpu_pod import KEYS, node_selectors, steps_on_s3
 
 _GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>[^_]+)_(?P<cluster>.+)")  # As gcloud names them.
 _TIMEOUT_SECONDS = 20
@@ -36,7 +35,7 @@ _SERVERS_NAMESPACE = "kubeflow"
 
 
 class KubeflowChecks:
-    """Everything that a configuration's run needs on Kubeflow.
+    """Checks of everything that a configuration's run needs on Kubeflow.
 
     Args:
         config: Configuration that is to run.
@@ -67,7 +66,8 @@ class KubeflowChecks:
         if self._on_s3:
             checks.append(Check("S3", self._s3))
         if not self._context:
-            return [*checks, Check("cluster", self._unnamed, needs="server")]
+            unnamed = Finding("cluster", Status.UNKNOWN, "not asked: name a context by --kube-context")
+            return [*checks, Check("cluster", lambda: [unnamed], needs="server")]
         checks += [
             Check(f"nodes {machine.name}", functools.partial(self._nodes, machine))
             for machine in dict.fromkeys(self._machines)
@@ -77,8 +77,13 @@ class KubeflowChecks:
         if self._is_retried:
             checks.append(Check("retries", self._retries, needs="server"))
         checks.append(Check("service account", self._service_account, needs="server"))
-        for kind, names in (("secret", self._settings.secrets), ("volume", self._settings.volumes)):
-            checks += [Check(kind, functools.partial(self._object, kind, name)) for name in names]
+        namespace, claims = f"--namespace={self._namespace}", "read_namespaced_persistent_volume_claim"
+        for name in self._settings.secrets:
+            create = f"kubectl create secret generic {name} --from-file=… {namespace}"
+            checks.append(Check("secret", functools.partial(self._find, name, "read_namespaced_secret", create)))
+        for name in self._settings.volumes:
+            create = f"kubectl apply -f CLAIM.yaml, of the name {name}, {namespace}"
+            checks.append(Check("volume", functools.partial(self._find, name, claims, create)))
         if self._settings.kueue_queue:
             checks.append(Check("queue", self._queue))
         return checks
@@ -113,10 +118,6 @@ class KubeflowChecks:
     def _namespace(self) -> str:
         return self._settings.kfp_namespace or "kubeflow"
 
-    @property
-    def _runner(self) -> str:
-        return _RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER
-
     # Where it writes
 
     def _store(self) -> str:
@@ -127,7 +128,7 @@ class KubeflowChecks:
             raise CannotAskError(f"{root} cannot be asked from here")
         name, _ = split(root)
         with lacking(f"there is no gs://{name}", f"gcloud storage buckets create gs://{name}"):
-            self._apis.of_bucket(name, "reload")
+            self._apis.get(STORAGE, f"storage/v1/b/{name}")
         return f"gs://{name}; whether pods may write there, their node's account decides"
 
     def _s3(self) -> str:
@@ -179,9 +180,6 @@ class KubeflowChecks:
         except urllib3.exceptions.HTTPError as error:
             raise CannotAskError(f"{self._context} does not answer: {error}") from error
 
-    def _unnamed(self) -> str:
-        raise CannotAskError("not asked: name a context by --kube-context")
-
     def _nodes(self, machine: MachineSpec) -> str:
         """Check the nodes that are there; else pools that would get one: none is there while nobody asks for it."""
         selector = ",".join(f"{key}={value}" for key, value in node_selectors(machine, self._settings).items())
@@ -201,23 +199,20 @@ class KubeflowChecks:
         pools = [node["name"] for node in described.get("nodePools", ()) if _has(node, machine)]
         if pools or makes_pools:
             return f"{said} now; {', '.join(pools) or 'the cluster'} adds them as they are asked for"
-        raise LackError(
-            f"{said}, and no node pool is of {machine.machine_type}"
-            + (f" and {machine.tpu_topology}" if machine.slice.hosts > 1 else ""),
-            f"gcloud container node-pools create tpu --cluster={cluster} --location={location} "
-            f"--machine-type={machine.machine_type}{_slice_flags(machine)}" + (" --spot" if machine.spot else ""),
-        )
+        # A pool of several hosts is one slice, with all nodes or none. A topology is for these alone
+        # (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838).
+        hosts, kind, flags = machine.slice.hosts, machine.machine_type, f" --machine-type={machine.machine_type}"
+        if hosts > 1:
+            kind += f" and {machine.tpu_topology}"
+            flags += f" --tpu-topology={machine.tpu_topology}"
+        flags += f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}" + " --spot" * machine.spot
+        create = f"gcloud container node-pools create tpu --cluster={cluster} --location={location}{flags}"
+        raise LackError(f"{said}, and no node pool is of {kind}", create)
 
     def _service_account(self) -> str:
-        remedy = "ask who installed Kubeflow: it comes with " + ("the profile" if self._is_shared else "the server")
-        return self._find(self._runner, "read_namespaced_service_account", remedy)
-
-    def _object(self, kind: str, name: str) -> str:
-        method, command = {
-            "secret": ("read_namespaced_secret", f"kubectl create secret generic {name} --from-file=…"),
-            "volume": ("read_namespaced_persistent_volume_claim", f"kubectl apply -f CLAIM.yaml, of the name {name},"),
-        }[kind]
-        return self._find(name, method, f"{command} --namespace={self._namespace}")
+        runner, origin = (_RUNNER_OF_A_PROFILE, "the profile") if self._is_shared else (_RUNNER, "the server")
+        remedy = f"ask who installed Kubeflow: it comes with {origin}"
+        return self._find(runner, "read_namespaced_service_account", remedy)
 
     def _queue(self) -> str:
         """Check the queue: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
@@ -261,8 +256,8 @@ class KubeflowChecks:
         yield from answer(Check("right to JobSets", self._right_to_jobsets))
 
     def _right_to_jobsets(self) -> str:
-        account = f"{self._namespace}:{self._runner}"
-        if denied := [f"{verb} {what}" for verb, what in RIGHTS if not self._may(verb, what)]:
+        account = f"{self._namespace}:{_RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER}"
+        if denied := [f"{verb} {what}" for verb, what in RIGHTS if not self._may(account, verb, what)]:
             raise LackError(
                 f"the steps' service account {account} may not {', '.join(denied)} in {self._namespace}",
                 f"kubectl create role jobsets --namespace={self._namespace} --verb=get,create,delete "
@@ -271,8 +266,8 @@ class KubeflowChecks:
             )
         return f"{account} may create them"
 
-    def _may(self, verb: str, what: str) -> bool:
-        """Ask the cluster whether the steps' service account has a right."""
+    def _may(self, account: str, verb: str, what: str) -> bool:
+        """Return whether the cluster gives a right to a service account."""
         resource, _, subresource = what.partition("/")
         attributes = {
             "namespace": self._namespace,
@@ -281,7 +276,7 @@ class KubeflowChecks:
             "resource": resource,
             "subresource": subresource,
         }
-        user = f"system:serviceaccount:{self._namespace}:{self._runner}"
+        user = f"system:serviceaccount:{account}"
         review = {"metadata": {}, "spec": {"user": user, "resourceAttributes": attributes}}
         review = self._ask("create_namespaced_local_subject_access_review", self._namespace, review)
         return bool(review.status.allowed)
@@ -300,15 +295,3 @@ def _has(pool: dict[str, Any], machine: MachineSpec) -> bool:
     topology = pool.get("placementPolicy", {}).get("tpuTopology", "")
     is_shaped = topology == machine.tpu_topology or (not topology and machine.slice.hosts == 1)
     return is_shaped and config.get("machineType") == machine.machine_type and bool(config.get("spot")) == machine.spot
-
-
-def _slice_flags(machine: MachineSpec) -> str:
-    """Return the flags of gcloud that make a pool of a machine, without a node until one is asked for.
-
-    A pool of several hosts is one slice, with all nodes or none; a topology is for these alone (AI-Hypercomputer/xpk
-    src/xpk/core/nodepool.py at 367c838).
-    """
-    hosts = machine.slice.hosts
-    return (f" --tpu-topology={machine.tpu_topology}" if hosts > 1 else "") + (
-        f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}"
-    )

@@ -1,4 +1,4 @@
-"""Checks of what a run on Vertex AI needs of Google Cloud.
+"""Checks of everything that a run on Vertex AI needs in Google Cloud.
 
 The reference of each call names its permission: serviceusage.services.get, resourcemanager.projects.getIamPolicy,
 iam.serviceAccounts.get, iam.serviceAccounts.getIamPolicy, storage.buckets.get, storage.buckets.getIamPolicy,
@@ -9,7 +9,7 @@ If the user lacks one, that finding is unknown, and the other checks go on.
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, SERVING_IMAGE, other_steps_image
@@ -28,8 +28,7 @@ from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, LackError, lacking
-from tpu_pipelines.doctor.google_apis import GoogleApis
-from tpu_pipelines.doctor.iam import IAM, RESOURCES, Granted, Policies
+from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies
 from tpu_pipelines.doctor.images import look_at_image, repository_of
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.beam_job import is_on_dataflow
@@ -62,36 +61,41 @@ _POD_QUOTAS = {**_QUOTAS, "v2": "V2PodTPUs", "v3": "V3PodTPUs"}
 
 
 class VertexChecks:
-    """Everything that a configuration's run needs on Vertex AI.
+    """Checks of everything that a configuration's run needs on Vertex AI.
 
     Args:
-        config: Configuration that is to run.
-        settings: Settings of the platform; must have the project, the region and the bucket.
+        config: Configuration of the run.
+        settings: Settings of the platform; must have project, region and bucket.
         apis: Client of Google Cloud's APIs.
-        image: Image that every step is to run in.
+        image: Image of every step.
     """
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, image: str) -> None:
         self._config, self._settings, self._apis, self._image = config, settings, apis, image
         self._machines = [in_region(entry, settings) for entry in require_machine(config, "vertex").candidates]
+        self._deploy = config.deploy or DeployParams("", config.name)
         self._policies = Policies(apis, settings.project)
-        self._member = ""
+        self._who = "user:YOU"
 
     def checks(self) -> list[Check]:
-        """Return everything to ask, in the order in which it is told; nothing can be asked without a sign-in."""
-        needed = _RUNNER + (_DEPLOYER if self._deploys else ())
+        """Return all checks in the order of the report; each needs the sign-in."""
+        # https://cloud.google.com/vertex-ai/docs/training/configure-compute#tpu-7x: "TPU7x requires Python 3.12+."
+        python = "3.12" if any(machine.slice.generation.name == "7x" for machine in self._machines) else ""
+        registry, settings = self._deploy.registry, self._settings
+        is_deployed = registry == VERTEX or is_on_vertex(registry)
+        has_dataflow = is_on_dataflow(self._config, "vertex")
+        worker = self._config.data.beam_options.get("service_account_email", "")
         checks = [
             Check("project", self._project),
-            Check("APIs", self._services),
+            Check("APIs", functools.partial(self._services, has_dataflow)),
             Check("your role", self._submitter),
             Check("Vertex AI", self._region),
             Check("bucket", self._bucket, Cost.REQUEST),
-            Check("image", self._step_image, Cost.REQUEST),
-            self._puller("image's reader", self._image),
+            *self._of_image("image", self._image, "", Cost.REQUEST, python),
             Check("service account", self._service_account, Cost.REQUEST),
             Check("acting as it", self._acting, Cost.REQUEST),
-            Check("its roles", lambda: self._judge_in_project(needed, "roles/aiplatform.user")),
-            *(Check(f"its buckets: {name}", functools.partial(self._runner_bucket, name)) for name in self._buckets),
+            self._role("its roles", _RUNNER + (_DEPLOYER if is_deployed else ()), "roles/aiplatform.user"),
+            *self._its_buckets(),
             Check("its acting", self._runner_acting),
             *(
                 Check(f"quota {entry.name}", functools.partial(self._quota, entry))
@@ -99,35 +103,27 @@ class VertexChecks:
             ),
         ]
         for about, setting, ask in (
-            ("network", self._settings.network, self._network),
-            ("attachment", self._settings.network_attachment, self._attachment),
-            ("key", self._settings.encryption_key, self._key),
-            ("tensorboard", self._settings.tensorboard, self._tensorboard),
+            ("network", settings.network, self._network),
+            ("attachment", settings.network_attachment, self._attachment),
+            ("key", settings.encryption_key, self._key),
+            ("tensorboard", settings.tensorboard, self._tensorboard),
         ):
             if setting:
                 checks.append(Check(about, ask))
         if steps := other_steps_image():
-            ask = functools.partial(look_at_image, steps, self._apis, "TPU_PIPELINES_STEPS_IMAGE")
-            checks += [Check("steps' image", ask, Cost.REQUEST), self._puller("steps' image's reader", steps)]
+            checks += self._of_image("steps' image", steps, "STEPS_", Cost.REQUEST)
         if self._config.data.engine == BEAM:
-            ask = functools.partial(look_at_image, BEAM_IMAGE, self._apis, "TPU_PIPELINES_BEAM_IMAGE")
-            checks += [Check("Beam image", ask), self._puller("Beam image's reader", BEAM_IMAGE)]
-        if self._uses_dataflow:
-            checks += [
-                Check("its Dataflow", lambda: self._judge_in_project(_STARTER, "roles/dataflow.developer")),
-                Check("Dataflow's workers", self._workers),
-            ]
-        if self._deploys:
-            ask = functools.partial(look_at_image, self._serving_image, self._apis, "TPU_PIPELINES_SERVING_IMAGE")
-            checks += [
-                Check("serving image", ask),
-                self._puller("serving image's reader", self._serving_image),
-                Check("registry", self._models),
-            ]
-            if self._deploy.endpoint:
-                checks.append(Check("endpoint", self._endpoint))
-            if self._deploy.endpoint_access == PRIVATE:
-                checks.append(Check("endpoint's network", self._connection_policy))
+            checks += self._of_image("Beam image", BEAM_IMAGE, "BEAM_")
+        if has_dataflow:
+            checks.append(self._role("its Dataflow", _STARTER, "roles/dataflow.developer"))
+            checks.append(self._role("Dataflow's workers", _WORKER, "roles/dataflow.worker", worker))
+        if is_deployed:
+            checks += self._of_image("serving image", self._deploy.serving_image or SERVING_IMAGE, "SERVING_")
+            checks.append(Check("registry", self._models))
+        if is_deployed and self._deploy.endpoint:
+            checks.append(Check("endpoint", self._endpoint))
+        if is_deployed and self._deploy.endpoint_access == PRIVATE:
+            checks.append(Check("endpoint's network", self._connection_policy))
         others = (dataclasses.replace(check, needs="sign-in") for check in checks)
         return [Check("sign-in", self._sign_in, Cost.REQUEST), *others]
 
@@ -136,12 +132,9 @@ class VertexChecks:
     def _sign_in(self) -> str:
         with lacking("", "gcloud auth application-default login", InputError):
             self._apis.refresh()
-        self._member = self._apis.principal()
-        return self._member or f"valid; whose it is, it does not say ({type(self._apis.credentials).__name__})"
-
-    @property
-    def _who(self) -> str:
-        return self._member or "user:YOU"
+        member = self._apis.principal()
+        self._who = member or self._who
+        return member or f"valid; whose it is, it does not say ({type(self._apis.credentials).__name__})"
 
     @functools.cached_property
     def _found_project(self) -> dict[str, Any]:
@@ -159,15 +152,15 @@ class VertexChecks:
             raise LackError(f"{project} is {state}", f"gcloud projects undelete {project}")
         return f"{project}, number {self._number}"
 
-    def _services(self) -> str | Iterator[Finding]:
-        """Ask which services are switched on: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
+    def _services(self, has_dataflow: bool) -> str | Iterator[Finding]:
+        """Check that the services are enabled: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
         project = self._settings.project
         needed = ["aiplatform.googleapis.com", "storage.googleapis.com"]
         if repository_of(self._image):
             needed.append(_REGISTRY)
         if not self._settings.service_account or self._settings.network:
-            needed.append(_COMPUTE)  # Whose default account runs pipelines that name none.
-        if self._uses_dataflow:
+            needed.append(_COMPUTE)  # Its default account runs pipelines that name no account.
+        if has_dataflow:
             needed.append(_DATAFLOW)
         names = [f"projects/{project}/services/{name}" for name in needed]
         answer = self._apis.get("serviceusage.googleapis.com", f"v1/projects/{project}/services:batchGet", names=names)
@@ -180,36 +173,30 @@ class VertexChecks:
             for name in disabled
         )
 
-    @property
-    def _uses_dataflow(self) -> bool:
-        return is_on_dataflow(self._config, "vertex")
-
     def _submitter(self) -> str:
         place = f"v3/projects/{self._settings.project}:testIamPermissions"
         answer = self._apis.post(RESOURCES, place, {"permissions": list(_SUBMITTER)})
-        if denied := [entry for entry in _SUBMITTER if entry not in answer.get("permissions", ())]:
+        if denied := _denied(_SUBMITTER, answer):
             raise LackError(f"you lack {', '.join(denied)}", self._bind_project(self._who, "roles/aiplatform.user"))
         return "you may create and read pipeline jobs"
 
     def _region(self) -> str:
-        region = self._settings.region
-        service = VertexService(self._settings.project, region, self._settings.vertex_endpoint, self._apis.credentials)
-        request = {"parent": f"projects/{self._settings.project}/locations/{region}", "page_size": 1}
-        service.call("PipelineService", "list_pipeline_jobs", request)
+        project, region = self._settings.project, self._settings.region
+        request = {"parent": f"projects/{project}/locations/{region}", "page_size": 1}
+        self._vertex(project, region).call("PipelineService", "list_pipeline_jobs", request)
         return f"answers in {region}"
+
+    def _vertex(self, project: str, region: str) -> VertexService:
+        return VertexService(project, region, self._settings.vertex_endpoint, self._apis.credentials)
 
     # Where it writes
 
-    @property
-    def _bucket_name(self) -> str:
-        return split(self._settings.bucket)[0]
-
     def _bucket(self) -> Iterator[Finding]:
-        name, region = self._bucket_name, self._settings.region
+        name, region = split(self._settings.bucket)[0], self._settings.region
         create = f"gcloud storage buckets create gs://{name} --location={region} --project={self._settings.project}"
         with lacking(f"there is no gs://{name}", create):
-            bucket = self._apis.of_bucket(name, "reload")
-        location, kind = (bucket.location or "").lower(), bucket.location_type or "region"
+            bucket = self._apis.get(STORAGE, f"storage/v1/b/{name}")
+        location, kind = bucket.get("location", "").lower(), bucket.get("locationType", "region")
         remedy = f"use one in {region}: gcloud storage buckets create gs://NAME --location={region}"
         training = dict.fromkeys(machine.region for machine in self._machines)
         is_of_runs = kind == "region" and location in (region, next(iter(training)))
@@ -217,15 +204,15 @@ class VertexChecks:
             # https://cloud.google.com/vertex-ai/docs/training/cloud-storage-file-system
             said = f"gs://{name} is in {location} ({kind}), and Vertex AI's training supports buckets of one region"
             yield Finding("bucket", Status.HINT, said, remedy)
-        elif not is_of_runs:  # Jobs reach it all the same, for more time and money.
+        elif not is_of_runs:  # Jobs can use it, for more time and money.
             said = f"gs://{name} is in {location}, and runs are in {region}"
             yield Finding("bucket", Status.HINT, said, remedy)
-        allowed = self._apis.of_bucket(name, "test_iam_permissions", list(_WRITER))
-        denied = [entry for entry in _WRITER if entry not in allowed]
-        if denied and bundle_of(self._config.training.model):  # A model of the user's own travels through it.
+        place = f"storage/v1/b/{name}/iam/testPermissions"
+        denied = _denied(_WRITER, self._apis.get(STORAGE, place, permissions=list(_WRITER)))
+        if denied and bundle_of(self._config.training.model):  # The user uploads the model's code to the bucket.
             raise LackError(
                 f"you lack {', '.join(denied)} in gs://{name}, and the model's code travels through it",
-                self._bind_bucket(name, self._who, "roles/storage.objectAdmin"),
+                _bind_bucket(name, self._who, "roles/storage.objectAdmin"),
             )
         if is_of_runs:
             may = "nothing of yours is written there" if denied else "you may write there"
@@ -235,22 +222,17 @@ class VertexChecks:
 
     # What it runs in
 
-    def _step_image(self) -> str:
-        # https://cloud.google.com/vertex-ai/docs/training/configure-compute#tpu-7x: "TPU7x requires Python 3.12+."
-        python = "3.12" if any(machine.slice.generation.name == "7x" for machine in self._machines) else ""
-        return look_at_image(self._image, self._apis, "TPU_PIPELINES_IMAGE", least_python=python)
+    def _of_image(
+        self, about: str, image: str, name: str, cost: Cost = Cost.NETWORK, least_python: str = ""
+    ) -> list[Check]:
+        """Return the checks of an image, which TPU_PIPELINES_…IMAGE names, and of the agent that pulls it.
 
-    @property
-    def _serving_image(self) -> str:
-        return self._deploy.serving_image or SERVING_IMAGE
-
-    def _puller(self, about: str, image: str) -> Check:
-        """Check the agent that pulls images: https://cloud.google.com/vertex-ai/docs/general/custom-service-account.
-
-        A model's image it reads when the model is uploaded: model.proto, ModelContainerSpec.image_uri.
+        https://cloud.google.com/vertex-ai/docs/general/custom-service-account: the agent. It reads the image of a model
+        when the model is uploaded: model.proto, ModelContainerSpec.image_uri.
         """
+        look = functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", False, least_python)
 
-        def ask() -> str:
+        def judge_puller() -> str:
             repository = repository_of(image)
             if not repository or repository[0] == self._settings.project:
                 return "Vertex AI's service agent reads the project's own"
@@ -262,9 +244,9 @@ class VertexChecks:
                 f"gcloud artifacts repositories add-iam-policy-binding {name} --project={project} "
                 f"--location={location} --member={agent} --role={role}"
             )
-            return self._judge(granted, _PULLER, agent, role, command)
+            return _judge(granted, _PULLER, agent, role, command)
 
-        return Check(about, ask)
+        return [Check(about, look, cost), Check(f"{about}'s reader", judge_puller)]
 
     @property
     def _agent(self) -> str:
@@ -277,10 +259,6 @@ class VertexChecks:
     def _account(self) -> str:
         """https://cloud.google.com/vertex-ai/docs/pipelines/configure-project: whose account runs a pipeline."""
         return self._settings.service_account or f"{self._number}-compute@developer.gserviceaccount.com"
-
-    @property
-    def _runner_member(self) -> str:
-        return f"serviceAccount:{self._account}"
 
     @property
     def _account_path(self) -> str:
@@ -301,64 +279,44 @@ class VertexChecks:
 
     def _acting(self) -> str:
         answer = self._apis.post(IAM, f"{self._account_path}:testIamPermissions", {"permissions": list(_ACT_AS)})
-        if _ACT_AS[0] not in answer.get("permissions", ()):
+        if _denied(_ACT_AS, answer):
             raise LackError(f"you lack {_ACT_AS[0]} on {self._account}", self._bind_account(self._who))
         return f"you may act as {self._account}"
 
-    def _workers(self) -> str:
-        """Check the account of the job's workers: the pipeline's own, where the configuration names no other."""
-        account = self._config.data.beam_options.get("service_account_email", "")
-        return self._judge_in_project(_WORKER, "roles/dataflow.worker", account)
+    def _role(self, about: str, needed: Sequence[str], role: str, account: str = "") -> Check:
+        """Return the check that an account, by default the pipeline's, has permissions in the project."""
 
-    def _judge_in_project(self, needed: Sequence[str], role: str, account: str = "") -> str:
-        member = f"serviceAccount:{account or self._account}"
-        return self._judge(self._policies.granted(member), needed, member, role, self._bind_project(member, role))
+        def ask() -> str:
+            member = f"serviceAccount:{account or self._account}"
+            return _judge(self._policies.granted(member), needed, member, role, self._bind_project(member, role))
 
-    @property
-    def _buckets(self) -> dict[str, tuple[Sequence[str], str]]:
-        """Permissions and role in the bucket that the account writes to, and in the one that the data are in."""
-        needed: dict[str, tuple[Sequence[str], str]] = {self._bucket_name: (_WRITER, "roles/storage.objectAdmin")}
+        return Check(about, ask)
+
+    def _its_buckets(self) -> Iterator[Check]:
+        """Yield the checks that the account may use the bucket that it writes to, and the bucket of the data."""
+        needed: dict[str, tuple[Sequence[str], str]] = {}
+        needed[split(self._settings.bucket)[0]] = (_WRITER, "roles/storage.objectAdmin")
         if storage.is_on_google(data := self._config.data_location):
             needed.setdefault(split(data)[0], (_READER, "roles/storage.objectViewer"))
-        return needed
+        for name, (permissions, role) in needed.items():
+            yield Check(f"its buckets: {name}", functools.partial(self._its_bucket, name, permissions, role))
 
-    def _runner_bucket(self, name: str) -> str:
-        (permissions, role), member = self._buckets[name], self._runner_member
-        granted = self._policies.granted(member, functools.partial(self._bucket_policy, name))
-        return self._judge(granted, permissions, member, role, self._bind_bucket(name, member, role))
+    def _its_bucket(self, name: str, permissions: Sequence[str], role: str) -> str:
+        member = f"serviceAccount:{self._account}"
 
-    def _bucket_policy(self, name: str) -> dict[str, Any]:
-        try:
-            policy = self._apis.of_bucket(name, "get_iam_policy", requested_policy_version=3)
-        except MissingError as error:
-            raise CannotAskError(f"there is no gs://{name}") from error
-        return {"bindings": [{**entry, "members": list(entry["members"])} for entry in policy.bindings]}
+        def policy() -> dict[str, Any]:
+            return self._apis.get(STORAGE, f"storage/v1/b/{name}/iam", optionsRequestedPolicyVersion=3)
+
+        granted = self._policies.granted(member, policy)
+        return _judge(granted, permissions, member, role, _bind_bucket(name, member, role))
 
     def _runner_acting(self) -> str:
-        """Check that the pipeline's account may create the job of the training, which runs as that same one."""
+        """Check that the pipeline's account may create the training job, which runs as the same account."""
         if not self._settings.service_account:
             return "the training runs as Vertex AI's own agent"
-        member, role = self._runner_member, "roles/iam.serviceAccountUser"
-        granted = self._policies.granted(member, self._account_policy)
-        return self._judge(granted, _ACT_AS, member, role, self._bind_account(member))
-
-    def _account_policy(self) -> dict[str, Any]:
-        try:
-            return self._apis.post(IAM, f"{self._account_path}:getIamPolicy", {})
-        except MissingError as error:
-            raise CannotAskError(f"there is no {self._account}") from error
-
-    @staticmethod
-    def _judge(granted: Granted, needed: Sequence[str], member: str, role: str, command: str) -> str:
-        """Judge whether a member has what it needs; names the role that it lacks, and the command that grants it."""
-        name = member.partition(":")[2]
-        denied, perhaps = granted.lacks(tuple(needed))
-        said = f"{name} lacks {role} ({', '.join(denied)})"
-        if perhaps:
-            raise CannotAskError(f"{said}, as far as can be seen: {perhaps}", command)
-        if denied:
-            raise LackError(said, command)
-        return f"{name} has {role}'s part of it"
+        member, path = f"serviceAccount:{self._account}", f"{self._account_path}:getIamPolicy"
+        granted = self._policies.granted(member, lambda: self._apis.post(IAM, path, {}))
+        return _judge(granted, _ACT_AS, member, "roles/iam.serviceAccountUser", self._bind_account(member))
 
     # What it trains on
 
@@ -430,26 +388,17 @@ class VertexChecks:
             f"gcloud kms keys add-iam-policy-binding {key} --keyring={ring} --location={location} --project={project} "
             f"--member={self._agent} --role={role}"
         )
-        return self._judge(granted, _ENCRYPTER, self._agent, role, command)
+        return _judge(granted, _ENCRYPTER, self._agent, role, command)
 
     def _tensorboard(self) -> str:
         name = self._settings.tensorboard
         _, project, _, region, *_ = name.split("/")
-        service = VertexService(project, region, self._settings.vertex_endpoint, self._apis.credentials)
         create = f"gcloud ai tensorboards create --display-name=tpu-pipelines --region={region} --project={project}"
         with lacking(f"there is no {name}", create):
-            service.call("TensorboardService", "get_tensorboard", {"name": name})
+            self._vertex(project, region).call("TensorboardService", "get_tensorboard", {"name": name})
         return name
 
     # Where the model goes
-
-    @property
-    def _deploy(self) -> DeployParams:
-        return self._config.deploy or DeployParams("", self._config.name)
-
-    @property
-    def _deploys(self) -> bool:
-        return self._deploy.registry == VERTEX or is_on_vertex(self._deploy.registry)
 
     @property
     def _registry_service(self) -> tuple[VertexService, str]:
@@ -458,8 +407,7 @@ class VertexChecks:
         project, region = self._settings.project, self._settings.region
         if is_on_vertex(registry):
             _, project, _, region, *_ = registry.split("/")
-        service = VertexService(project, region, self._settings.vertex_endpoint, self._apis.credentials)
-        return service, f"projects/{project}/locations/{region}"
+        return self._vertex(project, region), f"projects/{project}/locations/{region}"
 
     def _models(self) -> str:
         service, parent = self._registry_service
@@ -509,6 +457,28 @@ class VertexChecks:
             "--role=roles/iam.serviceAccountUser"
         )
 
-    @staticmethod
-    def _bind_bucket(name: str, member: str, role: str) -> str:
-        return f"gcloud storage buckets add-iam-policy-binding gs://{name} --member={member} --role={role}"
+
+def _bind_bucket(name: str, member: str, role: str) -> str:
+    return f"gcloud storage buckets add-iam-policy-binding gs://{name} --member={member} --role={role}"
+
+
+def _denied(needed: Sequence[str], answer: Mapping[str, Any]) -> list[str]:
+    """Return the permissions that an answer of `testIamPermissions` lacks."""
+    return [permission for permission in needed if permission not in answer.get("permissions", ())]
+
+
+def _judge(granted: Granted, needed: Sequence[str], member: str, role: str, command: str) -> str:
+    """Return a sentence if a member has the needed permissions.
+
+    Raises:
+        LackError: If it lacks some; names the role, and the command that grants it.
+        CannotAskError: If it may lack some.
+    """
+    name = member.partition(":")[2]
+    denied, perhaps = granted.lacks(tuple(needed))
+    said = f"{name} lacks {role} ({', '.join(denied)})"
+    if perhaps:
+        raise CannotAskError(f"{said}, as far as can be seen: {perhaps}", command)
+    if denied:
+        raise LackError(said, command)
+    return f"{name} has {role}'s part of it"

@@ -1,4 +1,4 @@
-"""Keys under which a local run finds a step's outputs again: what goes in, and the code that works on it."""
+"""Cache keys and fingerprints of steps: digests of their inputs and their code."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from tpu_components.preflight_training.compiler import versions as compiler_vers
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 
-# What changes where and how fast a step runs, never what it gives.
+# Parameters that change where and how fast a step runs, but not its outputs.
 _WITHOUT_EFFECT = (
     *("num_workers", "engine", "engine_tasks", "beam_options"),
     *("checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib"),
@@ -34,7 +34,7 @@ def _code(step: str) -> Code:
 
 @functools.cache
 def _codes() -> dict[str, Code]:
-    """Return the code of every step; what their files refer to is kept for the next time, by the files' contents."""
+    """Return the code of every step. The references between files are cached by the files' contents."""
     own = digest_files({"": Path(fingerprint.__file__)})
     memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
     kept = compile_cache.recall(memo, _read_references) or {}
@@ -60,25 +60,25 @@ def code_version(step: str) -> str:
 
 
 def _code_here(step: str) -> str:
-    """Return the same with the libraries that this machine runs it with; elsewhere, an image holds them."""
+    """Return `code_version` with the libraries of this machine; on a platform, the image holds them."""
     return digest_of([code_version(step), _code(step).versions()])
 
 
 def _model(config: Config, is_here: bool) -> str:
-    """Return the fingerprint of a model's code and of the files that it names, or that the configuration does."""
+    """Return the fingerprint of a model's code, and of the files that the code or the configuration names."""
     code = model_code(config.training.model, config.training.model_parameters)
     return digest_of([code.digest, code.versions() if is_here else {}, [_content(file) for file in config.model_files]])
 
 
 def _content(place: str) -> str:
-    """Return the fingerprint of a file, or of all in a folder; in an object store by their checksums."""
+    """Return the fingerprint of a file or folder; in an object store, of the checksums."""
     if storage.is_remote(place):
         return digest_of([_remote_files(place)])
     return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
 
 
 def _remote_files(place: str) -> list[storage.StoredFile]:
-    """Return a file, or all in a folder or a bucket, of an object store."""
+    """Return a file, or all files in a folder or bucket, of an object store."""
     folder, _, name = place.rstrip("/").rpartition("/")
     if folder.endswith(":/"):  # A bucket.
         return storage.list_files(place)
@@ -101,7 +101,7 @@ def _folder_content(folder: Path) -> str:
 
 
 def data_version(listing: Listing, memo: Path) -> str:
-    """Return the fingerprint of a source's content, kept in `memo` for as long as no file's size or time changes."""
+    """Return the fingerprint of a source's content, cached in `memo` until a file's size or time changes."""
     key = listing.stat_digest()
     path = memo / f"{key}.txt"
     if not path.is_file():
@@ -114,13 +114,13 @@ def _params(params: Any) -> dict[str, Any]:
 
 
 def lineage(config: Config) -> dict[str, Any]:
-    """Return what a registry records of a run beside what its artifacts say: its name, configuration and code."""
+    """Return the lineage that a registry records of a run: its name, configuration and code."""
     code = {step: code_version(step) for step in config.steps}
     return {"run": config.name, "config": _decisive(config), "code": code}
 
 
 def _decisive(config: Config) -> dict[str, Any]:
-    """Return a configuration without its fallbacks and how long it waits for them: these make it no other run."""
+    """Return a configuration without fallback machines and the time to wait for them, which do not change the run."""
     plain = config.as_dict()
     for key in ("fallbacks", "max_wait_seconds"):
         plain.get("machine", {}).pop(key, None)
@@ -128,12 +128,12 @@ def _decisive(config: Config) -> dict[str, Any]:
 
 
 def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
-    """Return what a run follows from: short digests of its `data`, its `configuration` and its `code`.
+    """Return short digests of a run's `data`, `configuration` and `code`.
 
     Args:
         config: The run's configuration.
-        data: The `data_version` of its source, or what else stands for it.
-        image: The image that its steps run in; empty on this machine, with its libraries.
+        data: The `data_version` of its source, or another digest of it.
+        image: Image of its steps; empty for this machine, whose libraries count instead.
     """
     version = code_version if image else _code_here
     code = ({step: version(step) for step in STEPS}, _model(config, not image), image)
@@ -144,16 +144,16 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
 def platform_fingerprints(
     config: Config, image: str, machine: str = "", environment: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return what decides each step's result beside its other inputs, as an input that a platform's cache counts.
+    """Return an input for each step with facts that a platform's cache would not count otherwise.
 
-    The cache knows a step by its inputs, its image and its command. It does not know which code a tag of an image
-    means, nor what a model's files hold; and what the training step runs in stands where only some services look.
+    The cache identifies a step by its inputs, image and command. It knows neither the code behind an image's tag nor
+    the content of a model's files, and not every service counts the machine and image of the training step.
 
     Args:
         config: The run's configuration.
         image: The image that its steps run in.
-        machine: Short name of what the training step runs on.
-        environment: Variables that the training step sees.
+        machine: Short name of the training step's machine.
+        environment: Variables of the training step.
     """
     of_model, of_training = {"model": _model(config, is_here=False)[:12]}, {"image": image, "machine": machine}
     if environment:
@@ -163,7 +163,7 @@ def platform_fingerprints(
 
 
 def trained(config: Config, fingerprint: Mapping[str, str]) -> dict[str, str]:
-    """Return what decides a training's weights, as far as it is known when its job is written.
+    """Return the facts that decide a training's weights, as far as they are known when its job is written.
 
     The machine is left out: on another machine a training continues from the same checkpoint.
 
@@ -185,7 +185,7 @@ def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str,
 
     Returns:
         Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
-        Where an alias stands is no output: whoever takes deploy_model from a cache looks whether it still stands there.
+        The position of an alias is no output: the caller checks it before deploy_model is taken from a cache.
     """
     model = _model(config, is_here=True)
     champion, champion_files = config.gate.champion, champion_digest

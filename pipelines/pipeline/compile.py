@@ -1,7 +1,7 @@
-"""The pipeline as a file for a cloud platform, its training step on the TPU that the configuration names.
+"""Compiles the pipeline to a file for a platform, with the training step on the configuration's TPU.
 
-Only that step differs from the pipeline that runs on a laptop: on Vertex AI it is wrapped as a custom job, on Kubeflow
-its pod asks the cluster for a TPU.
+Only the training step differs from the local pipeline: on Vertex AI it is a custom job, on Kubeflow its pod requests a
+TPU from the cluster.
 """
 
 import dataclasses
@@ -39,24 +39,24 @@ from tpu_pipelines.config.resources import (
 )
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline.cache_keys import lineage, platform_fingerprints, trained
-from tpu_pipelines.platforms import beam_job, s3
+from tpu_pipelines.platforms import beam_job
 from tpu_pipelines.platforms.custom_job import as_custom_job, in_region
-from tpu_pipelines.platforms.steps import Step
-from tpu_pipelines.platforms.tpu_pod import as_tpu_pod
+from tpu_pipelines.platforms.jobs import Step
+from tpu_pipelines.platforms.tpu_pod import as_tpu_pod, sign_in, steps_on_s3
 
-_HEADER = "# PIPELINE DEFINITION"  # How KFP begins what it compiles.
+_HEADER = "# PIPELINE DEFINITION"  # First line of a file that KFP compiles.
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledPipeline:
-    """A compiled pipeline, as it was written.
+    """A compiled pipeline.
 
     Attributes:
         path: The file.
-        machine: Machine that the training step asks for.
+        machine: Machine of the training step.
         image: Image that every step runs in.
-        timeout: When the training is stopped, and why then.
-        carried: Content of the files that the pipeline reads from the bucket, by their place there.
+        timeout: Time limit of the training, and its reason.
+        carried: Content of the files to upload for the pipeline, by their URI in the bucket.
     """
 
     path: Path
@@ -67,17 +67,17 @@ class CompiledPipeline:
 
 
 def compile_pipeline(config: Config, target: str, output: Path, settings: Settings | None = None) -> CompiledPipeline:
-    """Write the pipeline as a YAML file that a platform takes.
+    """Write the pipeline as a YAML file for a platform.
 
     Args:
         config: Parameters of every step, and the machine.
         target: `vertex` or `kubeflow`.
         output: The file; only a compiled pipeline is overwritten.
-        settings: Those that are known by now go into the training step.
+        settings: Settings of the platform, as far as they are known.
 
     Raises:
-        InputError: If the machine cannot be had there, the cloud could not read the data or the model, or the file may
-            not be written.
+        InputError: If the platform lacks the machine, its steps could not read the data or the model, or the file
+            cannot be written.
     """
     settings = settings or Settings()
     if target not in _WRAPPERS:
@@ -87,7 +87,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     config = placed(config, target, settings)
     machine = require_machine(config, target)
     settings.check_applies(target)
-    if IMAGE != LOCAL_IMAGE:  # Compiling needs no settings: one that nobody has named yet is asked for when it is sent.
+    if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
         require_step_image(IMAGE, target)
     config = _with_registry(config, target, settings)
     if config.data.engine == BEAM:
@@ -110,11 +110,11 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     made_of = trained(config, made_with["train_model"])
     step = _WRAPPERS[target](train_model, machine, settings, config.name, asked, made_of)
     config = dataclasses.replace(config, training=training)
-    on_s3 = s3.steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
+    on_s3 = steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
 
     def place(name: str, task: Any) -> Any:
         placed = place_on(target, task, resources_of(config, name)) if name != "train_model" else task
-        return s3.sign_in(placed, settings.s3_secret) if name in on_s3 else placed
+        return sign_in(placed, settings.s3_secret) if name in on_s3 else placed
 
     pipeline = training_pipeline(
         config,
@@ -176,17 +176,17 @@ def require_machine(config: Config, target: str) -> MachineSpec:
 
 
 def placed(config: Config, target: str, settings: Settings) -> Config:
-    """Return the configuration with its machine where it is paid for: on Vertex, the settings' region if it names none.
+    """Return the configuration with the machine's region: on Vertex AI, by default that of the settings.
 
     Raises:
-        InputError: If there is no machine, or not in that region.
+        InputError: If there is no machine, or the region lacks it.
     """
     machine = require_machine(config, target)
     return on_machine(config, in_region(machine, settings) if target == "vertex" else machine, target)
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
-    """Return the same training, told to use the TPU: it must be asked for, and only this step has one."""
+    """Return the training's parameters with the TPU as accelerator, which only this step has."""
     if training.accelerator == "auto":
         training = dataclasses.replace(training, accelerator="tpu")
     devices = machine.slice.devices
@@ -199,11 +199,12 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
 
 
 def _check_readable(config: Config, target: str) -> None:
-    """Refuse what lies on this machine: a container elsewhere does not see it."""
+    """Check that the steps' containers can read everything that the configuration names."""
     refused = f"Cannot compile {config.name!r} for {target}:"
     for name, place in (("data.source", config.data_location), ("gate.champion", config.gate.champion)):
         reads = storage.is_on_google if target == "vertex" else storage.is_remote
-        if place and not reads(place) and not _is_vertex_reference(place):
+        is_on_registry = is_on_vertex(place.rpartition("/")[0]) and parse_reference(place) is not None
+        if place and not reads(place) and not is_on_registry:
             where = "Cloud Storage" if target == "vertex" else "Cloud Storage, or on s3://"
             raise InputError(
                 f"{refused} {name} must be on {where}, where the steps can read it. Received: {place!r}. Copy it "
@@ -227,9 +228,9 @@ def _check_readable(config: Config, target: str) -> None:
 
 
 def _with_carried_model(config: Config, target: str, settings: Settings) -> tuple[Config, dict[str, bytes]]:
-    """Name a model of the user's own by its place in the bucket; returns the configuration, and what lies there.
+    """Replace a user's own model by its URI in the bucket; returns the configuration, and the files to upload.
 
-    Its digest is part of the place, so that no step runs other code than this, and the platform's cache knows it by it.
+    The URI contains the model's digest, so that steps run exactly this code, and the platform's cache detects changes.
     """
     model = config.training.model
     bundle = bundle_of(model)
@@ -239,7 +240,7 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
             "of libraries, which does not travel. Put it into a folder of its own."
         )
     if bundle is None or storage.is_remote(model) or (":" in model and not settings.bucket):
-        return config, {}  # The image holds it, or the bucket does.
+        return config, {}  # The image or the bucket already holds it.
     if not settings.bucket:
         raise InputError(
             f"Cannot compile {config.name!r} for {target}: the model {model!r} travels through a bucket, and none is "
@@ -252,7 +253,7 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
 
 
 def _with_registry(config: Config, target: str, settings: Settings) -> Config:
-    """Return the configuration with its registry on Vertex AI, if it has one, where the settings say."""
+    """Return the configuration with the settings of its registry on Vertex AI, if it has one."""
     deploy = config.deploy
     if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
         return config
@@ -291,10 +292,6 @@ def _with_registry(config: Config, target: str, settings: Settings) -> Config:
         verify_key=deploy.verify_key if storage.is_remote(deploy.verify_key) else public_key_text(deploy.verify_key),
     )
     return dataclasses.replace(config, deploy=deploy)
-
-
-def _is_vertex_reference(text: str) -> bool:
-    return is_on_vertex(text.rpartition("/")[0]) and parse_reference(text) is not None
 
 
 def _check_output(output: Path) -> None:

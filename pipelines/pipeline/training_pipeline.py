@@ -1,4 +1,4 @@
-"""The pipeline: wiring only."""
+"""The pipeline: connects the steps' components."""
 
 import dataclasses
 import typing
@@ -30,7 +30,7 @@ PIPELINE_NAME = "training-pipeline"
 
 
 def _constants(params: Any, *but: str) -> dict[str, Any]:
-    """Return the fields of a Params dataclass as component inputs, without those that arrive another way."""
+    """Return the fields of a Params dataclass as component inputs, without the fields `but`."""
     values = {name: value for name, value in dataclasses.asdict(params).items() if name not in but}
     return typing.cast(dict[str, Any], without_tuples(values))
 
@@ -48,29 +48,29 @@ def training_pipeline(
 
     Args:
         config: Parameters of every step. The pipeline's own inputs are the few that an operator changes per run.
-        train_step: The training component: the plain one, or one that a target has wrapped with a machine.
-        cache_keys: A key per step, under which a local run finds its outputs again. Without it the platform makes its
-            own keys, for which a step of its own lists the source each time.
-        lineage: Facts that the registry records of the run beside what its artifacts say.
-        place: Asks a platform for what KFP itself has no words for.
-        estimated_timeout: Whether the training step takes its time from preflight, if there is that.
-        fingerprints: Facts that a platform's cache counts for each step beside its inputs; see `platform_fingerprints`.
+        train_step: The training component, plain or wrapped with a machine.
+        cache_keys: Cache key of each step in a local run. Without them the platform computes keys, and a further step
+            lists the source each time.
+        lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
+        place: Sets a task's platform-specific options.
+        estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.
+        fingerprints: Additional input of each step for the platform's cache; see `platform_fingerprints`.
 
     Returns:
-        A KFP pipeline, to be compiled or, inside a kfp.local session, called.
+        A KFP pipeline, to compile or to call inside a kfp.local session.
     """
-    # A platform knows a step by its inputs, and an alias is the same text wherever it stands.
+    # A platform's cache sees an alias only as text, and would miss that it has moved.
     uncached = ("evaluate_model", "deploy_model") if parse_reference(config.champion) else ()
 
     def add(
         step: str, component: Callable[..., dsl.PipelineTask], is_last: bool = True, **inputs: Any
     ) -> dsl.PipelineTask:
         task = component(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
-        if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Whose pages have it in their titles.
+        if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Their pages show it in the title.
             task.set_env_variable(RUN_VARIABLE, config.name)
-        if step != "train_model":  # Whose machine is the target's affair.
+        if step != "train_model":  # Its machine is set by `train_step`.
             task = place(step, apply(task, resources_of(config, step)))
-        if cache_keys:  # Of a step that is several tasks, the last one's outputs are what is found again.
+        if cache_keys:  # Of a step with several tasks, only the last one is cached.
             return task.set_caching_options(True, cache_keys[step]) if is_last else task.set_caching_options(False)
         return task.set_caching_options(False) if step in uncached else task
 
@@ -83,7 +83,7 @@ def training_pipeline(
     ) -> None:
         data = _constants(config.data, "source")
         data_version: Any = ""
-        if not cache_keys:  # Which know it already.
+        if not cache_keys:  # They contain it already.
             listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
             data_version = place("create_tfrecords", listed).set_caching_options(False).output
         asked = {"source": source, "data": data, "data_version": data_version}
@@ -133,7 +133,7 @@ def training_pipeline(
             champion=champion,
             **_constants(config.gate, "champion"),
         )
-        if not config.export and cache_keys:  # Nothing is left to do, and a local run reads the gate's decision itself.
+        if not config.export and cache_keys:  # No step follows, and a local run reads the gate's decision itself.
             return
         with dsl.If(evaluated.outputs["Output"] == True, name="promoted"):  # noqa: E712 (KFP overloads ==)
             if not config.export:

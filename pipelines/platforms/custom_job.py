@@ -17,9 +17,8 @@ from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import MIN_BOOT_DISK_GB, MachineSpec
 from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.config.step_resources import StepResources
-from tpu_pipelines.platforms.jobs import slug
-from tpu_pipelines.platforms.steps import Step
+from tpu_pipelines.config.steps import StepResources
+from tpu_pipelines.platforms.jobs import Step, slug
 
 # By tag, as in google_cloud_pipeline_components/_image.py; the digest is not published.
 LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"

@@ -1,11 +1,11 @@
-"""Jobs on any platform: the job to submit, the state of a submission, and the interface of platforms."""
+"""Jobs and schedules on any platform: what is submitted, what is returned, and the interface of platforms."""
 
 import copy
 import dataclasses
 import datetime
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import yaml
@@ -15,9 +15,8 @@ from tpu_components.core.base.states import State
 from tpu_components.core.machines.machine_spec import MachineSpec
 
 DIGEST = "tpu_pipelines_digest"  # Label with the digest of the run.
-
-
 FINGERPRINTS = ("data", "configuration", "code")
+Step = Callable[..., Any]  # A step of the pipeline, wrapped for a platform: takes inputs, returns KFP's task.
 
 
 def slug(name: str) -> str:
@@ -120,8 +119,47 @@ class Submission:
         return any(state in (State.SUCCEEDED, State.CACHED) for state in judged)
 
 
-class Submitter(Protocol):
-    """A platform for runs. Methods raise `OutageError` for transient errors and `InputError` for refusals."""
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A schedule on a platform.
+
+    Attributes:
+        schedule_id: Id of the schedule on the platform.
+        name: Name of the runs.
+        cron: Cron expression of the start times.
+        is_paused: Whether the schedule is paused.
+        content: Plain values that define the schedule; schedules with equal content do the same.
+        next_run: Time of the next run, in UTC; empty if unknown.
+        url: URL of the schedule's page.
+    """
+
+    schedule_id: str
+    name: str
+    cron: str
+    is_paused: bool
+    content: Mapping[str, Any]
+    next_run: str = ""
+    url: str = ""
+
+
+def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Prepare the contents of two schedules for comparison.
+
+    The pipeline specification is left out if both have our digest and the digests are equal: a service may complete and
+    reorder a specification, which would then always differ from ours.
+    """
+    digest = after.get("labels", {}).get(DIGEST)
+    is_same = bool(digest) and before.get("labels", {}).get(DIGEST) == digest
+    left_out = ("pipelineSpec",) if is_same else ()
+    old, new = ({key: value for key, value in content.items() if key not in left_out} for content in (before, after))
+    return old, new
+
+
+class Platform(Protocol):
+    """A platform for runs and schedules.
+
+    Methods raise `OutageError` for transient errors and `InputError` for refusals.
+    """
 
     def create(self, job: Job) -> Submission:
         """Start a job, or return the existing job with its id."""
@@ -141,34 +179,42 @@ class Submitter(Protocol):
     def describe(self, job: Job) -> dict[str, Any]:
         """Return the request of `create`, without a call to the platform."""
 
+    def schedules(self, name: str) -> list[Schedule]:
+        """Return all schedules with this name, the oldest first."""
 
-@dataclasses.dataclass(frozen=True)
+    def schedule_content(self, job: Job, cron: str) -> Mapping[str, Any]:
+        """Return `Schedule.content` for this job, without a call to the platform."""
+
+    def create_schedule(self, job: Job, cron: str) -> Schedule:
+        """Create a schedule."""
+
+    def update_schedule(self, schedule_id: str, job: Job, cron: str) -> Schedule:
+        """Change job or time of a schedule, or replace it by a new one if the platform cannot change it."""
+
+    def pause_schedule(self, schedule_id: str) -> None:
+        """Pause a schedule: it starts no further runs."""
+
+    def resume_schedule(self, schedule_id: str) -> None:
+        """Resume a schedule; missed runs are not started."""
+
+    def delete_schedule(self, schedule_id: str) -> None:
+        """Delete a schedule, if it exists."""
+
+
 class Retrying:
-    """Wraps a platform; retries transient errors."""
+    """A `Platform` that repeats the calls of another one after transient errors.
 
-    submitter: Submitter
-    backoff: Backoff = dataclasses.field(default_factory=Backoff)
+    If the response of `create` is lost, the repeated call returns the created job. A repeated `create_schedule` would
+    make a second schedule: `schedule.upsert` repeats all of its calls instead.
 
-    def create(self, job: Job) -> Submission:
-        """See `Submitter`. If the response of a call is lost, the repeated call returns the created job."""
-        return self.backoff(lambda: self.submitter.create(job))
+    Args:
+        platform: Platform to call.
+        backoff: Times between the calls.
+    """
 
-    def get(self, job_id: str) -> Submission | None:
-        """Do what the platform does."""
-        return self.backoff(lambda: self.submitter.get(job_id))
+    def __init__(self, platform: Platform, backoff: Backoff | None = None) -> None:
+        self.platform, self.backoff = platform, backoff or Backoff()
 
-    def latest(self, name: str) -> Submission | None:
-        """Do what the platform does."""
-        return self.backoff(lambda: self.submitter.latest(name))
-
-    def cancel(self, job_id: str) -> None:
-        """Do what the platform does."""
-        self.backoff(lambda: self.submitter.cancel(job_id))
-
-    def find_output(self, job_id: str, step: str, output: str) -> str:
-        """Do what the platform does."""
-        return self.backoff(lambda: self.submitter.find_output(job_id, step, output))
-
-    def describe(self, job: Job) -> dict[str, Any]:
-        """Do what the platform does."""
-        return self.submitter.describe(job)
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.platform, name)
+        return lambda *arguments: self.backoff(functools.partial(method, *arguments))

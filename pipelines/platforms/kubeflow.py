@@ -18,8 +18,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials
-from tpu_pipelines.platforms.jobs import DIGEST, Job, Submission, fingerprints_in, now
-from tpu_pipelines.platforms.schedules import Schedule, comparable
+from tpu_pipelines.platforms.jobs import DIGEST, Job, Schedule, Submission, comparable, fingerprints_in, now
 
 _TIMEOUT_SECONDS = 60
 _TRAINING_TASK = "train-model"
@@ -38,7 +37,7 @@ _TO_BE_ENABLED = "tpu_pipelines_to_be_enabled"  # Marks the replacement of an ac
 
 
 class Kubeflow:
-    """Kubeflow Pipelines as a `Submitter` and a `Scheduler`.
+    """Kubeflow Pipelines as a `Platform`.
 
     The server assigns run ids and allows equal names, so a job's id is the name of its run. Two concurrent submissions
     may both start a run; then the older run counts, and the next request deletes the other.
@@ -110,13 +109,8 @@ class Kubeflow:
     def _list(self, service: str, name: str) -> list[Any]:
         """Return the objects with exactly this name, the oldest first."""
         condition = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
-        page = self._call(
-            service,
-            f"list_{service}",
-            filter=json.dumps({"predicates": [condition]}),
-            page_size=100,
-            **self._where,
-        )
+        predicates = json.dumps({"predicates": [condition]})
+        page = self._call(service, f"list_{service}", filter=predicates, page_size=100, **self._where)
         same = [item for item in getattr(page, service) or () if item.display_name == name]  # The server ignores case.
         return sorted(same, key=lambda item: (item.created_at, _id(item)))
 
@@ -130,7 +124,7 @@ class Kubeflow:
         host = os.environ.get("KF_PIPELINES_UI_ENDPOINT") or self._settings.kfp_host
         return f"{hide_credentials(host, '').rstrip('/')}/#/{page}"
 
-    # Submitter
+    # Jobs
 
     def _request(self, job: Job) -> dict[str, Any]:
         """Return the common fields of a run and a recurring run, without the experiment."""
@@ -239,7 +233,7 @@ class Kubeflow:
         )
         names = _step_names(run.pipeline_spec or {})
         steps = {entry.display_name: entry.state.lower() for entry in tasks if entry.display_name in names}
-        waited_seconds, never_ran = _wait_of_training(tasks, self._now())
+        training_seconds, waited_seconds, never_ran = _times_of_training(tasks, self._now())
         state = _STATES.get(run.state, State.PENDING)
         terminated = any(entry.state == "CANCELING" for entry in run.state_history or ())
         if state is State.FAILED and (terminated or never_ran):
@@ -259,7 +253,7 @@ class Kubeflow:
             fingerprints=fingerprints_in(labels),
             digest=labels.get(DIGEST, ""),
             created=run.created_at.isoformat() if run.created_at else "",
-            training_seconds=_seconds_of_training(tasks, self._now()),
+            training_seconds=training_seconds,
         )
 
     # Doctor
@@ -272,7 +266,7 @@ class Kubeflow:
         """Make a request that needs a valid sign-in."""
         self._call("experiments", "list_experiments", page_size=1, **self._where)
 
-    # Scheduler
+    # Schedules
 
     def schedules(self, name: str) -> list[Schedule]:
         """Return all recurring runs with this name, the oldest first."""
@@ -382,41 +376,30 @@ def _labels(description: str | None) -> dict[str, str]:
     return {}
 
 
-def _seconds_of_training(tasks: Sequence[Any], now: datetime.datetime) -> float:
-    """Return the duration of the training's node in seconds, so far. A running node has an end before its start."""
-    training = next((task for task in tasks if task.display_name == _TRAINING_TASK), None)
-    if training is None:
-        return 0.0
-    end = training.end_time if training.end_time and training.end_time > training.start_time else now
-    return float((end - training.start_time).total_seconds())
-
-
-def _wait_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[float, bool]:
-    """Return the seconds that the training's pod has waited, and whether the wait is over.
+def _times_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[float, float, bool]:
+    """Return the duration of the training so far, the time that its pod has waited, and whether the pod never ran.
 
     Args:
-        tasks: Nodes of the run's workflow, sorted by start.
+        tasks: Nodes of the run's workflow, sorted by start. A running node has an end before its start.
         now: Current time.
     """
     training = next((task for task in tasks if task.display_name == _TRAINING_TASK), None)
-    if training is None or training.state == "SUCCEEDED":
-        return 0, False
+    if training is None:
+        return 0.0, 0.0, False
+    start, end = training.start_time, training.end_time
+    seconds = ((end if end and end > start else now) - start).total_seconds()
     # The server does not report the step of a pod; no other step runs during the training.
-    pods = [
-        attempt
-        for attempt in tasks
-        if _POD.fullmatch(attempt.display_name) and attempt.start_time >= training.start_time
-    ]
+    pods = [attempt for attempt in tasks if _POD.fullmatch(attempt.display_name) and attempt.start_time >= start]
     attempts = [attempt for attempt in pods if attempt.display_name.endswith(")")] or pods
-    if not attempts:
-        return 0, False
+    if training.state == "SUCCEEDED" or not attempts:
+        return seconds, 0.0, False
     pod = attempts[-1]
     if pod.state == "PENDING":
-        return (now - pod.start_time).total_seconds(), False
+        return seconds, (now - pod.start_time).total_seconds(), False
     seen = [status.state for status in pod.state_history or ()]
     if pod.state == "FAILED" and seen and "RUNNING" not in seen:
-        return (pod.end_time - pod.start_time).total_seconds(), True
-    return 0, False
+        return seconds, (pod.end_time - pod.start_time).total_seconds(), True
+    return seconds, 0.0, False
 
 
 def _with_seconds(cron: str) -> str:
@@ -482,20 +465,21 @@ def _translated(doing: str, host: str) -> Iterator[None]:
         message = _message(error)
         if error.status == 429 or (error.status or 500) >= 500:
             raise OutageError(f"Kubeflow Pipelines at {host} cannot {doing} now: {error.status} {message}") from error
-        if error.status == 404:
-            raise MissingError(f"{refused} {message} Check the name and kfp_host.") from error
-        if error.status == 409:
-            raise ExistsError(f"{refused} {message}") from error
+        kind, hint = _REFUSALS.get(error.status, (InputError, ""))
         if error.status == 401:
-            raise InputError(
-                f"{refused} the sign-in is not, or no longer, valid ({message}). Put a token into a file and its path "
-                "into KF_PIPELINES_SA_TOKEN_PATH, or sign in as your server asks for."
-            ) from error
-        if error.status == 403:
-            raise InputError(
-                f"{refused} {message} Ask for the role kubeflow-edit in the namespace, and check kfp_namespace."
-            ) from error
-        raise InputError(f"{refused} {message}") from error
+            message = f"the sign-in is not, or no longer, valid ({message})."
+        raise kind(f"{refused} {message} {hint}".rstrip()) from error
+
+
+_REFUSALS: dict[int, tuple[type[Exception], str]] = {
+    401: (
+        InputError,
+        "Put a token into a file and its path into KF_PIPELINES_SA_TOKEN_PATH, or sign in as your server asks for.",
+    ),
+    403: (InputError, "Ask for the role kubeflow-edit in the namespace, and check kfp_namespace."),
+    404: (MissingError, "Check the name and kfp_host."),
+    409: (ExistsError, ""),
+}
 
 
 def _message(error: Any) -> str:

@@ -1,22 +1,21 @@
-"""Training step on a Kubeflow cluster: a pod that requests a TPU, or a pod that starts a JobSet of several hosts."""
+"""Pods on a Kubeflow cluster: the training step's, which requests a TPU or starts a JobSet, and those that use S3."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
-from tpu_components.core.machines.machine_spec import MachineSpec, Slice, load_catalogue
+from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue
 from tpu_components.core.step.command_line import BAD_INPUT
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
+from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries, as_root, place_on
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.config.step_resources import StepResources
-from tpu_pipelines.platforms import s3
-from tpu_pipelines.platforms.jobs import slug
-from tpu_pipelines.platforms.steps import Step
+from tpu_pipelines.config.steps import STEPS, StepResources
+from tpu_pipelines.platforms.jobs import Step, slug
 
 # Node labels: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 _GKE_ACCELERATORS = {"v3": "tpu-v3-device", "v5e": "tpu-v5-lite-podslice", "v6e": "tpu-v6e-slice", "7x": "tpu7x"}
@@ -30,33 +29,11 @@ _GROUP_ID = 1000  # docker/Dockerfile: useradd
 # A sidecar proxy would be between the hosts and never end. KFP sets label and annotation on its own pods too; Istio now
 # reads the label: https://istio.io/latest/docs/reference/config/annotations
 _WITHOUT_PROXY = {"sidecar.istio.io/inject": "false"}
-
-
-@dataclasses.dataclass(frozen=True)
-class TpuPod:
-    """Pod of a training host.
-
-    Attributes:
-        chips: TPU chips to request.
-        selectors: Required labels of the node.
-        tolerations: Tolerated taints of the node.
-        labels: Labels of the pod.
-        environment: Environment variables of the container.
-        secrets: Secrets to mount, with their paths.
-        volumes: Persistent volume claims to mount, with their paths.
-        cpu: CPUs to request; 0 requests none.
-        memory: Memory to request, for example `16Gi`.
-    """
-
-    chips: int
-    selectors: Mapping[str, str]
-    tolerations: tuple[Mapping[str, str], ...]
-    labels: Mapping[str, str]
-    environment: Mapping[str, str]
-    secrets: Mapping[str, str]
-    volumes: Mapping[str, str]
-    cpu: int = 0
-    memory: str = ""
+# Variables of boto3: https://boto3.amazonaws.com/v1/documentation/api/latest/guide/configuration.html. A pod does not
+# start if the secret lacks one of the first: https://kubernetes.io/docs/concepts/configuration/secret/#restriction-secret-must-exist
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+OPTIONAL_KEYS = ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION")
+_RUN_THE_MODELS_CODE = ("preflight_training", "train_model", "evaluate_model", "export_model")
 
 
 def as_tpu_pod(
@@ -85,92 +62,61 @@ def as_tpu_pod(
     # The folder depends on code and model, so that finished weights of others are not reused.
     version = digest_of(fingerprint)[:12]
     folder = next((f"{path.rstrip('/')}/{name}/{version}" for path in settings.volumes.values()), "")
-    pod = _tpu_pod(machine, settings, asked, folder)
+    environment = {**({"AIP_CHECKPOINT_DIR": folder} if folder else {}), **settings.environment}
+    selectors, is_slice = node_selectors(machine, settings), machine.slice.hosts > 1
     timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
-    has_others = machine.slice.hosts > 1
-    if has_others:
-        image = component.component_spec.implementation.container.image
-        pod = _waiting_pod(pod, _jobset(pod, machine, settings, name, image, timeout_seconds), folder, machine)
-
-    def step(**inputs: Any) -> Any:
-        task = component(**inputs)
-        if pod.chips:
-            task.set_accelerator_type("google.com/tpu").set_accelerator_limit(pod.chips)
-        for key, value in pod.environment.items():
-            task.set_env_variable(key, value)
-        for key, value in pod.selectors.items():
-            kubernetes.add_node_selector(task, key, value)
-        for toleration in pod.tolerations:
-            kubernetes.add_toleration(task, **toleration)
-        for key, value in pod.labels.items():
-            kubernetes.add_pod_label(task, key, value)
-        for secret, path in pod.secrets.items():
-            kubernetes.use_secret_as_volume(task, secret, path)
-        for claim, path in pod.volumes.items():
-            kubernetes.mount_pvc(task, claim, path)
-        if pod.volumes:
-            as_root(task)
-        if asked:
-            # With several hosts, all attempts follow one JobSet and share its time limit.
-            task = apply_retries(task, asked, timeout_seconds, is_of_all=has_others)
-            task = task if has_others else place_on("kubeflow", task, asked)
-            # No limits: a pod with all chips has the host to itself.
-            task.set_cpu_request(str(pod.cpu)).set_memory_request(pod.memory)
-        return kubernetes.set_timeout(task, timeout_seconds)
-
-    return step
-
-
-def _tpu_pod(machine: MachineSpec, settings: Settings, asked: StepResources | None, folder: str) -> TpuPod:
-    hosts = machine.slice.hosts
-    tolerations = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
-    if machine.spot:
-        spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
-        tolerations.append(spot)
-    return TpuPod(
-        chips=machine.slice.chips // hosts,
-        selectors=node_selectors(machine, settings),
-        tolerations=tuple(tolerations),
-        labels={**settings.labels, **(_queue(settings) if hosts == 1 else {})},
-        environment={
-            **({"AIP_CHECKPOINT_DIR": folder} if folder else {}),
-            **settings.environment,
-            **({COUNT_VARIABLE: str(hosts)} if hosts > 1 else {}),
-        },
-        secrets=settings.secrets,
-        volumes=settings.volumes,
-        cpu=asked.cpu if asked else 0,
-        memory=asked.memory if asked else "",
-    )
-
-
-def _waiting_pod(pod: TpuPod, manifest: Mapping[str, Any], folder: str, machine: MachineSpec) -> TpuPod:
-    """Return the pod of a step that starts a JobSet: it has no TPU, and the JobSet's manifest in its environment.
-
-    Raises:
-        InputError: If the hosts have no shared volume.
-    """
-    if not folder:
+    if is_slice and not folder:
         raise InputError(
             f"{machine.name} has {machine.slice.hosts} hosts, which on Kubeflow read the records from a volume of all "
             "and leave the model there: expected a claim that many pods mount (ReadWriteMany), received none. Set "
             "TPU_PIPELINES_VOLUMES=CLAIM=/mnt/PATH, or use a machine of one host."
         )
-    ask = json.dumps({"manifest": manifest, "shared": f"{folder}/hosts"}, sort_keys=True)
-    own = {key: value for key, value in pod.environment.items() if key != COUNT_VARIABLE}  # This pod is not a host.
-    return dataclasses.replace(
-        pod,
-        chips=0,
-        selectors={},
-        tolerations=(),
-        environment={**own, JOBSET_VARIABLE: ask},
-        cpu=1,
-        memory="2Gi",
-    )
+    if is_slice:
+        image = component.component_spec.implementation.container.image
+        template = _host_pod(machine, settings, environment, asked, image)
+        request = {"manifest": _jobset(template, machine, settings, name, timeout_seconds), "shared": f"{folder}/hosts"}
+        environment[JOBSET_VARIABLE] = json.dumps(request, sort_keys=True)
+
+    def step(**inputs: Any) -> Any:
+        task = component(**inputs)
+        if not is_slice:  # The pod that starts a JobSet has no TPU.
+            task.set_accelerator_type("google.com/tpu").set_accelerator_limit(machine.slice.chips)
+            for key, value in selectors.items():
+                kubernetes.add_node_selector(task, key, value)
+            for toleration in _tolerations(machine):
+                kubernetes.add_toleration(task, **toleration)
+        for key, value in environment.items():
+            task.set_env_variable(key, value)
+        for key, value in {**settings.labels, **({} if is_slice else _queue(settings))}.items():
+            kubernetes.add_pod_label(task, key, value)
+        for secret, path in settings.secrets.items():
+            kubernetes.use_secret_as_volume(task, secret, path)
+        for claim, path in settings.volumes.items():
+            kubernetes.mount_pvc(task, claim, path)
+        if settings.volumes:
+            as_root(task)
+        if asked:
+            # All attempts of a step with a JobSet follow this JobSet and share its time limit.
+            task = apply_retries(task, asked, timeout_seconds, is_of_all=is_slice)
+            task = task if is_slice else place_on("kubeflow", task, asked)
+            # No limits: a pod with all chips has the host to itself.
+            task.set_cpu_request("1" if is_slice else str(asked.cpu))
+            task.set_memory_request("2Gi" if is_slice else asked.memory)
+        return kubernetes.set_timeout(task, timeout_seconds)
+
+    return step
+
+
+def _tolerations(machine: MachineSpec) -> list[dict[str, str]]:
+    tolerations = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
+    if machine.spot:
+        spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+        tolerations.append(spot)
+    return tolerations
 
 
 def _jobset(
-    pod: TpuPod, machine: MachineSpec, settings: Settings, name: str, image: str, timeout_seconds: int
+    template: Mapping[str, Any], machine: MachineSpec, settings: Settings, name: str, timeout_seconds: int
 ) -> dict[str, Any]:
     """Return the JobSet of a slice, without name and command; see JobSet's api/jobset/v1alpha2/jobset_types.go."""
     hosts = machine.slice.hosts
@@ -189,10 +135,7 @@ def _jobset(
                 }
             ]
         },
-        "template": {
-            "metadata": {"labels": {**pod.labels, **_WITHOUT_PROXY}, "annotations": dict(_WITHOUT_PROXY)},
-            "spec": _pod_spec(pod, settings, image),
-        },
+        "template": template,
     }
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
@@ -221,12 +164,20 @@ def _jobset(
     }
 
 
-def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
-    mounts = {claim: ("persistentVolumeClaim", "claimName", path) for claim, path in pod.volumes.items()}
-    mounts |= {secret: ("secret", "secretName", path) for secret, path in pod.secrets.items()}
-    signing_in = s3.variables_of(settings.s3_secret) if settings.s3_secret else []
-    requests = {"cpu": str(pod.cpu), "memory": pod.memory} if pod.cpu else {}
-    return {
+def _host_pod(
+    machine: MachineSpec,
+    settings: Settings,
+    environment: Mapping[str, str],
+    asked: StepResources | None,
+    image: str,
+) -> dict[str, Any]:
+    """Return the template of a host's pod in a JobSet."""
+    entry, variables = machine.slice, {**environment, COUNT_VARIABLE: str(machine.slice.hosts)}
+    mounts = {claim: ("persistentVolumeClaim", "claimName", path) for claim, path in settings.volumes.items()}
+    mounts |= {secret: ("secret", "secretName", path) for secret, path in settings.secrets.items()}
+    signing_in = variables_of(settings.s3_secret) if settings.s3_secret else []
+    requests = {"cpu": str(asked.cpu), "memory": asked.memory} if asked and asked.cpu else {}
+    spec = {
         "restartPolicy": "Never",
         # Hosts must not have the step's permission to start JobSets, and do not call the cluster. They can still sign
         # in to Google: GKE's metadata server needs no such token, and Google's own module mounts none
@@ -238,14 +189,14 @@ def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "nodeSelector": dict(pod.selectors),
-        "tolerations": [dict(toleration) for toleration in pod.tolerations],
+        "nodeSelector": node_selectors(machine, settings),
+        "tolerations": _tolerations(machine),
         "containers": [
             {
                 "name": "train",
                 "image": image,
-                "env": [*({"name": key, "value": value} for key, value in pod.environment.items()), *signing_in],
-                "resources": {"limits": {"google.com/tpu": str(pod.chips)}, "requests": requests},
+                "env": [*({"name": key, "value": value} for key, value in variables.items()), *signing_in],
+                "resources": {"limits": {"google.com/tpu": str(entry.chips // entry.hosts)}, "requests": requests},
                 "volumeMounts": [{"name": name, "mountPath": path} for name, (_, _, path) in mounts.items()],
                 # As for KFP's steps (backend/src/v2/compiler/argocompiler/security_context.go). The image sets the
                 # user: a TPU may need root.
@@ -254,6 +205,8 @@ def _pod_spec(pod: TpuPod, settings: Settings, image: str) -> dict[str, Any]:
         ],
         "volumes": [{"name": name, kind: {key: name}} for name, (kind, key, _) in mounts.items()],
     }
+    labels = {**settings.labels, **_WITHOUT_PROXY}
+    return {"metadata": {"labels": labels, "annotations": dict(_WITHOUT_PROXY)}, "spec": spec}
 
 
 def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
@@ -265,7 +218,8 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
     entry = machine.slice
     generation = entry.generation.name
     if generation not in _GKE_ACCELERATORS:
-        able = ", ".join(other.name for other in load_catalogue().slices if _is_on_gke(other) and other.hosts == 1)
+        single = [other for other in load_catalogue().slices if other.hosts == 1]
+        able = ", ".join(other.name for other in single if other.generation.name in _GKE_ACCELERATORS)
         raise InputError(
             f"GKE has no TPU {generation}. Received: {entry.name}. Expected one of {able}, or --target vertex."
         )
@@ -297,5 +251,36 @@ def _queue(settings: Settings) -> dict[str, str]:
     return {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
 
 
-def _is_on_gke(entry: Slice) -> bool:
-    return entry.generation.name in _GKE_ACCELERATORS
+def steps_on_s3(config: Config, bucket: str) -> frozenset[str]:
+    """Return the steps whose pods read or write s3://; all steps if the bucket is on S3.
+
+    Args:
+        config: Configuration of the run, with the model's bundle if it has one.
+        bucket: Bucket of the settings. KFP's launcher copies artifacts in the pod of each step.
+    """
+    if _is_on_s3(bucket):
+        return frozenset(STEPS)
+    model = [config.training.model, *config.model_files]
+    places = {"create_tfrecords": [config.data_location], **{step: [*model] for step in _RUN_THE_MODELS_CODE}}
+    places["evaluate_model"].append(config.gate.champion)
+    return frozenset(step for step, uris in places.items() if any(map(_is_on_s3, uris)))
+
+
+def _is_on_s3(uri: str) -> bool:
+    return storage.is_remote(uri) and not storage.is_on_google(uri)
+
+
+def variables_of(secret: str) -> list[dict[str, Any]]:
+    """Return the environment variables of a plain Kubernetes pod that read the secret; all keys are optional."""
+    return [
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
+        for key in (*KEYS, *OPTIONAL_KEYS)
+    ]
+
+
+def sign_in(task: Any, secret: str) -> Any:
+    """Set a step's environment variables from the secret; returns the step."""
+    from kfp import kubernetes
+
+    kubernetes.use_secret_as_env(task, secret, {key: key for key in KEYS})
+    return kubernetes.use_secret_as_env(task, secret, {key: key for key in OPTIONAL_KEYS}, optional=True)

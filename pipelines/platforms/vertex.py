@@ -1,7 +1,6 @@
 """Client of Vertex AI: pipeline jobs and schedules."""
 
 import contextlib
-import dataclasses
 import datetime
 import re
 import urllib.parse
@@ -14,8 +13,7 @@ from tpu_components.core.base.states import State
 from tpu_components.core.files.vertex_clients import VertexService, types
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
 from tpu_pipelines.platforms.custom_job import custom_job_name
-from tpu_pipelines.platforms.jobs import DIGEST, Job, Submission, fingerprints_in, now
-from tpu_pipelines.platforms.schedules import Schedule
+from tpu_pipelines.platforms.jobs import DIGEST, Job, Schedule, Submission, fingerprints_in, now
 
 _CONSOLE = "https://console.cloud.google.com"
 _TRAINING_TASK = "train-model"
@@ -41,7 +39,7 @@ _RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
 
 
 class Vertex:
-    """Vertex AI as a `Submitter` and a `Scheduler`.
+    """Vertex AI as a `Platform`.
 
     It uses the service's generated clients instead of `aiplatform.PipelineJob`, which creates missing buckets, requests
     the project's number, and keeps global settings.
@@ -67,7 +65,7 @@ class Vertex:
         """Call the service once and convert its errors to ours."""
         return self._service.call(kind, method, request, region)
 
-    # Submitter
+    # Jobs
 
     def _request(self, job: Job) -> Any:
         v1, settings = types(), self._settings
@@ -175,47 +173,35 @@ class Vertex:
         """Convert a pipeline job of the service, with its custom job, to a `Submission`."""
         job_id = job.name.rpartition("/")[2]
         tasks = {task.task_name: task for task in job.job_detail.task_details}
-        state = _STATES.get(job.state.name, State.PENDING)
-        url = f"{_CONSOLE}/vertex-ai/locations/{self._settings.region}/pipelines/runs/{job_id}"
+        state, training = _STATES.get(job.state.name, State.PENDING), tasks.get(_TRAINING_TASK)
         query = f"?project={self._settings.project}"
-        submission = Submission(
+        url = logs_url = f"{_CONSOLE}/vertex-ai/locations/{self._settings.region}/pipelines/runs/{job_id}{query}"
+        training_seconds = waited_seconds = 0.0
+        if training and training.start_time:
+            training_seconds = ((training.end_time or self._now()) - training.start_time).total_seconds()
+        custom_job = self._custom_job(job) if training and state is not State.SUCCEEDED else None
+        if custom_job:
+            if not custom_job.start_time:
+                end = custom_job.end_time or self._now()
+                waited_seconds = (end - custom_job.create_time).total_seconds()
+            where = f'resource.labels.job_id="{custom_job.name.rpartition("/")[2]}"'
+            logs_url = f"{_CONSOLE}/logs/query;query={urllib.parse.quote(where)}{query}"
+        error, lacks_machine = _failure(job, tasks, custom_job) if state is State.FAILED else ("", False)
+        return Submission(
             job_id=job_id,
             name=job.display_name,
             state=state,
             machine=job.labels.get("tpu_pipelines_machine", ""),
-            url=url + query,
-            logs_url=url + query,
+            url=url,
+            logs_url=logs_url,
             steps={name.replace("-", "_"): _step_state(task.state.name) for name, task in tasks.items()},
-            error=job.error.message if state is State.FAILED else "",
+            error=error,
+            lacks_machine=lacks_machine,
+            waited_seconds=waited_seconds,
             fingerprints=fingerprints_in(job.labels),
             digest=job.labels.get(DIGEST, ""),
             created=job.create_time.isoformat() if job.create_time else "",
-        )
-        training = tasks.get(_TRAINING_TASK)
-        if training and training.start_time:
-            seconds = ((training.end_time or self._now()) - training.start_time).total_seconds()
-            submission = dataclasses.replace(submission, training_seconds=seconds)
-        custom_job = self._custom_job(job) if training and state is not State.SUCCEEDED else None
-        if custom_job:
-            asked, end = custom_job.create_time, custom_job.end_time or self._now()
-            if not custom_job.start_time:
-                submission = dataclasses.replace(submission, waited_seconds=(end - asked).total_seconds())
-            where = f'resource.labels.job_id="{custom_job.name.rpartition("/")[2]}"'
-            logs_url = f"{_CONSOLE}/logs/query;query={urllib.parse.quote(where)}{query}"
-            submission = dataclasses.replace(submission, logs_url=logs_url)
-        if state is not State.FAILED:
-            return submission
-        errors = [(name, task.error) for name, task in tasks.items() if task.state.name == "FAILED"]
-        lacking = [error for name, error in errors if name == _TRAINING_TASK]
-        if custom_job and custom_job.error.message:
-            errors, lacking = [(_TRAINING_TASK, custom_job.error)], [custom_job.error]
-        elif lacking and custom_job is None:  # Refused at creation, for example for quota.
-            lacking.append(job.error)
-        said = "; ".join(f"{name.replace('-', '_')}: {error.message}" for name, error in errors if error.message)
-        return dataclasses.replace(
-            submission,
-            error=said or submission.error,
-            lacks_machine=any(is_out_of_capacity(e.code, e.message) for e in lacking),
+            training_seconds=training_seconds,
         )
 
     def _custom_job(self, job: Any) -> Any:
@@ -228,7 +214,7 @@ class Vertex:
         jobs = self._service.list("JobService", "list_custom_jobs", request, region)
         return max(jobs, key=lambda custom_job: custom_job.create_time, default=None)
 
-    # Scheduler
+    # Schedules
 
     def schedules(self, name: str) -> list[Schedule]:
         """Return all schedules with this name, the oldest first."""
@@ -312,6 +298,18 @@ class Vertex:
 def connect(settings: Settings) -> Vertex:
     """Connect to Vertex AI, with the environment's credentials."""
     return Vertex(settings)
+
+
+def _failure(job: Any, tasks: Mapping[str, Any], custom_job: Any) -> tuple[str, bool]:
+    """Return the error message of a failed pipeline job, and whether the machine of its training is not available."""
+    errors = {name: task.error for name, task in tasks.items() if task.state.name == "FAILED"}
+    lacking = [errors[_TRAINING_TASK]] if _TRAINING_TASK in errors else []
+    if custom_job and custom_job.error.message:
+        errors, lacking = {_TRAINING_TASK: custom_job.error}, [custom_job.error]
+    elif lacking and custom_job is None:  # Refused at creation, for example for quota.
+        lacking.append(job.error)
+    said = "; ".join(f"{name.replace('-', '_')}: {error.message}" for name, error in errors.items() if error.message)
+    return said or job.error.message, any(is_out_of_capacity(error.code, error.message) for error in lacking)
 
 
 def _step_state(name: str) -> str:

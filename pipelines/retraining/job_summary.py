@@ -1,28 +1,113 @@
-"""Reports for CI: Markdown for a job's summary or a pull request, and the gate's rules as JUnit XML.
+"""Reports for CI, from the findings of a run: Markdown for a job's summary or a pull request, and JUnit XML.
 
 JUnit XML has no official standard; these are the elements in the XSD of Jenkins's xUnit plugin.
 """
 
+import dataclasses
 import re
+import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Self, TypeVar
 
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
+from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
+from tpu_components.core.files import storage
+from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages.blocks import Table
 from tpu_components.core.pages.markdown import in_markdown
 from tpu_components.core.pages.scores import Score, scores_of, table_of
+from tpu_components.core.registry.reference import CHAMPION, reference
 from tpu_components.core.results.evaluation_info import Evaluation, Rule
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_components.preflight_training.footprint import footprint_of
 from tpu_components.preflight_training.formatting import dollars, memory, time
-from tpu_pipelines.checking.footprints import FootprintComparison
+from tpu_pipelines.checking.footprints import FootprintComparison, NamedFootprint, load_baseline
+from tpu_pipelines.config.configuration import Config
+from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms.jobs import Platform, Submission
 from tpu_pipelines.retraining.retrain import RunDecision
-from tpu_pipelines.runs.run_findings import RunFindings
+from tpu_pipelines.runs.data_drift import champion_of
+from tpu_pipelines.runs.summary import Summary
 
 _SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", State.FAILED: "❌"}
 _LISTED_SLICES = 10
+_File = TypeVar("_File", bound=JsonFile)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFindings:
+    """Findings of a run; what an unfinished run lacks is None or empty.
+
+    Attributes:
+        reasons: Rules of the gate.
+        error: Why it failed, in words; empty if it did not.
+        evaluation: Figures of the model, and of the champion.
+        preflight: Report of preflight.
+        champion: Footprint of the registered champion's training.
+        same_as: Version of its model, if every step was cached; otherwise empty.
+        unread: Reason why the figures of a successful run could not be read; otherwise empty.
+    """
+
+    reasons: tuple[Rule, ...] = ()
+    error: str = ""
+    evaluation: Evaluation | None = None
+    preflight: PreflightReport | None = None
+    champion: NamedFootprint | None = None
+    same_as: str = ""
+    unread: str = ""
+
+    @classmethod
+    def of_folder(cls, run_dir: Path) -> Self:
+        """Read the findings from a local run's folder."""
+        try:
+            summary = Summary.load(run_dir)
+        except InputError:
+            return cls()
+        evaluation = _load(Evaluation, run_dir / "evaluation")
+        preflight = _load(PreflightReport, run_dir / "preflight") if summary.preflight else None
+        deployed = summary.config.get("deploy") or {}
+        named = reference(deployed.get("registry", ""), deployed.get("model_name", ""), CHAMPION)
+        champion = _champion(evaluation, lambda: named) if preflight else None
+        is_new = any(not step.cached for step in summary.steps.values())
+        same_as = summary.deployment.version if summary.deployment and not is_new else ""
+        return cls(summary.gate.reasons, summary.error, evaluation, preflight, champion, same_as)
+
+    @classmethod
+    def of_job(cls, submission: Submission, submitter: Platform, config: Config, settings: Settings) -> Self:
+        """Read the findings of a finished run on a platform; what cannot be read is left out.
+
+        Args:
+            submission: The run.
+            submitter: The platform.
+            config: Configuration of the run.
+            settings: Place of a registry on Vertex AI.
+        """
+        if not submission.state.is_final:
+            return cls()
+        with tempfile.TemporaryDirectory() as folder:
+
+            def fetch(step: str, output: str, name: str) -> Path:
+                place = submitter.find_output(submission.job_id, step, output)
+                if not place:
+                    raise InputError(f"the platform does not say where it keeps what {step} has written")
+                if not storage.is_remote(place):
+                    raise InputError(f"what {step} has written lies in {place}, which cannot be read from here")
+                return storage.localize(storage.join(place, name), Path(folder)).parent
+
+            try:
+                evaluation = Evaluation.load(fetch("evaluate_model", "evaluation", EVALUATION_FILE))
+            except (InputError, PlatformError) as error:
+                return cls(error=submission.error, unread=str(error) if submission.state is State.SUCCEEDED else "")
+            try:
+                preflight = PreflightReport.load(fetch("preflight_training", "preflight", PREFLIGHT_FILE))
+            except (InputError, PlatformError):  # Also for a run without preflight.
+                preflight = None
+        champion = _champion(evaluation, lambda: champion_of(config, settings)) if preflight else None
+        return cls(evaluation.gate.reasons, submission.error, evaluation, preflight, champion)
 
 
 def render_markdown(
@@ -170,7 +255,7 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
     for name, report in reports.items():
         machine = report.machines[0]
         cells = ["does not fit", "", ""]
-        if footprint := footprint_of(report, machine):
+        if footprint := report.footprint(machine):
             price = f"{dollars(footprint.usd_per_run)}, {billed_by(footprint.target)}" if footprint.usd_per_run else ""
             cells = [time(footprint.step_ms / 1e3), memory(footprint.peak_bytes), price]
         rows.append([name, machine.machine, *cells])
@@ -189,3 +274,26 @@ def _slices(evaluation: Evaluation) -> Iterator[str]:
 def _legal(text: str) -> str:
     """Remove characters that XML 1.0 forbids."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
+
+
+def _load(kind: type[_File], directory: Path) -> _File | None:
+    try:
+        return kind.load(directory)
+    except InputError:
+        return None
+
+
+def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> NamedFootprint | None:
+    """Return the training of the champion that an evaluation has compared with, where its version keeps that.
+
+    Args:
+        evaluation: The evaluation.
+        look_up: Returns how the registry's champion is named now, of whatever version it is by now.
+    """
+    champion = evaluation.registered_champion if evaluation else None
+    if not champion or not champion.version:
+        return None
+    try:
+        return load_baseline(f"{look_up().rpartition('@')[0]}@{champion.version}")
+    except (InputError, PlatformError):
+        return None

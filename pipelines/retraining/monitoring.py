@@ -11,8 +11,8 @@ import numpy as np
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.answers import FLOAT, sketch_answers
 from tpu_components.core.drift.comparison import Shift, find_shifts, judge, say_power
+from tpu_components.core.drift.sketches import FLOAT, sketch_answers
 from tpu_components.core.drift.version_sketches import answers_of
 from tpu_components.core.examples.artifacts import EXPORT_FILE
 from tpu_components.core.files import storage, typed_json
@@ -179,4 +179,4 @@ def _judge_time(ms: np.ndarray, limit: float, allowed: float) -> Shift:
     luck = float(stats.binomtest(num_slow, len(ms), _SLOW_SHARE, alternative="greater").pvalue)
     now = f"{np.quantile(ms, 1 - _SLOW_SHARE):.4g} ms"
     shift = Shift(LATENCY, num_slow / len(ms), _SLOW, luck, now, f"{limit:g} ms allowed")
-    return judge(shift, "the binomial test", _SLOW_SHARE, allowed)
+    return judge(shift, _SLOW_SHARE, "the binomial test", allowed)

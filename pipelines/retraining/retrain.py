@@ -1,17 +1,29 @@
-"""Decides whether a run is needed, by the changes since the last run with its name, and the age of that run."""
+"""Decides whether a run is needed, by the changes since the last run with its name and its age; keeps the decisions.
+
+    REGISTRY/MODEL/decisions/2026-11-23T03-07-12.123456Z.json
+
+Several machines may decide at the same time: each decision writes only its own file. The state of unfinished runs is
+requested again when the history is read.
+"""
 
 import dataclasses
 import datetime
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.states import State
+from tpu_components.core.base.states import LOOKS, NOT_PROMOTED, PROMOTED, State
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.pages.blocks import Cell, Table
+from tpu_components.core.registry.reference import is_on_vertex
+from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.platforms.jobs import DIGEST, Submitter, now
+from tpu_pipelines.platforms.jobs import DIGEST, Platform, Submission, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
 from tpu_pipelines.runs.run_local import fingerprints_here
 from tpu_pipelines.runs.summary import Summary
@@ -19,6 +31,10 @@ from tpu_pipelines.submission.submit import RunPlan, look_up
 
 CHANGED, DRIFTED, OLDER, ALWAYS = "changed", "drifted", "older-than", "always"
 DATA = "data"  # Key of the data in a run's fingerprints.
+FOLDER = "decisions"
+STARTED = "started"
+_COLUMNS = {"when, UTC": "<", "run": "<", "outcome": "<", "machine": "<", "hours": ">", "price": ">", "why": "<"}
+_LISTED = 50
 _UNITS = {"d": "days", "h": "hours"}
 
 
@@ -81,7 +97,7 @@ class RunDecision:
 
 def decide(
     plan: RunPlan,
-    submitter: Submitter,
+    submitter: Platform,
     occasion: Occasion = Occasion(),
     look_for_drift: Callable[[], Drift] | None = None,
 ) -> RunDecision:
@@ -187,3 +203,163 @@ def _apply(
 def _words(age: datetime.timedelta) -> str:
     hours = age.total_seconds() / 3600
     return f"{age.days:,} days" if age.days > 1 else f"{hours:,.0f} hours" if hours > 1 else f"{hours * 60:.0f} minutes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A decision and the outcome of its run.
+
+    Attributes:
+        at: Time of the decision, UTC, ISO 8601; the name of the file.
+        needed: Whether a run was needed.
+        changed: Changes before the decision: any of `data`, `configuration` and `code`.
+        reason: Reasons as text.
+        run: Job or folder of the run; empty if no run was started.
+        outcome: `promoted`, `not promoted`, or the state of a run without a result; `started` for a local run that
+            is running or was killed.
+        machine: Machine of the training; empty for a local run.
+        training_hours: Hours that the training had its machine, or waited for it; 0 for a run that existed before.
+        usd: Price of these hours in US dollars; None if unknown or free.
+        url: URL of the run's page.
+    """
+
+    at: str
+    needed: bool
+    changed: tuple[str, ...]
+    reason: str
+    run: str = ""
+    outcome: str = ""
+    machine: str = ""
+    training_hours: typed_values.Amount = 0.0
+    usd: typed_values.Amount | None = None
+    url: str = ""
+
+    @classmethod
+    def make(cls, decision: RunDecision) -> Self:
+        """Return an entry for a decision, with the current time."""
+        at = now().isoformat(timespec="microseconds")
+        return cls(at, decision.needed, decision.changed, decision.reason, decision.since)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the outcome of the run may have changed since."""
+        return self.outcome in (State.PENDING, State.RUNNING, "")
+
+    def with_run(self, run: Submission, usd_per_hour: float | None) -> Self:
+        """Return the entry with the current state of its run on a platform."""
+        hours = run.training_seconds / 3600 if self.needed else 0.0
+        is_judged = run.state is State.SUCCEEDED
+        outcome = (PROMOTED if run.promoted else NOT_PROMOTED) if is_judged else str(run.state)
+        return dataclasses.replace(
+            self,
+            run=run.job_id,
+            outcome=outcome,
+            machine=run.machine,
+            training_hours=round(hours, 4),
+            usd=None if usd_per_hour is None or not self.needed else round(hours * usd_per_hour, 2),
+            url=run.url,
+        )
+
+
+def place_of(config: Config, otherwise: str) -> str:
+    """Return the folder of a configuration's decisions, local or in a bucket.
+
+    Args:
+        config: The configuration.
+        otherwise: Parent folder if the configuration has no registry with a folder: a bucket or the workspace.
+    """
+    deploy = config.deploy
+    if deploy and deploy.registry and deploy.registry != VERTEX and not is_on_vertex(deploy.registry):
+        return storage.join(storage.join(deploy.registry, deploy.model_name), FOLDER)
+    return storage.join(otherwise, f"{config.name}.{FOLDER}")
+
+
+def record(place: str, entry: Entry) -> None:
+    """Write an entry to its file; replaces an earlier state of the entry."""
+    content = json.dumps(dataclasses.asdict(entry), indent=2).encode()
+    if not storage.is_remote(place):
+        Path(place).mkdir(parents=True, exist_ok=True)
+    storage.write_file(storage.join(place, _name(entry)), content)
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.at.partition('+')[0].replace(':', '-')}Z.json"
+
+
+def entries(
+    place: str,
+    ask: Callable[[str], Submission | None],
+    price: Callable[[str], float | None],
+    leave_out: Callable[[str], None],
+) -> list[Entry]:
+    """Return all decisions, the newest first. Requests and records the outcome of unfinished runs.
+
+    Args:
+        place: Folder from `place_of`.
+        ask: Returns the state of a job by its id; None if the platform no longer has it.
+        price: Returns the price of a machine in US dollars per hour; None if unknown.
+        leave_out: Called with the name of each file that is no decision.
+    """
+    known = []
+    if storage.is_remote(place) or Path(place).is_dir():
+        for file in storage.list_files(place):
+            content = storage.read_bytes(storage.join(place, file.name))
+            try:
+                entry = typed_values.read(typed_json.decode(content), Entry, file.name, any_version=True)
+            except (KeyError, TypeError, ValueError):
+                entry = None
+            if entry and file.name == _name(entry):
+                known.append(entry)
+            else:
+                leave_out(file.name)
+    for i, entry in enumerate(known):
+        if entry.is_open and entry.run and (run := ask(entry.run)):
+            known[i] = entry.with_run(run, price(run.machine))
+            record(place, known[i])
+    return _paid_once(sorted(known, key=lambda entry: entry.at))[::-1]
+
+
+def _paid_once(known: Sequence[Entry]) -> list[Entry]:
+    """Return decisions, the oldest first, with the price of a run only in one of several decisions that share it."""
+    begun = {entry.run: entry.at for entry in reversed(known) if entry.needed}
+    return [
+        entry
+        if not entry.needed or begun[entry.run] == entry.at
+        else dataclasses.replace(entry, training_hours=0.0, usd=None)
+        for entry in known
+    ]
+
+
+def as_table(known: Sequence[Entry]) -> str:
+    """Format the decisions as a table for the terminal, the newest first."""
+    more = [f"and {len(known) - _LISTED:,} more, on the page"] if len(known) > _LISTED else []
+    return "\n".join([*_table(known[:_LISTED]).lines(), *more])
+
+
+def write_page(known: Sequence[Entry], name: str, path: Path) -> None:
+    """Write the decisions as a self-contained HTML page."""
+    from tpu_components.core.pages import page
+
+    runs = len({entry.run for entry in known if entry.needed and entry.run})
+    paid = sum(entry.usd or 0.0 for entry in known if entry.needed)
+    told = f"{len(known)} decisions, {runs} run{'' if runs == 1 else 's'}"
+    told += f", {paid:.2f} $ of machines, at their target's price" if paid else ""
+    storage.write_bytes(path, page.render(f"{name}: what retrain decided", [_table(known)], [told]).encode())
+
+
+def _table(known: Sequence[Entry]) -> Table:
+    return Table(
+        _COLUMNS,
+        [
+            (
+                entry.at[:16].replace("T", " "),
+                Cell(entry.run.rpartition("/")[2], link=entry.url if entry.url.startswith("https://") else ""),
+                Cell(entry.outcome, LOOKS.get(entry.outcome, "")) if entry.needed else "not needed",
+                entry.machine,
+                f"{entry.training_hours:.2f}" if entry.training_hours else "",
+                f"{entry.usd:.2f} $" if entry.usd is not None else "",
+                entry.reason,
+            )
+            for entry in known
+        ],
+    )

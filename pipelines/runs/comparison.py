@@ -15,26 +15,26 @@ from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
 from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.pages.blocks import Cell, Charts, Section, Sentences, Table
+from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction, show
-from tpu_components.export_model.formats.table import FORMATS
+from tpu_components.export_model.formats import FORMATS
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.runs.summary import Summary
 
 _NOTHING = "–"
 _MAX_TEXT = 60
-_LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Of the runs beyond as many as there are colours.
+_LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Line and marker; the next pair for each round of the colours.
 _LEGEND_CHARACTERS, _TITLED = 24, 3
 _COUNTS = ("num_examples", "top_k", "num_absent_classes")
-_NAMES = ("name", "deploy.registry", "deploy.model_name")  # In these runs differ as a matter of course.
+_NAMES = ("name", "deploy.registry", "deploy.model_name")  # Keys that are ignored when runs are compared.
 _CURVES = ("loss", "penalty", *(task.metric for task in TASKS.values()))
 _JUDGED = tuple(task.judged for task in TASKS.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The facts of a training, from the section `training` of `model.json`; None where that is silent."""
+    """Facts of a training from section `training` of `model.json`; None if an older file lacks them."""
 
     epochs: int | None = None
     seconds: float | None = None
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def best(self) -> frozenset[int]:
-        """The place of the best run; empty where none stands out, as among those that share the first place."""
+        """Index of the best run; empty if several are shown with the best value."""
         known = [value for value in self.values if value is not None] if self.direction else []
         if len(known) < 2:
             return frozenset()
@@ -121,7 +121,7 @@ class Comparison:
 
 
 def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Divide folders as a shell finds them, `runs/*`, into runs that have ended and others.
+    """Divide paths, as the shell expands `runs/*`, into finished runs and others.
 
     Raises:
         InputError: If there is nothing of that name, or no run among them.
@@ -183,7 +183,7 @@ def _load(folder: Path, label: str) -> Run:
 
 
 def _labels(places: Sequence[Path]) -> list[str]:
-    """Return each folder's name, after as much of its path as tells it from the others."""
+    """Return a unique name for each folder: its name, with as many parent folders as needed."""
     labels = [place.name for place in places]
     depth = 1
     while len(set(labels)) < len(labels):
@@ -222,7 +222,8 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
     devices = [f"{run.trained.num_replicas} × {run.trained.accelerator}" if run.dataset else None for run in runs]
     return _known(
         _row("host", [run.summary.host or None for run in runs]),
-        _row("ended", [run.summary.ended or None for run in runs], _day),
+        # To the minute, in UTC.
+        _row("ended", [run.summary.ended or None for run in runs], lambda ended: ended[:16].replace("T", " ")),
         _row("epochs", read("epochs")),
         _row("learning rate", [run.summary.training.learning_rate for run in runs], "{:g}".format),
         _row("batch per replica", [run.summary.training.batch_size_per_replica for run in runs], "{:,}".format),
@@ -234,11 +235,6 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
         _row("precision", read("precision")),
         _row("backend", read("backend")),
     )
-
-
-def _day(ended: str) -> str:
-    """Return a time as people read it: to the minute, in UTC."""
-    return ended[:16].replace("T", " ")
 
 
 def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
@@ -301,7 +297,7 @@ def _shorten(value: Any) -> str:
 
 def as_text(comparison: Comparison) -> str:
     """Return a column for each run; a star marks the best."""
-    columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is the star's.
+    columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is for the star.
     blocks = []
     for title, rows in comparison.sections.items():
         cells = [
@@ -372,17 +368,12 @@ def write_page(comparison: Comparison, path: Path) -> None:
             [row.name, *(Cell(text, "best" if place in row.best else "") for place, text in enumerate(row.texts))]
             for row in rows
         ]
-        curves = [Charts(list(_curves(comparison.runs)))] if title == "training" else []
+        curves = [list(_curves(comparison.runs))] if title == "training" else []
         heading = "Differences in configuration" if title == "configuration" else title.capitalize()
         sections.append(Section(heading, [Table(columns, cells), *curves]))
     title = f"{', '.join(names[:_TITLED])}{' and more' if len(names) > _TITLED else ''}: {len(names)} runs"
     head = [Sentences(comparison.notes, passed=False)] if comparison.notes else []
     storage.write_bytes(path, page.render(title, sections, head).encode())
-
-
-def _plain(label: str) -> str:
-    """Return the end of a label, in characters that mean nothing to what draws it."""
-    return re.sub(r"[^\w./-]", "_", label)[-_LEGEND_CHARACTERS:]
 
 
 def _curves(runs: Sequence[Run]) -> Iterator[Any]:
@@ -394,14 +385,15 @@ def _curves(runs: Sequence[Run]) -> Iterator[Any]:
     followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
     for name in (name for name in followed if name.removeprefix("validation_") in _CURVES):
 
-        def plot(axes: Any, name: str = name) -> None:
+        def plot(axes: Any, figure: str = name) -> None:
             for place, run in enumerate(runs):
-                points = [(epoch["epoch"], epoch[name]) for epoch in run.history if epoch.get(name) is not None]
+                points = [(epoch["epoch"], epoch[figure]) for epoch in run.history if epoch.get(figure) is not None]
                 if points:
                     turn, place_of_color = divmod(place, len(page.SERIES))
                     style, marker = _LINES[turn % len(_LINES)]
                     color = page.SERIES[place_of_color]
-                    label = f"{place + 1} {_plain(run.label)}"
+                    name = re.sub(r"[^\w./-]", "_", run.label)  # Others mean something to what draws it.
+                    label = f"{place + 1} {name[-_LEGEND_CHARACTERS:]}"
                     # A marker for each epoch: a run of one has no line.
                     axes.plot(
                         *zip(*points, strict=True),

@@ -1,4 +1,4 @@
-"""Whether the data at hand look like those that the champion was made of, found before any records are written."""
+"""Compares a configuration's data with the champion's training data, before any records are written."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import math
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.progress import say
 from tpu_components.core.drift.comparison import find_shifts
-from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
+from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at, sketch_of
 from tpu_components.core.examples.artifacts import MANIFEST_FILE
 from tpu_components.core.files import storage
@@ -23,16 +23,16 @@ from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.starting.data_overview import source_of
 
 _NAMED = 3
-_MOST_BAD = 0.99  # How many inputs may be unreadable is for the run to say; here more of them are a shift.
+_MOST_BAD = 0.99  # The run limits unreadable inputs itself; here many of them count as drift.
 
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """The data at hand beside those of the champion.
+    """Result of a comparison of data with those of the champion.
 
     Attributes:
-        matters: Whether they have drifted, or nobody can say.
-        reason: In words.
+        matters: Whether the data have drifted, or may have.
+        reason: Reason as text.
     """
 
     matters: bool

@@ -1,4 +1,4 @@
-"""What `predict` and `serve` are pointed at: an export, a run, or a version in the registry."""
+"""Exports: found by the name of a run or of a registered version, or made of a run's model by command."""
 
 import os
 import re
@@ -21,9 +21,11 @@ from tpu_components.core.registry.reference import (
     reference,
 )
 from tpu_components.core.registry.versions import RegisteredVersion
+from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.sources.params import split_source
 from tpu_components.predict_batch.inputs import RECORDS
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
+from tpu_pipelines.config.configuration import read_export
 from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.starting.data_overview import source_of
 
@@ -60,7 +62,7 @@ def find_export(name: str, workspace: Path) -> str:
 
 
 def name_on_vertex(name: str) -> str:
-    """Return the name that a version on Vertex AI is signed with, its model's; empty where no such version is named.
+    """Return the name that a version on Vertex AI is signed with: its model's. Empty for other names.
 
     Example:
         >>> name_on_vertex("projects/my-project/locations/us-west1/models/digits@champion")
@@ -99,7 +101,7 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
 
 
 def columns_of_training(export_uri: str) -> dict[str, str]:
-    """Return the names of the columns with the examples, as the run that an export lies in read them; else nothing."""
+    """Return the column names of the run that an export lies in; empty for other exports."""
     run = Path(export_uri).parent
     if storage.is_remote(export_uri) or not (run / SUMMARY_FILE).is_file():
         return {}
@@ -108,7 +110,7 @@ def columns_of_training(export_uri: str) -> dict[str, str]:
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:
-    """Return the one source, as `images:DIR`, that is to be answered in a file.
+    """Return the source, as `images:DIR`, of the only input of `predict --output`.
 
     Raises:
         InputError: If there are several, or it does not tell what it holds.
@@ -142,3 +144,27 @@ def _of_version(version: RegisteredVersion | None, name: str, root: str) -> str:
             f"Cannot find {name}: the alias stands nowhere in {root}. `tpu-pipelines registry list` shows the versions."
         )
     return f"{version.uri}/{EXPORT_DIR}"
+
+
+def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportInfo:
+    """Export the model that a run has trained.
+
+    Args:
+        run_dir: The run's folder, with `records/` and `model/` in it.
+        overrides: `export.key=value` each, over what the run was configured with.
+        output: The export's folder; an export that it holds is replaced.
+
+    Raises:
+        InputError: If it is no run's folder, or its model cannot be exported.
+    """
+    missing = [name for name in (SUMMARY_FILE, "records", "model") if not (run_dir / name).exists()]
+    if missing:
+        raise InputError(
+            f"Cannot export {run_dir}: it has no {missing[0]}, as the folder of a run that has trained does. Name "
+            "one, as runs/digits."
+        )
+    params = read_export(Summary.load(run_dir).config.get("export", {}), overrides)
+    from tpu_components.export_model import export_model
+
+    export_model(params, run_dir / "records", run_dir / "model", output)
+    return ExportInfo.load(output)

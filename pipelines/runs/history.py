@@ -17,13 +17,15 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import LOOKS, State, result_of
 from tpu_components.core.base.terminal import in_one_line
+from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
 from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.files import storage, typed_json
-from tpu_components.core.pages.blocks import Cell, Table
+from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
 from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.runs.summary import Summary
@@ -31,11 +33,13 @@ from tpu_pipelines.runs.summary import Summary
 KEPT = 10  # Earlier runs of a name.
 LATEST = "latest"
 _NUMBER = r"\d{4,}"
-COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
+_INDEX_FILE, _COMPARISON_FILE = "index.html", "comparison.html"
+_PAGES = {"report": f"evaluation/{REPORT_FILE}", "preflight": f"preflight/{PREFLIGHT_REPORT_FILE}"}
+_COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score": ">", "loss": ">", "MiB": ">"}
 
 
-def set_aside(run_dir: Path, keep: int = KEPT) -> None:
-    """Number a run that has ended, and make room for the next one; the oldest beyond `keep` are deleted.
+def set_aside(run_dir: Path) -> None:
+    """Number a run that has ended, and make room for the next one; the oldest beyond `KEPT` are deleted.
 
     A run that was killed has left no summary, and stays where it is.
     """
@@ -46,20 +50,17 @@ def set_aside(run_dir: Path, keep: int = KEPT) -> None:
     directory = history_dir(run_dir)
     directory.mkdir(exist_ok=True)
     place = directory / f"{max([0, *map(int, _numbers(directory))]) + 1:04d}"
-    raw = typed_json.decode((run_dir / SUMMARY_FILE).read_bytes())  # With what a newer version says beside.
-    moved = {"ended": _ended(summary, run_dir), "artifacts": _moved(summary.artifacts, run_dir, place)}
+    raw = typed_json.decode((run_dir / SUMMARY_FILE).read_bytes())  # Keeps fields of newer versions.
+    artifacts = {
+        name: str(place / Path(path).relative_to(run_dir)) if Path(path).is_relative_to(run_dir) else path
+        for name, path in summary.artifacts.items()
+    }
+    moved = {"ended": _ended(summary, run_dir), "artifacts": artifacts}
     storage.write_json(run_dir / SUMMARY_FILE, raw | moved)
     os.rename(run_dir, place)
-    with contextlib.suppress(OSError):  # It is there, or the disk has no links.
+    with contextlib.suppress(OSError):  # It exists, or the file system has no links.
         (directory / LATEST).symlink_to(Path("..") / run_dir.name)
-    delete_earlier(run_dir, keep)
-
-
-def _moved(artifacts: Mapping[str, str], run_dir: Path, place: Path) -> dict[str, str]:
-    return {
-        name: str(place / Path(path).relative_to(run_dir)) if Path(path).is_relative_to(run_dir) else path
-        for name, path in artifacts.items()
-    }
+    delete_earlier(run_dir, KEPT)
 
 
 def _ended(summary: Summary, run_dir: Path) -> str:
@@ -73,7 +74,7 @@ def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
     for half in directory.glob(".*.old"):
         shutil.rmtree(half, ignore_errors=True)
     places = [directory / number for number in _numbers(directory)]
-    # A morning of mistakes must not push out the last run that has trained. The newest goes last: its number counts.
+    # Failed runs must not push out the last run that has trained. The newest goes last, since its number counts.
     places = [*sorted(places[:-1], key=lambda place: not _has_failed(place)), *places[-1:]]
     dropped = places[: max(0, len(places) - keep)]
     for place in dropped:
@@ -226,13 +227,13 @@ def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether a process holds a lock; a run that asks for it at this very moment would be refused once."""
+    """Return whether a process holds a lock. A run that asks for the lock at this moment would be refused."""
     try:
         with storage.locked(path, wait=False):
             return False
     except BlockingIOError:
         return True
-    except OSError:  # There is none, or the disk cannot be written: nothing runs there.
+    except OSError:  # No lock, or a read-only disk: nothing runs.
         return False
 
 
@@ -253,7 +254,7 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
 
 
 def _training(summary: Summary) -> str:
-    """Return what tells a training from another at a glance: optimizer, learning rate, batch, and the host."""
+    """Return a training's optimizer, learning rate, batch size and host, as text."""
     settings, optimizer = summary.training, summary.config.get("training", {}).get("optimizer") or ""
     optimizer = optimizer.get("name", "") if isinstance(optimizer, Mapping) else str(optimizer)
     named = (("lr", settings.learning_rate), ("batch", settings.batch_size_per_replica))
@@ -267,13 +268,13 @@ def _training(summary: Summary) -> str:
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows, to be read by people."""
+    """Return the rows as a table, with notes on unfinished runs below."""
     notes = [in_one_line(_note(row)) for row in rows if row["status"] in (State.RUNNING, State.INTERRUPTED)]
-    return "\n".join([*Table(COLUMNS, [cells_of(row) for row in rows]).lines(), *([""] if notes else []), *notes])
+    return "\n".join([*Table(_COLUMNS, [_cells(row) for row in rows]).lines(), *([""] if notes else []), *notes])
 
 
-def cells_of(row: Mapping[str, Any]) -> list[str | Cell]:
-    """Return the cells of a row's table, in the order of `COLUMNS`."""
+def _cells(row: Mapping[str, Any]) -> list[str | Cell]:
+    """Return the cells of a row's table, in the order of `_COLUMNS`."""
     metrics, result = row["metrics"], result_of(row["status"])
     judged = judged_figure(metrics)
     return [
@@ -293,3 +294,35 @@ def _note(row: Mapping[str, Any]) -> str:
     if row["status"] == State.RUNNING:
         return f"{row['name']} is running: {said}"
     return f"{row['name']} was interrupted after: {said}. `tpu-pipelines run` with its configuration continues it."
+
+
+def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the page of a workspace's runs; returns where.
+
+    Args:
+        workspace: Folder for runs.
+        rows: Rows of `as_rows`.
+    """
+    from tpu_components.core.pages import page
+
+    rows = sorted(rows, key=lambda row: row["ended"], reverse=True)
+    # `compare` writes its page to the same folder.
+    is_compared = (workspace / _COMPARISON_FILE).is_file()
+    head: list[Block] = [Sentences([Cell("The last comparison", link=_COMPARISON_FILE)])] if is_compared else []
+    title = f"{workspace.resolve().name}: {len(rows)} runs"
+    text = page.render(
+        title,
+        [Table(_COLUMNS | dict.fromkeys(["training", *_PAGES], "<"), [_linked(workspace, row) for row in rows])],
+        head,
+    )
+    storage.write_bytes(workspace / _INDEX_FILE, text.encode())
+    return workspace / _INDEX_FILE
+
+
+def _linked(workspace: Path, row: Mapping[str, Any]) -> list[str | Cell]:
+    folder = Path(row["directory"])
+    place = folder.relative_to(workspace).as_posix()
+    links: list[str | Cell] = [
+        Cell(name, link=quote(f"{place}/{file}")) if (folder / file).is_file() else "" for name, file in _PAGES.items()
+    ]
+    return [*_cells(row), Cell(row["training"], "note"), *links]

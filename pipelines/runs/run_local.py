@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.import_path import safe_children
+from tpu_components.core.base.import_path import safe_children, with_variables
 from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import paragraph, printable
@@ -35,8 +35,7 @@ from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, 
 from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training import sandbox
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_pipelines.checking.checks import check_run
-from tpu_pipelines.checking.model_check import check_model_works, needs_check
+from tpu_pipelines.checking.checks import check_model_works, check_run, needs_check
 from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
@@ -80,7 +79,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
     cache_dir = workspace / ".cache" / config.name
     with _only_run(run_dir, cache_dir):
         data = _data_version(plan.listing, workspace)
-        made_of = fingerprints(asked, data)  # Before it runs: a model's file may be edited meanwhile.
+        made_of = fingerprints(asked, data)  # Before the run, since a model's file may be edited meanwhile.
         session = _LocalRun(config, data, run_dir, cache_dir, force)
         if needs_check(config) and not session.is_trained:
             say("train_model", "trying the model before it is trained")
@@ -88,7 +87,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         if not session.is_the_same_again(made_of):
             history.set_aside(run_dir)
         run_dir.mkdir(exist_ok=True)
-        (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # What it says is no longer so.
+        (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # It describes the run before.
         if (run_dir / LOG_FILE).is_symlink() or not (run_dir / LOG_FILE).is_file():
             storage.new_file(run_dir / LOG_FILE).close()
         with storage.naming_full_disk(run_dir), safe_children():
@@ -97,12 +96,12 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
 
 
 def fingerprints_here(config: Config, workspace: Path, known: Mapping[str, str] = {}) -> dict[str, str]:
-    """Return what a run in a workspace follows from, without running it; see `fingerprints`.
+    """Return the fingerprints of a run in a workspace without running it; see `fingerprints`.
 
     Args:
         config: The run's configuration.
         workspace: Folder of the runs.
-        known: Fingerprints of a run that has been there: the very same is not checked once more.
+        known: Fingerprints of the last run; an equal run is not checked again.
 
     Raises:
         InputError: If the data or the configuration cannot be used.
@@ -120,7 +119,7 @@ def _data_version(listing: Listing, workspace: Path) -> str:
 
 
 def _without_missing_compiler(config: Config) -> Config:
-    """Return the configuration without preflight where its compiler is not installed: all else runs without it."""
+    """Return the configuration without preflight if the TPU compiler is not installed."""
     if config.preflight:
         try:
             sandbox.require_compiler()
@@ -132,10 +131,10 @@ def _without_missing_compiler(config: Config) -> Config:
 
 @contextlib.contextmanager
 def print_as_before() -> Iterator[None]:
-    """Give `print` back as it was.
+    """Restore `print` after the block.
 
-    kfp.local has it indent while a step runs (kfp/local/logging_utils.py: indented_print); of steps that run at the
-    same time, as in a loop, the last one to end leaves another one's in its place.
+    kfp.local replaces it while a step runs (kfp/local/logging_utils.py: indented_print). If steps run at the same time,
+    as in a loop, the last one to end leaves the replacement of another step in place.
     """
     before = builtins.print
     try:
@@ -146,7 +145,7 @@ def print_as_before() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _only_run(run_dir: Path, cache_dir: Path) -> Iterator[None]:
-    """Hold the run's lock; the system lets go of it when the process dies, however it dies."""
+    """Hold the run's lock, which the system releases when the process ends in any way."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     run_dir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
@@ -160,7 +159,7 @@ def _only_run(run_dir: Path, cache_dir: Path) -> Iterator[None]:
 
 
 class _StepOutput(io.TextIOBase):
-    """Takes what kfp.local and the steps print: all of it into the log, the steps' own lines to stderr too."""
+    """Writes the output of kfp.local and the steps to the log, and the steps' own lines also to stderr."""
 
     def __init__(self, log: TextIO) -> None:
         self._log, self._line = log, ""
@@ -179,12 +178,12 @@ class _StepOutput(io.TextIOBase):
 
 
 class _LocalRun:
-    """One local run: what was there before it, the run itself, and what is there after it."""
+    """A local run: prepares the cache, runs the pipeline and publishes the results."""
 
     def __init__(self, config: Config, data: str, run_dir: Path, cache_dir: Path, force: bool = False) -> None:
         self._config, self._run_dir, self._cache_dir = config, run_dir, cache_dir
         self._cache = StepCache(cache_dir)
-        # What an interrupted run's last process still leaves in its folder is not ours.
+        # The last process of an interrupted run may still write into its folder.
         self._earlier = set(cache_dir.glob("training-pipeline-*"))
         if force:
             self._cache.forget()
@@ -216,24 +215,18 @@ class _LocalRun:
         return self._cache.output(self._entry(step), STEP_TABLE[step].artifact)
 
     def _drop_leftovers(self) -> None:
-        """Forget cached records that no longer match their manifest, and delete what interrupted runs left."""
-        records = self._outputs("create_tfrecords")
-        if records is not None:
-            try:
-                Manifest.load(records)
-            except InputError as error:
-                print(paragraph(f"hint: cached records are not used: {error}"), file=sys.stderr)
-                self._cache.remove(records)
+        """Remove cached records that do not match their manifest, and leftovers of interrupted runs."""
+        self._drop_damaged(self._outputs("create_tfrecords"))
         self._cache.drop_leftovers()
         storage.drop_half_written(self._run_dir)
         for replaced in self._run_dir.glob(".*.old"):
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _pin_champion(self) -> tuple[str, str]:
-        """Return the champion as it is now, and the digest by which the cache knows it.
+        """Return the champion by its current version, and its digest for the cache keys.
 
-        A run keeps the champion that it met when it began: deploy_model sees whether the alias has moved since. If this
-        run's model is the champion itself, it meets the one that it beat, so that a run can be found again.
+        The run keeps this champion, and deploy_model checks whether the alias has moved since. If the model of this run
+        is the champion itself, it is compared with the version that it has beaten, so that an equal run is found again.
         """
         if (named := parse_reference(self._config.champion)) is None:
             return self._config.champion, ""
@@ -244,7 +237,7 @@ class _LocalRun:
         return reference(registry.root, registry.model_name, champion.number), champion.model_digest
 
     def _drop_undone_deployment(self) -> None:
-        """Forget that a version was made the champion where it no longer is: the step has to run, and may refuse."""
+        """Remove the cached deployment if its version is no longer the champion: the step has to run again."""
         deployment, deploy = self._outputs("deploy_model"), self._config.deploy
         if deployment is not None and deploy is not None:
             current = open_registry(deploy.registry, deploy.model_name).find(deploy.alias)
@@ -252,40 +245,53 @@ class _LocalRun:
                 self._cache.remove(deployment)
 
     def is_the_same_again(self, fingerprints: Mapping[str, str]) -> bool:
-        """Return whether this run's results are there already: nothing has changed, and nothing is left to do."""
+        """Return whether the workspace already holds the results of this run, and no step is left to run."""
         with contextlib.suppress(InputError):
             there = Summary.load(self._run_dir)
             return there.fingerprints == fingerprints and self._cached.issuperset(self._expected())
         return False
 
     def _share_records(self) -> None:
-        """Take the records from another run of the workspace that has written the same."""
+        """Link the same records from the cache of another run of the workspace, if there are any."""
         others = sorted(path for path in self._cache_dir.parent.iterdir() if path.is_dir() and not path.is_symlink())
         for other in others:
             if self._outputs("create_tfrecords") is not None:
                 return
-            records = self._cache.adopt(self._entry("create_tfrecords"), "records", other)
-            if records is not None and not _are_whole(records):
-                self._cache.remove(records)
+            self._drop_damaged(self._cache.adopt(self._entry("create_tfrecords"), "records", other))
+
+    def _drop_damaged(self, records: Path | None) -> None:
+        if records is None:
+            return
+        try:
+            Manifest.load(records)
+        except InputError as error:
+            print(paragraph(f"hint: cached records are not used: {error}"), file=sys.stderr)
+            self._cache.remove(records)
 
     def run(self, runner: str) -> None:
-        """Run the pipeline; how it went is read from what the steps left."""
+        """Run the pipeline. Its outcome is read from what the steps write."""
         known = self._expected()
         for step in known:
             if step in self._cached:
                 say(step, "unchanged, taken from the cache")
-        # Importing kfp takes 2 s, and a condition needs its orchestrator: nothing of it if there is nothing to do.
+        # Importing kfp takes 2 s: not needed if all steps are cached.
         if self._cached.issuperset(known):
             return
         from kfp import local
 
         from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
+        variables = {
+            "AIP_CHECKPOINT_DIR": str(self._checkpoint_dir),
+            RUNNER_VARIABLE: str(os.getpid()),
+            RUN_VARIABLE: self._config.name,
+        }
+        if sys.stderr.isatty():
+            variables[TERMINAL_VARIABLE] = "1"
         with (
             storage.new_file(self._run_dir / LOG_FILE) as log,
             contextlib.redirect_stdout(_StepOutput(log)),
-            self._environment(),
-            self._cache.for_kfp() as entries_dir,
+            with_variables(variables),
             warnings.catch_warnings(),
             print_as_before(),
         ):
@@ -294,39 +300,21 @@ class _LocalRun:
                 runner=_make_runner(runner, self._config),
                 pipeline_root=str(self._cache_dir),
                 enable_caching=True,
-                cache_root=str(entries_dir),
+                cache_root=str(self._cache.for_kfp()),
                 raise_on_error=False,
             )
             config = self._config
-            if "create_tfrecords" in self._cached:  # Nothing is left to be fanned out.
+            if "create_tfrecords" in self._cached:  # The records are cached, so there is nothing to fan out.
                 config = dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
             pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
             pipeline(champion=self._champion)
-
-    @contextlib.contextmanager
-    def _environment(self) -> Iterator[None]:
-        """Set what the steps' processes are to see beside our own environment."""
-        added = {
-            "AIP_CHECKPOINT_DIR": str(self._checkpoint_dir),
-            RUNNER_VARIABLE: str(os.getpid()),
-            RUN_VARIABLE: self._config.name,
-        }
-        if sys.stderr.isatty():
-            added[TERMINAL_VARIABLE] = "1"
-        saved = dict(os.environ)
-        os.environ.update(added)
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(saved)
 
     def _promoted(self) -> bool:
         evaluation = self._outputs("evaluate_model")
         return evaluation is not None and Evaluation.load(evaluation).gate.promote
 
     def _expected(self) -> list[str]:
-        """Return the steps that have to run: export and deployment only where the gate says so."""
+        """Return the expected steps: export and deployment only after the gate's promotion."""
         return (
             self._steps if self._promoted() else [step for step in self._steps if not STEP_TABLE[step].needs_promotion]
         )
@@ -339,7 +327,7 @@ class _LocalRun:
         failure, report = self._failure()
         if failure is None and (missing := [step for step in expected if step not in done]):
             failure = StepRecord(missing[0], State.FAILED, error=f"it did not run; see {self._run_dir / LOG_FILE}")
-        if report:  # It says why the run stopped there.
+        if report:  # The report explains why the run stopped.
             done["preflight_training"] = report
         folders = {name: self._run_dir / step.folder for name, step in STEP_TABLE.items()}
         for name, folder in folders.items():
@@ -353,6 +341,11 @@ class _LocalRun:
         evaluation = Evaluation.load(published["evaluate_model"]) if "evaluate_model" in done else None
         preflight = PreflightReport.load(published["preflight_training"]) if "preflight_training" in done else None
         deployment = DeployResult.load(published["deploy_model"]) if "deploy_model" in done else None
+        artifacts = {folder.name: str(folder) for folder in published.values()}
+        if preflight:
+            artifacts["preflight_report"] = str(published["preflight_training"] / PREFLIGHT_REPORT_FILE)
+        if evaluation:
+            artifacts["report"] = str(published["evaluate_model"] / REPORT_FILE)
         summary = Summary(
             status=State.FAILED if failure else State.SUCCEEDED if promoted else State.REJECTED,
             config=self._config.as_dict(),
@@ -366,23 +359,14 @@ class _LocalRun:
             preflight=preflight.machines[0] if preflight else None,  # The machine that the run is for.
             export=ExportInfo.load(published["export_model"]) if "export_model" in done else None,
             deployment=deployment,
-            artifacts=self._artifacts(published, deployment),
+            artifacts=artifacts | ({"version": deployment.version_dir} if deployment else {}),
             error=f"{failure.step}: {failure.error}" if failure else "",
         )
         summary.save(self._run_dir)
         return RunOutcome(summary, bool(failure and failure.is_input_error))
 
-    def _artifacts(self, published: Mapping[str, Path], deployment: DeployResult | None) -> dict[str, str]:
-        """Return the places of the run's files, by name."""
-        artifacts = {folder.name: str(folder) for folder in published.values()}
-        if "preflight_training" in published:
-            artifacts["preflight_report"] = str(published["preflight_training"] / PREFLIGHT_REPORT_FILE)
-        if "evaluate_model" in published:
-            artifacts["report"] = str(published["evaluate_model"] / REPORT_FILE)
-        return artifacts | ({"version": deployment.version_dir} if deployment else {})
-
     def _failure(self) -> tuple[StepRecord | None, Path | None]:
-        """Return the record of the step that failed in this run, if any did, and preflight's report if that failed."""
+        """Return the record of the failed step, if there is one, and preflight's report if preflight failed."""
         folders = (path for path in self._cache_dir.glob("training-pipeline-*") if path not in self._earlier)
         for path in (path for folder in folders for path in folder.rglob(STEP_RECORD_FILE)):
             record = StepRecord.load(path.parent)
@@ -401,13 +385,6 @@ class _LocalRun:
         return StepSummary(StepRecord.load(artifact.parent).seconds if has_record else 0.0, State.SUCCEEDED, cached)
 
 
-def _are_whole(records: Path) -> bool:
-    with contextlib.suppress(InputError):
-        Manifest.load(records)
-        return True
-    return False
-
-
 def _make_runner(runner: str, config: Config) -> Any:
     from kfp import local
 
@@ -423,7 +400,7 @@ def _make_runner(runner: str, config: Config) -> Any:
     except docker.errors.DockerException as error:
         raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
     source, location = find_source(config.data.source)
-    data = str(Path(location).parent) if source is csv_file.SOURCE else location  # A table names files beside it.
+    data = str(Path(location).parent) if source is csv_file.SOURCE else location  # A table refers to files beside it.
     reads = [data, config.training.model, config.gate.champion]
     reads += config.model_files
     reads += [config.deploy.signing_key, config.deploy.verify_key] if config.deploy else []
@@ -443,7 +420,7 @@ def _make_runner(runner: str, config: Config) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Deleted:
-    """The places of runs that were deleted, and the bytes that this has freed."""
+    """Folders of deleted runs, and the number of freed bytes."""
 
     places: tuple[Path, ...]
     num_bytes: int
@@ -477,7 +454,7 @@ def delete_run(workspace: Path, reference: str) -> Deleted:
 
     def delete(run_dir: Path, cache_dir: Path) -> list[Path]:
         place = history.delete_one(run_dir, number)
-        if number == history.LATEST:  # Where it was killed or has failed, these are what would have continued it.
+        if number == history.LATEST:  # A killed or failed run would continue from them.
             shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
         return [place]
 

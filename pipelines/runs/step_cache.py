@@ -1,18 +1,17 @@
-"""What the steps of a run's earlier rounds left, read and deleted only where it lies in the run's own cache.
+"""The step cache of a run: entries of kfp.local, and outputs of the steps. Nothing outside its folder is touched.
 
     CACHE/steps/KEY.json                      kfp.local's entry for a step that is done
     CACHE/training-pipeline-TIME/TASK/OUTPUT  what the step left
 
-An entry names its outputs relative to CACHE, so that a workspace that was moved or copied reads its own. kfp.local
-wants absolute paths: entries have them only while it runs. Where a path was written elsewhere, its last three
-parts count.
+Of a path in an entry only the last three parts count, so that a workspace that was moved or copied reads its own.
+kfp.local wants absolute paths: entries get them before it runs.
 """
 
 import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -42,7 +41,7 @@ class StepCache:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory.absolute()
-        if self.entries_dir.is_symlink():  # What it points at is not ours.
+        if self.entries_dir.is_symlink():  # Its target does not belong to the cache.
             self.entries_dir.unlink()
         self.entries_dir.mkdir(exist_ok=True)
 
@@ -58,12 +57,11 @@ class StepCache:
             key: The entry's, as kfp.local computes it.
             name: The output's.
         """
-        outputs = self._read(self.entries_dir / f"{key}.json")
-        value = outputs.get(name) if outputs else None
-        return Path(value["uri"]) if isinstance(value, dict) and "uri" in value else None
+        outputs = self._read(self.entries_dir / f"{key}.json") or {}
+        return Path(outputs[name]["uri"]) if _is_artifact(outputs.get(name)) else None
 
     def remove(self, output: Path) -> None:
-        """Delete an output; what is not of this cache stays."""
+        """Delete an output, if it lies in this cache."""
         if self._locate(str(output)) is not None:
             shutil.rmtree(output)
 
@@ -81,7 +79,7 @@ class StepCache:
             if outputs is None:
                 path.unlink()
             else:
-                kept.update(Path(value["uri"]).parent for value in outputs.values() if _is_artifact(value))
+                kept.update(folder.parent for folder in _artifacts(outputs))
         for pipeline_dir in self.directory.glob(f"{_PIPELINE}*"):
             if pipeline_dir.is_symlink():
                 pipeline_dir.unlink()
@@ -93,7 +91,7 @@ class StepCache:
                 pipeline_dir.rmdir()
 
     def adopt(self, key: str, name: str, other: Path) -> Path | None:
-        """Take a step's output over from another cache of the workspace, if it is done there; the files are shared.
+        """Link a step's output from another cache of the workspace, if it has one.
 
         Args:
             key: Key as in `output`.
@@ -104,8 +102,8 @@ class StepCache:
             return None
         with contextlib.suppress(OSError):  # Its own run may be deleting it.
             theirs = StepCache(other)
-            outputs = theirs._read(theirs.entries_dir / f"{key}.json")
-            if outputs is not None and (value := theirs.output(key, name)) is not None:
+            if (value := theirs.output(key, name)) is not None:
+                outputs = theirs._read(theirs.entries_dir / f"{key}.json") or {}
                 uri = f"{_PIPELINE}shared-{key[:16]}/{value.parent.name}/{name}"
                 storage.link_tree(value, self.directory / uri)
                 entry = {**outputs, name: {**outputs[name], "uri": uri}}
@@ -117,29 +115,17 @@ class StepCache:
         files = (path for run in runs for path in run.rglob("*") if path.is_file())
         held = {(status.st_dev, status.st_ino) for status in map(Path.lstat, files)}
         for path in self.entries_dir.glob("*.json"):
-            outputs = self._read(path) or {}
-            own = [file for value in outputs.values() if _is_artifact(value) for file in Path(value["uri"]).rglob("*")]
+            own = (file for folder in _artifacts(self._read(path) or {}) for file in folder.rglob("*"))
             if not any((status.st_dev, status.st_ino) in held for status in map(Path.lstat, own)):
                 path.unlink()
         self.drop_leftovers()
 
-    @contextlib.contextmanager
-    def for_kfp(self) -> Iterator[Path]:
-        """Give the entries' folder as kfp.local reads it, with absolute paths, for as long as the block runs."""
-        self._rewrite(str)
-        try:
-            yield self.entries_dir
-        finally:
-            self._rewrite(lambda output: str(output.relative_to(self.directory)))
-
-    def _rewrite(self, name: Callable[[Path], str]) -> None:
+    def for_kfp(self) -> Path:
+        """Return the folder of the entries, all with absolute paths, as kfp.local reads it."""
         for path in self.entries_dir.glob("*.json"):
             if outputs := self._read(path):
-                named = {
-                    key: {**value, "uri": name(Path(value["uri"]))} if _is_artifact(value) else value
-                    for key, value in outputs.items()
-                }
-                storage.write_bytes(path, json.dumps(named).encode())
+                storage.write_bytes(path, json.dumps(outputs).encode())
+        return self.entries_dir
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         """Return an entry with absolute paths; None if it is damaged, or its outputs are not in this cache."""
@@ -153,7 +139,7 @@ class StepCache:
         return outputs | {key: {**outputs[key], "uri": str(output)} for key, output in located.items()}
 
     def _locate(self, uri: str) -> Path | None:
-        """Return the output of this cache that a path means, if it does and the output is there."""
+        """Return the output in this cache for a path of an entry; None if there is none."""
         parts = PurePosixPath(uri).parts[-3:]
         if len(parts) < 3 or not parts[0].startswith(_PIPELINE):
             return None
@@ -163,3 +149,8 @@ class StepCache:
 
 def _is_artifact(output: Any) -> bool:
     return isinstance(output, dict) and "uri" in output
+
+
+def _artifacts(outputs: Mapping[str, Any]) -> list[Path]:
+    """Return the places of an entry's artifacts."""
+    return [Path(output["uri"]) for output in outputs.values() if _is_artifact(output)]

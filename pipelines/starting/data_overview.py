@@ -1,7 +1,9 @@
-"""What can be seen of data within seconds: how many there are, of which classes and sizes, and what is damaged."""
+"""Overview of data within seconds: counts, classes, sizes and damaged files."""
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 import statistics
 import time
@@ -29,7 +31,7 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 
-# What data may be, as `--from` names it, and the source that reads it.
+# Kinds of data for `--from`, and the sources that read them.
 KINDS = {
     "images": "images",
     "csv": "csv",
@@ -46,28 +48,28 @@ _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
 _LOOK_SECONDS = 10.0
 _SHOWN = 5
-_MOST_LEVELS = 20  # Of numbers as classes; more of them are rather a measure.
+_MOST_LEVELS = 20  # More different numbers are taken for a regression.
 
 
 @dataclasses.dataclass(frozen=True)
 class DataOverview:
-    """A description of data, as far as looking at some of them tells.
+    """Overview of data, from all names and some of the content.
 
     Attributes:
-        params: Parameters by which they are read.
+        params: Parameters to read the data.
         kind: Kind of example: `image`, `text` or `corpus`.
         split_examples: Number of examples by split.
         class_examples: Number of examples by class or label; empty where there are none.
-        has_splits: Whether the source has splits of its own.
-        notes: Sentences for people on what the source left out or took for something.
-        num_looked_at: Examples that were read.
+        has_splits: Whether the source defines splits.
+        notes: Messages of the source about what it left out or assumed.
+        num_looked_at: Number of examples that were read.
         sizes: (height, width) of each image that was read.
-        channels: 1, 3 or both, as the images have them.
-        lengths: Words of each text that was read, or the characters of a corpus.
-        damaged: Those that were read and are damaged, with the reason.
-        unusable: Those of all that cannot be used, as far as that is known without reading files: rows of a table
+        channels: Numbers of channels of the images: 1, 3 or both.
+        lengths: Number of words of each text that was read.
+        damaged: Reasons by name of the damaged examples among those that were read.
+        unusable: Reasons by name of all examples that are known to be unusable without reading files: rows of a table
             without a label or a word, and files that are missing or empty.
-        num_inputs: Number of all.
+        num_inputs: Number of all inputs.
     """
 
     params: WriteParams
@@ -86,7 +88,7 @@ class DataOverview:
 
     @property
     def bad_share(self) -> float:
-        """Share that will be set aside: that of all which is known, or that of those that were read."""
+        """Expected share of bad examples: the larger one of unusable and of damaged examples."""
         return max(len(self.unusable) / max(1, self.num_inputs), len(self.damaged) / max(1, self.num_looked_at))
 
     def lines(self) -> list[str]:
@@ -98,7 +100,9 @@ class DataOverview:
         lines = [f"{total:,} {plural} ({splits}; {own})", *self._class_lines()]
         if self.sizes:
             colours = " and ".join({1: "grey", 3: "colour"}[count] for count in self.channels)
-            lines.append(f"{_span(self.sizes)} pixels, {colours}")
+            by_area = sorted(set(self.sizes), key=math.prod)
+            least, most = (f"{height}×{width}" for height, width in (by_area[0], by_area[-1]))
+            lines.append(f"{least if least == most else f'from {least} to {most}'} pixels, {colours}")
         if self.kind == TEXT and self.lengths:
             lines.append(f"{min(self.lengths):,} to {max(self.lengths):,} words, half of them within {self.typical:,}")
         lines += self.notes
@@ -123,21 +127,15 @@ class DataOverview:
         return int(statistics.median(self.lengths)) if self.lengths else 0
 
 
-def _span(sizes: tuple[tuple[int, int], ...]) -> str:
-    by_area = sorted(set(sizes), key=lambda size: size[0] * size[1])
-    least, most = (f"{height}×{width}" for height, width in (by_area[0], by_area[-1]))
-    return least if len(by_area) == 1 else f"from {least} to {most}"
-
-
 def source_of(place: str, kind: str = "") -> str:
-    """Return the source, as `images:DIR`, of a place and of what it holds; a source itself stays as it is.
+    """Return the source, as `images:DIR`, for a path; a source is returned unchanged.
 
     Args:
         place: A folder or file, here or on gs://.
-        kind: One of `KINDS`; empty to find out.
+        kind: One of `KINDS`; empty to detect it.
 
     Raises:
-        InputError: If there is no such place, or it does not tell what it holds.
+        InputError: If there is no such path, or its kind of data is unknown.
     """
     if split_source(place)[0] in SOURCES:
         return place
@@ -147,16 +145,18 @@ def source_of(place: str, kind: str = "") -> str:
         return f"{suffix}:{place}"
     if not storage.is_remote(place) and not os.path.exists(place):
         raise InputError(f"Cannot look at {place!r}: there is no such file or folder. Check the path.")
-    names = _some_names(place)
+    if storage.is_remote(place):
+        names = [file.name for file in storage.list_files(place)]
+    else:
+        there = (name for _, _, files in os.walk(place) for name in files)
+        names = list(itertools.islice(there, _SEARCHED_FILES))
     if any(map(has_image_suffix, names)):
         return f"images:{place}"
     if any("-ubyte" in name for name in names):
         return f"idx:{place}"
-    for suffix, source in _OF_MANY.items():
+    for suffix, source in (*_OF_MANY.items(), (".txt", "text")):
         if any(name.lower().endswith(suffix) for name in names):
             return f"{source}:{place}"
-    if any(name.lower().endswith(".txt") for name in names):
-        return f"text:{place}"
     raise InputError(
         f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
         "or a .csv, .npz or .txt file. Say it "
@@ -164,17 +164,10 @@ def source_of(place: str, kind: str = "") -> str:
     )
 
 
-def _some_names(place: str) -> list[str]:
-    if storage.is_remote(place):
-        return [file.name for file in storage.list_files(place)]
-    names = (name for _, _, files in os.walk(place) for name in files)
-    return [name for name, _ in zip(names, range(_SEARCHED_FILES), strict=False)]
-
-
 def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
     """Return the parameters with the task that the labels of a CSV file suggest: `cat|dog` or numbers with a fraction.
 
-    With them comes the listing by these parameters, where one was made.
+    Also returns the listing by these parameters, if there is one.
 
     Raises:
         InputError: If the source cannot be listed.
@@ -198,7 +191,7 @@ def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
 
 
 def _has_several_labels(params: WriteParams) -> bool:
-    """Return whether some example has more than one label; then one without any is none of the mistakes of a file."""
+    """Return whether some example has more than one label; then an example may also have none."""
     with contextlib.suppress(InputError):
         return bool((list_examples(params).labels.sum(axis=1) > 1).any())
     return False
@@ -212,7 +205,7 @@ def _are_numbers(names: tuple[str, ...]) -> bool:
 
 
 def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
-    """Return whether labels such as `80,50` are numbers; they are not if commas separate the cells."""
+    """Return whether labels such as `80,50` are numbers, and not several labels."""
     if not any(map(has_decimal_comma, names)):
         return False
     with contextlib.suppress(InputError):
@@ -221,22 +214,21 @@ def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
     return False
 
 
-def look_at(params: WriteParams, listing: Listing | None = None, seconds: float = _LOOK_SECONDS) -> DataOverview:
-    """List the data, divide them, and read some of them.
+def look_at(params: WriteParams) -> DataOverview:
+    """List the data, guess their task, divide them, and read some of them.
 
     Args:
-        params: Parameters by which to read them.
-        listing: Listing that was made by these; None to list them.
-        seconds: When to stop reading.
+        params: Parameters to read the data; see `guess_task`.
 
     Raises:
         InputError: If the source cannot be used.
     """
-    # What cannot be used is told, and not refused.
-    return overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing), params, seconds)
+    params, listing = guess_task(params)
+    # Bad examples are reported, not refused.
+    return overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing), params)
 
 
-def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_SECONDS) -> DataOverview:
+def overview_of(plan: DatasetPlan, params: WriteParams) -> DataOverview:
     """Describe a plan's data; see `look_at`."""
     listing = plan.listing
     overview = DataOverview(
@@ -255,11 +247,11 @@ def overview_of(plan: DatasetPlan, params: WriteParams, seconds: float = _LOOK_S
         return dataclasses.replace(overview, num_looked_at=count, sizes=((height, width),), channels=(channels,))
     if listing.corpus is not None:
         return overview
-    return _read_some(overview, plan, time.monotonic() + seconds)
+    return _read_some(overview, plan)
 
 
 def _find_unusable(listing: Listing) -> Iterator[tuple[str, str]]:
-    """Yield what will be set aside, as far as that is known without reading files, and why."""
+    """Yield the names of examples that are unusable without reading files, and the reasons."""
     yield from ((item.key, item.reason) for item in listing.bad)
     if listing.texts is not None:
         yield from ((listing.keys[i], "no word in it") for i, text in enumerate(listing.texts) if not has_words(text))
@@ -275,25 +267,27 @@ def _count_classes(listing: Listing, params: WriteParams) -> dict[str, int]:
     return dict(zip(listing.class_names, counts.tolist(), strict=True))
 
 
-def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataOverview:
+def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
+    """Read examples of every split, in random order, for as long as the time allows."""
+    until, listing = time.monotonic() + _LOOK_SECONDS, plan.listing
+    examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
     sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0
-    for name, content in _some_contents(plan):
-        if name in overview.unusable:
+    for index in np.random.default_rng(0).permutation(examples)[:_LOOKED_AT].tolist():
+        if listing.keys[index] in overview.unusable:
             continue
         if time.monotonic() > until:
             break
         looked_at += 1
         try:
-            if isinstance(content, str):
-                raise UnreadableImageError(content)
+            content = listing.read(index)
             if overview.kind == TEXT:
                 lengths.append(len(split_words(content)))
-                continue
-            height, width, depth = decode_pixels(content, overview.params.image_rule).shape
-            sizes.append((height, width))
-            channels.add(depth)
-        except UnreadableImageError as error:
-            damaged[name] = str(error)
+            else:
+                height, width, depth = decode_pixels(content, overview.params.image_rule).shape
+                sizes.append((height, width))
+                channels.add(depth)
+        except (InputError, UnreadableImageError) as error:
+            damaged[listing.keys[index]] = str(error)
     return dataclasses.replace(
         overview,
         num_looked_at=looked_at,
@@ -302,15 +296,3 @@ def _read_some(overview: DataOverview, plan: DatasetPlan, until: float) -> DataO
         lengths=tuple(lengths),
         damaged=damaged,
     )
-
-
-def _some_contents(plan: DatasetPlan) -> Iterator[tuple[str, bytes | str]]:
-    """Examples from every split, with their names: their bytes, or in words why they cannot be read."""
-    listing = plan.listing
-    examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
-    for index in np.random.default_rng(0).permutation(examples)[:_LOOKED_AT].tolist():
-        key = listing.keys[index]
-        try:
-            yield key, listing.read(index)
-        except InputError as error:
-            yield key, str(error)

@@ -1,4 +1,4 @@
-"""A first configuration for data that nobody has prepared: written from what looking at them tells, with reasons."""
+"""Writes a first configuration for unprepared data from their overview, with reasons for its values."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.results.metric_table import HIGHER, direction
 from tpu_components.core.sources.params import WriteParams, split_source
-from tpu_pipelines.config.configuration import load_config, override
+from tpu_pipelines.config.configuration import override
 from tpu_pipelines.config.schema import SCHEMA_FILE, as_text
 from tpu_pipelines.starting.data_overview import DataOverview
 
@@ -33,7 +33,7 @@ _ANSWERS = {
     "regression": ("numbers", "In standard deviations from the mean; their units are added."),
     "language_model": ("the next character of each", "A probability for every character."),
 }
-_SIDES = (32, 48, 64, 96)  # Of the images to train on; more takes a CPU long.
+_SIDES = (32, 48, 64, 96)  # Sides of the training images; a CPU is slow with larger ones.
 _SMALL_PIXELS = 128 * 128  # Images of one size up to this one are taken as they are.
 _WANTED_STEPS = 1_500
 _WIDTH = 110
@@ -41,12 +41,12 @@ _WIDTH = 110
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The files to begin with.
+    """Files for a first run.
 
     Attributes:
         config_path: The configuration.
         files: Contents to write, by path.
-        hints: Sentences to know beside.
+        hints: Hints for the user.
     """
 
     config_path: Path
@@ -57,9 +57,9 @@ class Start:
         """Write the files.
 
         Raises:
-            InputError: If one is there already and `overwrite` is not set, or they cannot be written.
+            InputError: If a file exists and `overwrite` is not set, or cannot be written.
         """
-        # The schema is the same for all configurations of a folder, and nobody's own.
+        # The schema is generated, and the same for all configurations of a folder.
         there = [str(path) for path in self.files if path.name != SCHEMA_FILE and path.exists()]
         if there and not overwrite:
             raise InputError(
@@ -90,7 +90,7 @@ def plan_start(
     overrides: Sequence[str] = (),
     workflow: bool = False,
 ) -> Start:
-    """Choose a configuration for the data, and a model where none is named.
+    """Choose a configuration for the data, and a model if none is named.
 
     Args:
         overview: The data.
@@ -106,14 +106,14 @@ def plan_start(
     config_path, files = folder / f"{name}.yaml", {}
     if not model:
         path = folder / f"{name.replace('-', '_').replace('.', '_')}_model.py"
-        model, files[path] = str(path), _render(f"{_MODELS[overview.kind]}.py.jinja", name=name, **_facts(overview))
+        model, files[path] = str(path), _write_model(overview, name)
     data, reasons = _choose_data(overview, model)
     training, more = _choose_training(overview)
     raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
     for text in overrides:
         override(raw, text)
     if raw["training"].get("stages") and not any(text.startswith("training.epochs=") for text in overrides):
-        del raw["training"]["epochs"]  # They follow.
+        del raw["training"]["epochs"]  # They are those of all stages.
     files = {config_path: _as_yaml(raw, reasons | more, overview, config_path)} | files
     files[folder / SCHEMA_FILE] = as_text()
     if workflow:
@@ -128,39 +128,28 @@ def plan_start(
 
 
 def _retraining(config: str) -> str:
-    """Return the ready workflow with a configuration of one's own; in an expression a quote is written twice."""
+    """Return the workflow with the user's configuration; in a GitHub expression, a quote is written twice."""
     ready, quoted = (_STARTERS / "retrain.yaml").read_text(), config.replace("'", "''")
     environment = {"env": {"CONFIG": f"${{{{ vars.TPU_PIPELINES_CONFIG || '{quoted}' }}}}"}}
     _, line = yaml.safe_dump(environment, width=1 << 16, allow_unicode=True).split("\n", maxsplit=1)
     return ready.replace("  CONFIG: ${{ vars.TPU_PIPELINES_CONFIG || 'digits' }}\n", line)
 
 
-def check_start(start: Start) -> None:
-    """Check, once it is written, that the configuration is one.
+def _write_model(overview: DataOverview, name: str) -> str:
+    """Return the code of a model for the data, to start from."""
+    import jinja2
 
-    Raises:
-        InputError: If it is none.
-    """
-    load_config(str(start.config_path))
-
-
-def _facts(overview: DataOverview) -> dict[str, str]:
     task = TASKS[overview.params.asked]
     answer, ending = _ANSWERS[task.name]
     activation = "" if task.activation == "linear" else f'activation="{task.activation}", '
-    return {"answer": answer, "ending": ending, "size": task.size_fact, "activation": activation}
-
-
-def _render(template: str, **values: str) -> str:
-    import jinja2
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_STARTERS),
-        autoescape=False,  # Python and YAML; what goes in is a name of ours, or JSON.
+        autoescape=False,  # Templates of Python, filled with our own names.
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    return environment.get_template(template).render(values)
+    template = environment.get_template(f"{_MODELS[overview.kind]}.py.jinja")
+    return template.render(name=name, answer=answer, ending=ending, size=task.size_fact, activation=activation)
 
 
 Reasons = dict[str, str]
@@ -184,11 +173,11 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         data["max_bad_fraction"] = min(0.5, math.ceil(200 * overview.bad_share) / 100)
         reasons["data.max_bad_fraction"] = "Share that may be set aside and listed; what was found stands above."
     if overview.kind == TEXT and overview.lengths:
-        longest = sorted(overview.lengths)[int(0.9 * (len(overview.lengths) - 1))]  # Nine texts in ten are no longer.
+        longest = sorted(overview.lengths)[int(0.9 * (len(overview.lengths) - 1))]  # The 90 % quantile.
         data["num_tokens"] = min(400, max(16, 16 * math.ceil(longest / 16)))
         reasons["data.num_tokens"] = "Words of a text that a model sees; longer ones lose their start."
     if params.asked == "language_model":
-        # What is set stands, and the other follows from it.
+        # The user's value stays, and determines the other one.
         is_set = params.num_tokens != WriteParams.num_tokens
         tokens = params.num_tokens if is_set else max(128, 2 * params.context_tokens)
         data |= {"num_tokens": tokens, "context_tokens": params.context_tokens or tokens // 2}
@@ -211,20 +200,20 @@ def _choose_size(overview: DataOverview, model: str) -> tuple[list[int], str] | 
 
 
 def _input_size(model: str) -> list[int] | None:
-    """Return the height and width that a .keras file takes, as its own description says; None where it does not."""
+    """Return the height and width of a .keras file's input; None if its description does not contain them."""
     if not model.endswith(".keras"):
         return None
     try:
         with zipfile.ZipFile(model) as archive:
             shapes = re.findall(rb'"batch_shape": \[null, (\d+), (\d+), \d+\]', archive.read("config.json"))
     except (OSError, KeyError, zipfile.BadZipFile):
-        return None  # What is wrong with it is told by who loads it.
+        return None  # The loader reports a damaged file.
     return [int(side) for side in shapes[0]] if shapes else None
 
 
 def _choose_training(overview: DataOverview) -> tuple[dict[str, Any], Reasons]:
     examples = overview.split_examples[TRAIN]
-    # Twenty steps an epoch at least, so that a trial of three epochs has learnt something, and not only warmed up.
+    # At least 20 steps per epoch, so that a trial of three epochs learns beyond the warmup.
     batch = min(128, max(8, 2 ** int(math.log2(max(1, examples / 20)))), examples)
     epochs = min(40, max(10, round(_WANTED_STEPS / math.ceil(examples / batch))))
     training = {
@@ -261,7 +250,7 @@ gate:    # By default a model is promoted that beats the best constant answer, a
 
 
 def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, path: Path) -> str:
-    # Names out of data stay on their line, and in its comment.
+    # Names from the data must not leave their comment line.
     lines = [f"# yaml-language-server: $schema={SCHEMA_FILE}"]
     lines += [f"# {' '.join(in_one_line(line).split())}" for line in overview.lines()]
     place = in_one_line(shlex.quote(str(path)))

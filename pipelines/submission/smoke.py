@@ -1,4 +1,4 @@
-"""The smallest run on a platform, for what only the platform itself can say: sent twice, and told as a table."""
+"""The smallest run on a platform, submitted twice: it answers questions that no document answers, as a table."""
 
 import dataclasses
 import secrets
@@ -12,20 +12,21 @@ from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
+from tpu_components.core.pages.blocks import Table
 from tpu_components.train_model.environment_report import REPORT_VARIABLE
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError
 from tpu_pipelines.platforms.custom_job import in_region
-from tpu_pipelines.platforms.jobs import Submission, Submitter
+from tpu_pipelines.platforms.jobs import Platform, Submission
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
 
 _SEVERAL_HOSTS = (
     "what the hosts of a slice are told of each other (components/core/machines/hosts.py): needs a machine that has "
     "several, as --machine v5e-16"
 )
-# What the code or its documents leave open and this run does not answer.
+# Open questions of the code that this run does not answer.
 _OPEN = (
     "how CPUs and memory that a step asks for are rounded to a machine (pipelines/config/resources.py)",
     "how long a change of an endpoint's traffic takes (components/deploy_model/vertex.py): needs deploy.endpoint",
@@ -36,14 +37,14 @@ _OPEN = (
 
 @dataclasses.dataclass(frozen=True)
 class Smoke:
-    """A run that was not sent yet.
+    """The smallest run before its submission.
 
     Attributes:
         config: Configuration of the run.
-        plan: Jobs of the run, as they will be sent.
-        report_uri: Place at which the training tells of its surroundings.
+        plan: Jobs of the run.
+        report_uri: URI of the environment report that the training writes.
         settings: Project, region, bucket and accounts.
-        target: The platform, as `vertex`.
+        target: Platform, for example `vertex`.
     """
 
     config: Config
@@ -54,18 +55,18 @@ class Smoke:
 
     @property
     def paid(self) -> PaidMachine:
-        """The machine, and how it is paid for."""
+        """Machine of the training, with the conditions of its price."""
         return paid_on(self.config, self.plan.jobs[0].machine, self.target)
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return the price of its machine; None where none is known."""
+        """Price of the machine; None if unknown."""
         price = self.paid.price
         return price.usd_per_hour if price else None
 
     @property
     def price(self) -> str:
-        """Say what it costs at most: the second submission trains again if the cache does not answer it."""
+        """Highest price in words. The second submission trains again unless the cache answers it."""
         machine = self.plan.jobs[0].machine
         minutes = machine.timeout_seconds / 60
         what = f"two trainings on {machine.name}, each of them stopped after {minutes:g} minutes at the latest"
@@ -78,24 +79,24 @@ class Smoke:
 
 
 def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequence[str] = ()) -> Smoke:
-    """Compile the smallest run, the ready example `smoke`.
+    """Compile the smallest run: the ready example `smoke`.
 
     Args:
-        target: The platform, as `vertex`.
-        machine: Machine to train on, as `v5e-1`.
+        target: Platform, for example `vertex`.
+        machine: Machine to train on, for example `v5e-1`.
         settings: Project, region, bucket and images; must have a bucket.
-        overrides: `section.key=value` each, over what it is by itself.
+        overrides: Changes of the configuration, each as `section.key=value`.
 
     Raises:
-        InputError: If settings are missing, or it cannot be compiled.
+        InputError: If settings are missing, or the run cannot be compiled.
     """
     settings.require("bucket")
     if not storage.is_remote(settings.bucket):
         raise InputError(
-            f"The training tells of its surroundings through a bucket: expected one that can be read from here, as "
+            f"The training writes its environment report to a bucket: expected one that can be read from here, such as "
             f"gs://BUCKET. Received: {settings.bucket!r}."
         )
-    # Of its own each time: the first submission is to train, whatever was sent before.
+    # A number of its own, so that the cache does not answer the first submission.
     number = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     report_uri = f"{settings.bucket.rstrip('/')}/smoke/{number}/training.json"
     config = load_config("smoke", [f"machine.name={machine}", *overrides])
@@ -105,12 +106,12 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
 
 @dataclasses.dataclass(frozen=True)
 class SmokeReport:
-    """The answers of the platform.
+    """Answers of the platform.
 
     Attributes:
-        rows: A question and its answer, each.
-        has_succeeded: Whether both runs came to their end.
-        answers: Those rows that say how the platform is, whatever the run.
+        rows: Questions with their answers.
+        has_succeeded: Whether both runs have succeeded.
+        answers: Rows about the platform itself, without those about this run.
         source: Platform, machine and day of the answers.
     """
 
@@ -120,34 +121,33 @@ class SmokeReport:
     source: str = ""
 
     def as_rules(self) -> str:
-        """Return the answers as comments that name a rule and its source, as in tests/fakes."""
+        """Return the answers as comments of the form of tests/fakes: a rule and its source."""
         rules = (f"Rule: {question}: {answer} ({self.source})" for question, answer in self.answers)
         lines = (textwrap.wrap(rule, 118, break_long_words=False, break_on_hyphens=False) for rule in rules)
         return "".join(f"# {line}\n" for rule in lines for line in rule)
 
     def __str__(self) -> str:
-        lines = ["| question | answer |", "|---|---|"]
-        return "\n".join([*lines, *(f"| {question} | {_cell(answer)} |" for question, answer in self.rows)])
+        return Table({"question": "<", "answer": "<"}, self.rows).markdown()
 
 
 def run_smoke(
     smoke: Smoke,
-    submitter: Submitter,
+    submitter: Platform,
     report: Callable[[Submission], None] = lambda _: None,
     poll_seconds: float = 20,
     sleep: Callable[[float], None] = time.sleep,
 ) -> SmokeReport:
-    """Send the run, and when it has ended the same once more, which the platform's cache is to answer.
+    """Submit the run, wait for its end, and submit it again, so that the platform's cache can answer it.
 
     Args:
         smoke: The run.
-        submitter: The platform.
-        report: Told of every state that is seen.
-        poll_seconds: Between two looks.
-        sleep: Waits.
+        submitter: Platform.
+        report: Called with every state of the runs.
+        poll_seconds: Seconds between two requests.
+        sleep: Waits for a number of seconds.
 
     Raises:
-        PlatformError: If a job vanishes.
+        PlatformError: If a job was deleted.
     """
     plan, sent = smoke.plan, time.time()
     is_slice = plan.jobs[0].machine.slice.hosts > 1
@@ -157,7 +157,7 @@ def run_smoke(
     if first.state is State.SUCCEEDED:
         second = wait(plan, submit(plan, submitter, again=True), submitter, report, poll_seconds, sleep)
         again = _read(smoke.report_uri)
-    answers, cached = _surroundings(told), _cache(second, told, again) if second else ()
+    answers, cached = _environment(told), _cache(second, told, again) if second else ()
     rows = (
         ("machine", first.machine),
         *_outcome("first run", first),
@@ -174,7 +174,7 @@ def run_smoke(
 
 
 def _read(uri: str) -> Mapping[str, Any]:
-    """Return what a training has told of its surroundings; empty where it has not."""
+    """Return the environment report of a training; empty if there is none."""
     try:
         return dict(typed_json.decode(storage.read_bytes(uri)))
     except (ValueError, TypeError, PlatformError):
@@ -186,10 +186,10 @@ def _outcome(what: str, run: Submission) -> Sequence[tuple[str, str]]:
     return [(what, f"{run.job_id}: {run.state}{f', {run.error}' if run.error else ''}"), (f"{what}, steps", steps)]
 
 
-def _surroundings(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Return what the training found around it."""
+def _environment(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """Return the rows of an environment report."""
     if not told:
-        return [("surroundings of the training", "not told: it failed before, or may not write into the bucket")]
+        return [("environment of the training", "not told: it failed before, or may not write into the bucket")]
     user, host, mount = told["user"], told["host"], dict(told["mount"])
     folder = mount.pop("folder")
     locked = told["locked_memory_bytes"]
@@ -211,17 +211,14 @@ def _surroundings(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple[str, str]]:
-    """Return the measured times, beside those that preflight estimates."""
+    """Return the measured times and preflight's estimate."""
     if not told:
         return []
     result = told["result"]
     batch = smoke.config.training.batch_size_per_replica * result["num_replicas"]
     seconds = told["ended"] - told["started"]
-    price = (
-        ""
-        if smoke.usd_per_hour is None
-        else f", ${smoke.usd_per_hour * seconds / 3600:.4f} at {billed_by(smoke.target)}"
-    )
+    usd = smoke.usd_per_hour
+    price = "" if usd is None else f", ${usd * seconds / 3600:.4f} at {billed_by(smoke.target)}"
     return [
         ("from the submission to the training", f"{told['started'] - sent:.0f} s, by the clocks of both"),
         ("from there to the end of its first step", f"{result['first_step_seconds']:.1f} s"),
@@ -232,7 +229,7 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
 
 
 def _estimate(smoke: Smoke) -> str:
-    """Return the time of a step by preflight, on this machine."""
+    """Return preflight's estimate of the time of a step."""
     from tpu_components.core.sources.kinds import list_examples
     from tpu_pipelines.checking.preflight import judge_machines
 
@@ -246,7 +243,7 @@ def _estimate(smoke: Smoke) -> str:
 
 
 def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Say whether the cache has answered the second run: its training tells anew only where it runs."""
+    """Return whether the cache answered the second run: only a training that runs writes a new report."""
     hits = [step for step, state in second.steps.items() if state == State.CACHED]
     if not told:
         training = "not known: the training tells nothing"
@@ -258,8 +255,3 @@ def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]
         ("cache, training of the second run", training),
         ("cache, steps that the platform calls answered", ", ".join(hits) or "none"),
     ]
-
-
-def _cell(text: str) -> str:
-    """Return text that stays in its cell."""
-    return text.replace("|", "\\|").replace("\n", " ")

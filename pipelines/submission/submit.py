@@ -1,14 +1,14 @@
-"""A run on a platform: sent once, however often it is sent, followed to its end, on the next machine where one is out.
+"""A run on a platform: submitted once, followed to its end, and moved to the next machine if one is not available.
 
-All that must be remembered is on the platform. A job's id follows from the configuration, the data and the code, so
-whoever sends the same again, at the same time or from another machine, finds the job that is there.
+All state is on the platform. A job's id follows from the configuration, the data and the code. A repeated submission,
+also a concurrent one or one from another computer, therefore finds the existing job.
 """
 
 import dataclasses
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,15 @@ import yaml
 from tpu_components.core.base.container_images import BEAM_IMAGE, other_steps_image
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.base.states import State
+from tpu_components.core.base.states import State, Status
 from tpu_components.core.files import storage
 from tpu_components.core.sources.params import BEAM
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import on_machine
+from tpu_pipelines.config.resources import on_machine, paid_on
 from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, answer
 from tpu_pipelines.platforms.custom_job import start_anew
-from tpu_pipelines.platforms.jobs import DIGEST, Job, Submission, Submitter, slug
+from tpu_pipelines.platforms.jobs import DIGEST, Job, Platform, Submission, slug
 
 if TYPE_CHECKING:
     from tpu_components.create_tfrecords.planning import DatasetPlan
@@ -32,16 +33,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """A run as it will be sent: on its machine, and on the others where that one cannot be had.
+    """A run that is ready to submit, on its machine and on its fallbacks.
 
     Attributes:
-        jobs: The job for each machine, in the order in which they are tried.
-        image: Image that every step runs in.
-        carried: Content of the files that the jobs read from the bucket, by their place there.
-        timeout: When the training is stopped, and why then.
-        resources: Resources that steps ask for because of the data's size; empty where that is nothing more than
-            always.
-        data: The examples; None where they have to be downloaded first.
+        jobs: Job for each machine, in the order in which the machines are tried.
+        image: Image of every step.
+        carried: Content of the files that the jobs read from the bucket, by URI.
+        timeout: Time limit of the training and its reason, in words.
+        resources: Resources that steps request for the size of the data, in words; empty if they request the default.
+        data: Examples of the data set; None if they must be downloaded first.
     """
 
     jobs: tuple[Job, ...]
@@ -52,11 +52,11 @@ class RunPlan:
     data: "DatasetPlan | None" = None
 
     def has(self, job_id: str) -> bool:
-        """Return whether a job is one of this run's, of whatever round."""
+        """Return whether a job belongs to this run, in any round."""
         return job_id.startswith(self.jobs[0].job_id)
 
     def round(self, number: int) -> tuple[Job, ...]:
-        """Return the same jobs when they are sent for the 1st, 2nd… time: ids of their own from the 2nd on.
+        """Return the jobs of the 1st, 2nd, … submission; from the 2nd on they have other ids.
 
         Example:
             The first machine of the second round: digits-3f9c2a7d41e0-r2.
@@ -70,7 +70,7 @@ class RunPlan:
 
 
 def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
-    """Check a run's data, compile it for each of its machines, and give it its id.
+    """Check a run's data, compile the run for each of its machines, and derive its id.
 
     Args:
         config: Configuration to run.
@@ -82,14 +82,14 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     """
     from tpu_components.core.sources.kinds import find_source, source_version
     from tpu_pipelines.checking.checks import check_data
-    from tpu_pipelines.checking.data_sizes import measure, with_sizes
+    from tpu_pipelines.config.resources import measure, with_sizes
     from tpu_pipelines.pipeline.cache_keys import fingerprints
     from tpu_pipelines.pipeline.compile import compile_pipeline, placed, require_machine
 
     candidates = [on_machine(config, machine, target) for machine in require_machine(config, target).candidates]
     machines = [require_machine(placed(candidate, target, settings), target) for candidate in candidates]
     data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
-    # What lies elsewhere is no step's to read: compiling refuses it. What comes with a library is small.
+    # Local data are refused by the compilation, and data of a library are small.
     listed = data.listing if data and storage.is_remote(config.data_location) else None
     sized, resources = with_sizes(config, measure(listed, config.data), target) if listed else (config, "")
     packages, timeouts = [], []
@@ -102,7 +102,11 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     name = slug(config.name)
     images = f"{compiled.image} {other_steps_image()}".rstrip() + f" {BEAM_IMAGE}" * (config.data.engine == BEAM)
     made_of = fingerprints(config, source_version(config.data, data.listing if data else None), images)
-    digest = _digest(packages[0], made_of)
+    # The digest covers the pipeline, what its pods mount, the data and the code. It leaves out the fallbacks and how
+    # long to wait for them.
+    pipeline, *platforms = yaml.safe_load_all(packages[0])
+    spec = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
+    digest = digest_of([spec, *platforms, made_of])[:12]
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
     jobs = []
     for index, (machine, package) in enumerate(zip(machines, packages, strict=True)):
@@ -121,23 +125,20 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
 
 
 def without_cache(plan: RunPlan) -> RunPlan:
-    """Return the same run with every step to be run, whatever the platform has kept of earlier ones."""
-    return dataclasses.replace(
-        plan, jobs=tuple(dataclasses.replace(job, package=_without_cache(job.package)) for job in plan.jobs)
-    )
-
-
-def _without_cache(package: str) -> str:
-    spec, *platforms = yaml.safe_load_all(package)
-    for component in (spec["root"], *spec["components"].values()):
-        for task in component.get("dag", {}).get("tasks", {}).values():
-            task.pop("cachingOptions", None)
-    start_anew(spec)
-    return yaml.safe_dump_all([spec, *platforms])
+    """Return the run with all steps to be executed, regardless of the platform's cache and of earlier checkpoints."""
+    jobs = []
+    for job in plan.jobs:
+        spec, *platforms = yaml.safe_load_all(job.package)
+        for component in (spec["root"], *spec["components"].values()):
+            for task in component.get("dag", {}).get("tasks", {}).values():
+                task.pop("cachingOptions", None)
+        start_anew(spec)
+        jobs.append(dataclasses.replace(job, package=yaml.safe_dump_all([spec, *platforms])))
+    return dataclasses.replace(plan, jobs=tuple(jobs))
 
 
 def put_carried(plan: RunPlan) -> None:
-    """Put what the jobs of a run read from the bucket there; what is there already is the same.
+    """Upload the files that the jobs of a run read from the bucket.
 
     Raises:
         InputError: If the bucket is missing or may not be written.
@@ -149,23 +150,13 @@ def put_carried(plan: RunPlan) -> None:
             storage.upload(path, place)
 
 
-def _digest(package: str, fingerprints: Mapping[str, str]) -> str:
-    """Digest what makes a run this run: its pipeline with what its pods mount, its data, and its steps' code.
-
-    Where else it could run, and how long to wait for that, make it no other run.
-    """
-    pipeline, *platforms = yaml.safe_load_all(package)
-    spec = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
-    return digest_of([spec, *platforms, fingerprints])[:12]
-
-
-def submit(plan: RunPlan, submitter: Submitter, again: bool = False) -> Submission:
-    """Start a run, or find it where it is: on whatever machine, and if it has ended, as it ended.
+def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submission:
+    """Start a run, or return its existing job, which may be on another machine or have ended.
 
     Args:
         plan: The run.
         submitter: The platform.
-        again: Start it once more if it has ended.
+        again: Start the run again if it has ended.
     """
     put_carried(plan)
     number = 1
@@ -179,16 +170,16 @@ def submit(plan: RunPlan, submitter: Submitter, again: bool = False) -> Submissi
         number += 1
 
 
-def look_up(plan: RunPlan, submitter: Submitter) -> Submission | None:
-    """Return the last job of a run that there is, on whatever machine; starts none."""
+def look_up(plan: RunPlan, submitter: Platform) -> Submission | None:
+    """Return the last existing job of a run, on any machine; None if there is none. Starts nothing."""
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
         newest, number = jobs[-1], number + 1
     return newest
 
 
-def _find(jobs: tuple[Job, ...], submitter: Submitter) -> Submission | None:
-    """Find the job of a round that counts, the first that did not lack its machine; all but the first are created."""
+def _find(jobs: tuple[Job, ...], submitter: Platform) -> Submission | None:
+    """Return the first job of a round whose machine was available; creates it unless it is the first of the round."""
     newest = None
     for job in jobs:
         submission = submitter.get(job.job_id)
@@ -201,7 +192,7 @@ def _find(jobs: tuple[Job, ...], submitter: Submitter) -> Submission | None:
 
 
 def _lacked_machine(submission: Submission, job: Job) -> bool:
-    """Return whether the job ended for want of its machine: the platform said so, or whoever waited for it gave up."""
+    """Return whether a job ended because its machine was not available, or did not become available in time."""
     limit = job.machine.max_wait_seconds
     gave_up = submission.state is State.CANCELLED and 0 < limit <= submission.waited_seconds
     return submission.lacks_machine or gave_up
@@ -210,25 +201,25 @@ def _lacked_machine(submission: Submission, job: Job) -> bool:
 def wait(
     plan: RunPlan,
     submission: Submission,
-    submitter: Submitter,
+    submitter: Platform,
     report: Callable[[Submission], None] = lambda _: None,
     poll_seconds: float = 20,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Submission:
-    """Follow a run to its end, onto the next machine where one cannot be had.
+    """Follow a run to its end, and start it on the next machine if one is not available.
 
-    To be killed and started again at will: it remembers nothing that the platform does not.
+    The process may be killed and repeated: all state is on the platform.
 
     Args:
         plan: The run.
         submission: Result of `submit`.
         submitter: The platform.
-        report: Told of every state that is seen.
-        poll_seconds: Between two looks.
-        sleep: Waits.
+        report: Called with every state of the run.
+        poll_seconds: Seconds between two requests.
+        sleep: Waits for a number of seconds.
 
     Raises:
-        PlatformError: If the job vanishes.
+        PlatformError: If the job was deleted.
     """
     number, index = _place(plan, submission.job_id)
     jobs = plan.round(number)
@@ -254,7 +245,47 @@ def wait(
 
 
 def _place(plan: RunPlan, job_id: str) -> tuple[int, int]:
-    """Return the round of a job, and its place in it."""
+    """Return the round of a job, and its position in the round."""
     rest = job_id.removeprefix(plan.jobs[0].job_id)
     number = int(match[1]) if (match := re.match(r"-r(\d+)", rest)) else 1
     return number, [job.job_id for job in plan.round(number)].index(job_id)
+
+
+def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
+    """Describe a run that is not submitted (dry run): machine, price, image, data, model, and what is missing.
+
+    Args:
+        config: Configuration of the run.
+        plan: The run.
+        target: The platform, for example `vertex`.
+    """
+    from tpu_pipelines.checking.check_list import image_check, model_findings
+
+    machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
+    splits = plan.data.split_examples if plan.data else {}
+    yield Finding("machine", Status.OK, ", then ".join(machines))
+    yield from answer(Check("price", lambda: _prices(config, plan, target)))
+    yield from answer(image_check(plan.image, target))
+    data = [config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())]
+    yield Finding("data", Status.OK, ", ".join(data))
+    if plan.resources:
+        yield Finding("asks for", Status.OK, plan.resources)
+    yield from model_findings(config.training.model, plan.carried)
+
+
+def _prices(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
+    """Yield preflight's summary of each machine at the target's price.
+
+    Raises:
+        CannotAskError: If preflight is switched off, or the data must be downloaded first.
+        InputError: If the compiler is not installed, or the training cannot be compiled.
+    """
+    from tpu_components.preflight_training.estimate import INTERVALS
+    from tpu_components.preflight_training.findings import LEFT_OUT
+    from tpu_pipelines.checking.preflight import judge_machines
+
+    if plan.data is None:
+        raise CannotAskError(f"not known before the data are there: tpu-pipelines preflight {config.name}")
+    reports = judge_machines(config, plan.data.listing, [paid_on(config, job.machine, target) for job in plan.jobs])
+    told = [report.summary for report in reports]
+    yield from (Finding("price", Status.OK, said) for said in (*told, INTERVALS, LEFT_OUT))

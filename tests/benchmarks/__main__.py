@@ -399,7 +399,7 @@ def bench_preflight(work: Path) -> None:
     from tpu_components.core.machines.machine_spec import PaidMachine
     from tpu_components.preflight_training import PreflightParams
     from tpu_components.preflight_training.data import DataFacts, HostRate
-    from tpu_components.preflight_training.examining import examine
+    from tpu_components.preflight_training.examining import Examination
     from tpu_components.train_model import TrainParams
 
     def step_ms(backend: str, names: list[str], tuned: bool) -> list[float]:
@@ -416,7 +416,7 @@ def bench_preflight(work: Path) -> None:
         imagenet = DataFacts(
             Interface(ImageInput((224, 224, 3), "encoded"), 1000), 1_281_167, 1_281_167 * 224 * 224 * 3, host
         )
-        found = examine(params, imagenet, [PaidMachine(name) for name in names], work / "compilations")
+        found = Examination(params, [PaidMachine(name) for name in names], work / "compilations").report(imagenet)
         return [machine.step.total_ms if machine.step else float("nan") for machine in found.machines]
 
     for backend, tuned, target in (("tensorflow", False, "≤ 1.5"), ("tensorflow", True, "≤ 1.2"), ("jax", False, "")):

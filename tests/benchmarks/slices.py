@@ -12,7 +12,7 @@ from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training import PreflightParams
 from tpu_components.preflight_training.data import DataFacts, HostRate
-from tpu_components.preflight_training.examining import examine
+from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.report import as_text
 from tpu_components.train_model import TrainParams
 
@@ -35,7 +35,7 @@ def main() -> None:
     for name in arguments.machines:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            found = examine(params, facts, [PaidMachine(name)], Path(folder))
+            found = Examination(params, [PaidMachine(name)], Path(folder)).report(facts)
         print(f"{as_text(found)}\nafter {time.monotonic() - begun:,.0f} s", flush=True)
 
 

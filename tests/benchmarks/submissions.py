@@ -23,7 +23,7 @@ from tpu_components.core.base.retries import Backoff
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Job, Retrying, Submitter
+from tpu_pipelines.platforms.jobs import Job, Platform, Retrying
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.platforms.vertex import Vertex
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit
@@ -50,7 +50,7 @@ class Idle:
 
 
 @contextmanager
-def vertex() -> Iterator[tuple[GoogleApiServer, Submitter, Callable[[], list[str]]]]:
+def vertex() -> Iterator[tuple[GoogleApiServer, Platform, Callable[[], list[str]]]]:
     """A Vertex AI, its client, and what gives the ids of the jobs that are there."""
     with FakeVertex(Idle()) as fake:
         service = VertexService("my-project", "us-central1", fake.url, AnonymousCredentials())
@@ -58,7 +58,7 @@ def vertex() -> Iterator[tuple[GoogleApiServer, Submitter, Callable[[], list[str
 
 
 @contextmanager
-def kubeflow() -> Iterator[tuple[GoogleApiServer, Submitter, Callable[[], list[str]]]]:
+def kubeflow() -> Iterator[tuple[GoogleApiServer, Platform, Callable[[], list[str]]]]:
     """A Kubeflow, its client, and what gives the names of the runs that are there."""
     with FakeKubeflow(Idle()) as fake:
         yield fake, Kubeflow(Settings(kfp_host=fake.url)), lambda: [run.display_name for run in fake.runs.values()]
@@ -120,7 +120,7 @@ def _with_id(job: Job, job_id: str) -> Job:
     return dataclasses.replace(job, job_id=job_id)
 
 
-def _try_to_submit(plan: RunPlan, submitter: Submitter) -> bool:
+def _try_to_submit(plan: RunPlan, submitter: Platform) -> bool:
     try:
         return submit(plan, submitter).job_id == plan.jobs[0].job_id
     except Exception as error:  # To be counted; the others go on.

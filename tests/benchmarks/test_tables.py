@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks import precision, truth
 from tests.benchmarks.precision import BFLOAT16, FLOAT32, Trained
-from tpu_components.preflight_training.accuracy import HELD_OUT, accuracy_of
+from tpu_components.preflight_training.estimate import HELD_OUT, accuracy_of
 
 _README = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
 

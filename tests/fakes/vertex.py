@@ -99,7 +99,6 @@ class FakeVertex(GoogleApiServer):
         elsewhere: Networks that whoever asks is not in.
         queued_seconds: How long a pipeline job waits before anything happens.
         cancelling_seconds: How long a job goes on being cancelled.
-        operation_polls: How often a long-running operation says that it is not done yet.
         operation_seconds: How long one takes; nothing of it is to be seen before, but that its name is taken.
     """
 
@@ -137,9 +136,7 @@ class FakeVertex(GoogleApiServer):
         self.queued_seconds = 0.0
         # On the system's time a test waits for it; on a clock's it must be slept away.
         self.cancelling_seconds = 30.0 if clock else 0.2
-        self.operation_polls = 0
         self.operation_seconds = 0.0
-        self._pending: dict[str, int] = {}
         self._under_way: list[tuple[datetime.datetime, Callable[[], Any]]] = []
         self._changing: dict[str, str] = {}
         self._reserved: set[str] = set()
@@ -196,7 +193,6 @@ class FakeVertex(GoogleApiServer):
                 if path not in self.operations:
                     message = f"Operation not found: {path}"
                     return 404, {"error": {"code": 404, "message": message, "status": "NOT_FOUND"}}, ""
-                self._pending[path] -= 1
                 return 200, json_format.MessageToDict(self._operation(path)), ""
         return super().answer(verb, target, body, token)
 
@@ -208,7 +204,7 @@ class FakeVertex(GoogleApiServer):
         name = self._new_name("/".join(canonical(parent).split("/")[:4]), "operations")
         operation = operations_pb2.Operation(name=name)
         operation.metadata.Pack(_pb(metadata)) if metadata is not None else None
-        self.operations[name], self._pending[name] = operation, self.operation_polls
+        self.operations[name] = operation
         if "/endpoints/" in parent:
             self._changing[canonical(parent)] = name
 
@@ -277,7 +273,7 @@ class FakeVertex(GoogleApiServer):
 
     def _operation(self, name: str) -> operations_pb2.Operation:
         operation = self.operations[name]
-        if self._pending[name] <= 0 and operation.done:
+        if operation.done:
             return operation
         return operations_pb2.Operation(
             name=name, metadata=any_pb2.Any.FromString(operation.metadata.SerializeToString())

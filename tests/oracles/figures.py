@@ -6,12 +6,8 @@ import numpy as np
 
 from tests.oracles import definitions
 from tests.oracles.cases import cases
-from tpu_components.core.examples.interface import Regression
-from tpu_components.core.results.metric_table import scalars
-from tpu_components.evaluate_model.language_model import compute_language_metrics, score_outputs
-from tpu_components.evaluate_model.metrics import compute_metrics
-from tpu_components.evaluate_model.multi_label import compute_multi_label_metrics
-from tpu_components.evaluate_model.regression import compute_regression_metrics
+from tpu_components.core.examples.interface import TASKS, Regression
+from tpu_components.evaluate_model.figures import compute_figures, score_passages
 
 TOP_K = 3
 
@@ -19,14 +15,9 @@ TOP_K = 3
 def compute(task: str, targets: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
     """The figures as the evaluation computes them."""
     names = [f"name {i}" for i in range(outputs.shape[-1])]
-    if task == "classification":
-        return scalars(compute_metrics(targets, outputs, names, TOP_K))
-    if task == "multi_label":
-        return scalars(compute_multi_label_metrics(targets, outputs, names))
-    if task == "regression":
-        scale = Regression((0.0,) * len(names), tuple(stds(targets)))
-        return scalars(compute_regression_metrics(targets, outputs, names, scale))
-    return scalars(compute_language_metrics(targets, score_outputs(targets, outputs), 0))
+    asked = Regression((0.0,) * len(names), tuple(stds(targets))) if task == "regression" else TASKS[task]
+    answers = score_passages(targets, outputs) if task == "language_model" else outputs
+    return compute_figures(asked, targets, answers, names, TOP_K).metrics
 
 
 def define(task: str, targets: np.ndarray, outputs: np.ndarray) -> dict[str, float]:

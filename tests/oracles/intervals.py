@@ -14,15 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
+from tpu_components.core.examples.interface import Classification, LanguageModel, MultiLabel, Regression
 from tpu_components.core.results.metric_table import direction
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.baseline import find_baseline
-from tpu_components.evaluate_model.chance import ModelFigures, find_chance
+from tpu_components.evaluate_model.estimates import Estimators, estimators
+from tpu_components.evaluate_model.figures import Figures, compare_figures, find_baseline, find_slices, score_passages
 from tpu_components.evaluate_model.gate import decide
-from tpu_components.evaluate_model.influence import influences, language_influences
-from tpu_components.evaluate_model.language_model import score_outputs
-from tpu_components.evaluate_model.slices import find_slices
 
 CONFIDENCE = 0.95
 _NUM_IN_POOL = 40_000
@@ -30,8 +27,6 @@ _TOP_K = 2
 _SKILL, _BETTER = 1.5, 1.62  # Equal models have the first; a better one has the second.
 _NUMBERS = Regression(mean=(0.0, 0.0), std=(1.0, 5.0))
 _THRESHOLD = 0.5
-
-Formulas = Mapping[str, Callable[[], Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +36,15 @@ class Pool:
     Attributes:
         targets: Targets of the examples.
         outputs: Answers of the model and of the champion.
-        formulas: Gives the estimates of one model's figures from targets and answers.
+        task: Their task.
         num_positive: Examples of class 1 that every data set has; None for a random number.
-        measures: Figures without a formula.
         draw_targets: Draws the targets of a data set from the model's answers; None for those of the pool.
     """
 
     targets: np.ndarray
     outputs: list[np.ndarray]
-    formulas: Callable[[np.ndarray, np.ndarray], Formulas]
+    task: Any
     num_positive: int | None = None
-    measures: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = dataclasses.field(default_factory=dict)
     draw_targets: Callable[[np.random.Generator, np.ndarray], np.ndarray] | None = None
 
     def draw(self, rng: np.random.Generator, num_examples: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -65,19 +58,19 @@ class Pool:
         outputs = [answers[rows] for answers in self.outputs]
         return self.draw_targets(rng, outputs[0]) if self.draw_targets else self.targets[rows], outputs
 
-    def figures(self, targets: np.ndarray, answers: np.ndarray) -> ModelFigures:
-        """Return what the gate gets of one model."""
-        formulas = self.formulas(targets, answers)
-        values = {name: formula().value for name, formula in formulas.items()}
-        values |= {name: measure(targets, answers) for name, measure in self.measures.items()}
-        return ModelFigures(
-            values, formulas, len(targets), lambda name, kept: self.measures[name](targets[kept], answers[kept])
-        )
+    def estimators(self, targets: np.ndarray, answers: np.ndarray) -> Estimators:
+        """Return what estimates one model's figures."""
+        return estimators(self.task, targets, answers, min(_TOP_K, answers.shape[-1] - 1))
+
+    def figures(self, targets: np.ndarray, answers: np.ndarray) -> Figures:
+        """Return the figures of one model."""
+        found = {name: make() for name, make in self.estimators(targets, answers).items()}
+        return Figures(self.task.name, len(targets), {name: own for name, own in found.items() if own}, {})
 
     @functools.cached_property
     def _truths(self) -> list[tuple[Mapping[str, float], list[np.ndarray]]]:
         return [
-            (self.figures(self.targets, answers).figures, _count(self.targets, answers)) for answers in self.outputs
+            (self.figures(self.targets, answers).metrics, _count(self.targets, answers)) for answers in self.outputs
         ]
 
     def truths(self, targets: np.ndarray, outputs: list[np.ndarray]) -> list[Mapping[str, float]]:
@@ -129,7 +122,7 @@ def classes(shares: np.ndarray, skills: tuple[float, float], num_positive: int |
     for skill, noise in zip(skills, _noises(rng, (len(labels), len(shares))), strict=True):
         noise[np.arange(len(labels)), labels] += skill + np.log(len(shares) / 4) / 2
         outputs.append(_softmax(2 * noise))
-    return _pool(labels, outputs, skills, formulas=_of_classes, num_positive=num_positive)
+    return _pool(labels, outputs, skills, task=Classification(), num_positive=num_positive)
 
 
 def calibrated(skills: tuple[float, float]) -> Pool:
@@ -137,7 +130,7 @@ def calibrated(skills: tuple[float, float]) -> Pool:
     rng = np.random.default_rng(0)
     outputs = [_softmax(2 * noise) for noise in _noises(rng, (_NUM_IN_POOL, 4))]
     labels = _draw_classes(rng, outputs[0])
-    return Pool(labels, outputs, _of_classes, draw_targets=_draw_classes)
+    return Pool(labels, outputs, Classification(), draw_targets=_draw_classes)
 
 
 def _draw_classes(rng: np.random.Generator, probabilities: np.ndarray) -> np.ndarray:
@@ -150,10 +143,6 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def _of_classes(targets: np.ndarray, answers: np.ndarray) -> Formulas:
-    return influences(Classification(), targets, answers, _TOP_K)
-
-
 def labels(shares: np.ndarray, skills: tuple[float, float], skill: float = 0.0) -> Pool:
     """Return a population of labels with these shares."""
     rng = np.random.default_rng(0)
@@ -163,7 +152,7 @@ def labels(shares: np.ndarray, skills: tuple[float, float], skill: float = 0.0) 
         (1 / (1 + np.exp(-2 * (noise + (own + skill) * (2 * true - 1) - cut)))).astype(np.float32)
         for own, noise in zip(skills, _noises(rng, true.shape), strict=True)
     ]
-    return _pool(true, outputs, skills, formulas=lambda *both: influences(MultiLabel(), *both, _TOP_K))
+    return _pool(true, outputs, skills, task=MultiLabel())
 
 
 def numbers(skills: tuple[float, float]) -> Pool:
@@ -173,8 +162,7 @@ def numbers(skills: tuple[float, float]) -> Pool:
     outputs = [
         targets + noise / skill * _NUMBERS.std for skill, noise in zip(skills, _noises(rng, targets.shape), strict=True)
     ]
-    median = {"median_absolute_error": lambda true, said: float(np.median(np.abs(true - said), axis=0).mean())}
-    return _pool(targets, outputs, skills, formulas=lambda *both: influences(_NUMBERS, *both, _TOP_K), measures=median)
+    return _pool(targets, outputs, skills, task=_NUMBERS)
 
 
 def passages(skills: tuple[float, float]) -> Pool:
@@ -187,13 +175,8 @@ def passages(skills: tuple[float, float]) -> Pool:
     for skill, noise in zip(skills, _noises(rng, (*targets.shape, 7)), strict=True):
         np.put_along_axis(noise, targets[..., None], noise.max(-1, keepdims=True) * 0 + skill, -1)
         noise += np.eye(7, dtype=np.float32)[targets] * hardness[..., None]
-        outputs.append(_softmax(2 * noise).astype(np.float32))
-
-    def formulas(true: np.ndarray, said: np.ndarray) -> Formulas:
-        scores = score_outputs(true, said)
-        return language_influences(true, scores.nats, scores.hits)
-
-    return _pool(targets, outputs, skills, formulas=formulas)
+        outputs.append(score_passages(targets, _softmax(2 * noise).astype(np.float32)))
+    return _pool(targets, outputs, skills, task=LanguageModel())
 
 
 def zipf(num: int) -> np.ndarray:
@@ -257,8 +240,8 @@ def simulate(kind: str, num_examples: int, repetitions: int) -> Iterator[tuple[s
             targets, outputs = pool.draw(rng, num_examples)
             truth, truth_of_champion = pool.truths(targets, outputs)
             models = [pool.figures(targets, answers) for answers in outputs]
-            intervals, differences = find_chance(models, CONFIDENCE, pool.measures)
-            for metric in models[0].figures:
+            intervals, differences = models[0].intervals, compare_figures(*models, CONFIDENCE)
+            for metric in models[0].estimates:
                 counts = counted[metric]
                 if name == "equal":
                     interval = intervals.get(metric)
@@ -359,7 +342,7 @@ def beaten_by_guesses(num_classes: int, num_examples: int, repetitions: int) -> 
     beaten = 0
     for _ in range(repetitions):
         targets = rng.integers(0, num_classes, num_examples)
-        beaten += find_baseline("classification", targets, rng.random((num_examples, num_classes)), names).is_beaten
+        beaten += find_baseline(Classification(), targets, rng.random((num_examples, num_classes)), names).is_beaten
     return beaten / repetitions
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines import device
-from tpu_components.core.models.step import vocabulary
+from tpu_components.core.models.step import compiling
 from tpu_components.core.models.step.compiling import compile_model
 from tpu_components.train_model import TrainParams
 
@@ -53,7 +53,7 @@ def compare(kind: str, name: str, is_jax: bool) -> float:
     import keras
 
     own = {"optimizer": "adam", "optimizer_parameters": {"global_clipnorm": 1.0, "gradient_accumulation_steps": 2}}
-    found = vocabulary.class_of(kind, name)
+    found = compiling.class_of(kind, name)
     optimizer, rate, loss = keras.optimizers.Adam, 0.01, "sparse_categorical_crossentropy"
     if kind == "optimizer":
         own[kind], optimizer = name, found
@@ -86,7 +86,7 @@ def main(backend: str) -> dict[str, dict[str, float | str]]:
     device.prepare(backend, "cpu", 1, "float32")
     said: dict[str, dict[str, float | str]] = {}
     for kind in ("optimizer", "learning_rate_schedule", "loss"):
-        for name in vocabulary._classes(kind):
+        for name in compiling._classes(kind):
             try:
                 found: float | str = compare(kind, name, backend == "jax")
             except InputError as error:

@@ -10,8 +10,7 @@ import tpu_components.evaluate_model
 from tests.oracles import intervals
 from tpu_components.core.examples.interface import Classification, MultiLabel
 from tpu_components.core.results.metric_table import HIGHER
-from tpu_components.evaluate_model.chance import compare, find_interval
-from tpu_components.evaluate_model.influence import influences
+from tpu_components.evaluate_model.estimates import compare, estimators, find_interval
 
 _TABLE = Path(tpu_components.evaluate_model.__file__).with_name("intervals.md")
 _NOMINAL = 0.05
@@ -28,7 +27,7 @@ def _promoted(kind, num_examples, metric, repetitions):
     rng, promoted, missed = np.random.default_rng(0), 0, 0
     for _ in range(repetitions):
         targets, outputs = pool.draw(rng, num_examples)
-        ours, theirs = (pool.formulas(targets, answers)[metric]() for answers in outputs)
+        ours, theirs = (pool.estimators(targets, answers)[metric]() for answers in outputs)
         difference = compare(ours, theirs, HIGHER, 0.95)
         promoted += difference is not None and difference.luck <= _NOMINAL
         if interval := find_interval(ours, 0.95):
@@ -65,7 +64,7 @@ def _label(found, num_examples=500, num_true=200):
     """Return the F1 of a label of which so many are found, all without a mistake."""
     true, said = np.zeros((num_examples, 1)), np.zeros((num_examples, 1))
     true[:num_true], said[:found] = 1, 1
-    return influences(MultiLabel(), true, said, 1)["micro_f1"]()
+    return estimators(MultiLabel(), true, said)["micro_f1"]()
 
 
 def test_a_label_that_broke_altogether_is_seen_whatever_its_f1_was():
@@ -83,7 +82,7 @@ def test_a_perfect_figure_of_few_examples_is_not_sure():
     for num_positive, shown in ((2, False), (9, False), (10, True)):
         labels = (np.arange(500) < num_positive).astype(int)
         answers = np.stack([1 - labels, labels], axis=1).astype(float)
-        interval = find_interval(influences(Classification(), labels, answers, 1)["roc_auc"](), 0.95)
+        interval = find_interval(estimators(Classification(), labels, answers)["roc_auc"](), 0.95)
         assert (interval is not None) == shown
     assert interval[0] < 0.75
     low, high = find_interval(_label(20, num_true=20), 0.95)
@@ -96,7 +95,7 @@ _KNOWN_MISSES = {
     ("20 Zipf classes", "500", "loss"),
     ("100 Zipf classes", "10,000", "macro_precision"),
     ("80 Zipf labels", "500", "macro_roc_auc"),
-    ("2 numbers", "50", "median_absolute_error"),
+    ("80 Zipf labels", "500", "mean_average_precision"),
 }
 
 

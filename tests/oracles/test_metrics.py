@@ -5,9 +5,9 @@ import pytest
 
 from tests.oracles.cases import cases
 from tests.oracles.figures import compute, deviations
+from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.results.metric_table import METRICS
-from tpu_components.evaluate_model.baseline import find_baseline
-from tpu_components.evaluate_model.metrics import compute_metrics
+from tpu_components.evaluate_model.figures import find_baseline
 
 _CASES = {f"{task}, {name}": (task, targets, outputs) for task, name, targets, outputs in cases()}
 _PERMUTABLE = [name for name, (task, *_) in _CASES.items() if task in ("classification", "multi_label")]
@@ -49,8 +49,8 @@ def test_other_names_for_the_classes_change_nothing(name):
 
 def test_two_classes_that_change_places_keep_the_area():
     _, labels, probabilities = _CASES["classification, two classes"]
-    swapped = compute_metrics(1 - labels, probabilities[:, ::-1], ["a", "b"])
-    assert swapped.roc_auc == pytest.approx(compute_metrics(labels, probabilities, ["a", "b"]).roc_auc, rel=1e-9)
+    swapped = compute("classification", 1 - labels, probabilities[:, ::-1])["roc_auc"]
+    assert swapped == pytest.approx(compute("classification", labels, probabilities)["roc_auc"], rel=1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name, (task, *_) in _CASES.items() if task == "regression"])
@@ -68,9 +68,9 @@ def test_the_baseline_depends_on_no_order_and_on_no_duplicates(name):
     task, targets, outputs = _CASES[name]
     names = [str(i) for i in range(outputs.shape[1])]
     order = np.random.default_rng(1).permutation(len(targets))
-    plain = find_baseline(task, targets, outputs, names)
-    mixed = find_baseline(task, targets[order], outputs[order], names)
+    plain = find_baseline(TASKS[task], targets, outputs, names)
+    mixed = find_baseline(TASKS[task], targets[order], outputs[order], names)
     assert (mixed.metric, mixed.answer, mixed.value) == (plain.metric, plain.answer, pytest.approx(plain.value))
     assert (mixed.advantage, mixed.margin) == pytest.approx((plain.advantage, plain.margin))
-    thrice = find_baseline(task, np.repeat(targets, 3, axis=0), np.repeat(outputs, 3, axis=0), names)
+    thrice = find_baseline(TASKS[task], np.repeat(targets, 3, axis=0), np.repeat(outputs, 3, axis=0), names)
     assert (thrice.value, thrice.advantage) == (pytest.approx(plain.value), pytest.approx(plain.advantage))

@@ -10,8 +10,8 @@ import pytest
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base import progress
 from tpu_components.core.base.states import COLOURS
-from tpu_pipelines.cli import options
-from tpu_pipelines.cli.options import show_text, tell_error, tell_hint
+from tpu_pipelines.cli import arguments
+from tpu_pipelines.cli.output import show_text, tell_error, tell_hint
 from tpu_pipelines.config.configuration import load_config
 
 
@@ -69,9 +69,7 @@ def test_quiet_leaves_hints_and_progress_out_but_no_error(terminal, monkeypatch)
 
 def test_flags_say_how_loud_a_command_and_its_steps_are(monkeypatch):
     heard = []
-    monkeypatch.setattr(
-        "tpu_pipelines.config.machines.as_table", lambda *_: heard.append(progress.is_quiet()) or "table"
-    )
+    monkeypatch.setattr("tpu_pipelines.cli.machines.as_table", lambda *_: heard.append(progress.is_quiet()) or "table")
     assert tpu_pipelines_here("machines", "--quiet").returncode == 0
     assert tpu_pipelines_here("machines").returncode == 0
     assert heard == [True, False]
@@ -143,7 +141,7 @@ def test_the_tilde_is_the_users_home(tmp_path, monkeypatch):
     assert config.training.model == f"{tmp_path}/mine.py"
     assert config.gate.champion == f"{tmp_path}/old"
     assert config.deploy.registry == f"{tmp_path}/registry"
-    assert options.user_path("~/runs") == tmp_path / "runs"
+    assert arguments.user_path("~/runs") == tmp_path / "runs"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tests.registered import write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.registry.folder import ModelRegistry
+from tpu_pipelines.cli import registry as registry_command
 from tpu_pipelines.cli.main import main
-from tpu_pipelines.runs import versions
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def make_read_only(disk):
 
 @pytest.mark.parametrize(("spoil", "words"), [(fill, "the disk is full"), (make_read_only, "the disk is read-only")])
 def test_on_a_disk_that_cannot_be_written_nothing_moves_and_it_is_said(workspace, capsys, monkeypatch, spoil, words):
-    monkeypatch.setattr(versions, "load_model", lambda _: None)
+    monkeypatch.setattr(registry_command, "load_model", lambda _: None)
     spoil(workspace)
     before = (workspace / "registry" / "digits" / "aliases.json").read_bytes()
     for command in (["registry", "rollback", "digits"], ["registry", "promote", "digits", "0001"]):
@@ -85,7 +85,7 @@ def test_a_limit_on_the_size_of_files_is_named(tmp_path):
 
 def test_output_that_is_full_is_named_and_output_that_is_closed_is_left_out(tmp_path):
     def run(redirected):
-        command = f'"{sys.executable}" -m tpu_pipelines.cli schema {redirected}'
+        command = f'"{sys.executable}" -m tpu_pipelines.cli machines {redirected}'
         return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
 
     full, closed = run("> /dev/full"), run(">&-")
@@ -112,10 +112,11 @@ def test_a_user_without_a_name_promotes_by_number(tmp_path, monkeypatch):
         raise KeyError("getpwuid(): uid not found: 12345")
 
     monkeypatch.setattr("getpass.getuser", nobody)
-    monkeypatch.setattr(versions, "load_model", lambda _: None)
+    monkeypatch.setattr(registry_command, "load_model", lambda _: None)
     registry = ModelRegistry(tmp_path / "registry", "digits")
     registry.register(*write_model(tmp_path, "a"), metrics={}, reasons=[], lineage={})
-    assert versions.promote(tmp_path / "registry", "digits", "0001").reason == f"by user {os.getuid()}"
+    assert main(["registry", "promote", "digits", "0001", "--workspace", str(tmp_path)]) == 0
+    assert registry.moves()[0].reason == f"by user {os.getuid()}"
 
 
 def test_a_workspace_that_is_not_utf_8_is_refused_before_any_work(tmp_path, capsys):

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from tests.cli import QUICK
 from tests.registered import write_model
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.registry.opening import open_registry

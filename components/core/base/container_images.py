@@ -1,18 +1,18 @@
-"""The container images: those that the steps run in, and the one that serves."""
+"""Names of the container images: of the steps and of the server."""
 
 import os
 from typing import Any
 
-LOCAL_IMAGE = "tpu-pipelines/python:latest"  # What `make image` builds, and no platform can pull.
+LOCAL_IMAGE = "tpu-pipelines/python:latest"  # Built by `make image`; platforms cannot pull it.
 # Read when a pipeline is compiled; a digest is best (`…@sha256:…`), since a tag that moves defeats caching.
 IMAGE = os.environ.get("TPU_PIPELINES_IMAGE", LOCAL_IMAGE)
-# Of the steps that start Beam's workers, and of these: Beam excludes libraries that the other steps need.
+# Image of Beam's workers and of the steps that start them: Beam excludes libraries that the other steps need.
 BEAM_IMAGE = os.environ.get("TPU_PIPELINES_BEAM_IMAGE", "tpu-pipelines/beam:latest")
 SERVING_IMAGE = os.environ.get("TPU_PIPELINES_SERVING_IMAGE", "tpu-pipelines/serving:latest")
 
 
 def other_steps_image() -> str:
-    """Return the image of the steps that need no TPU and no compiler for one, if it is not training's; else nothing."""
+    """Return the image of the steps without a TPU and its compiler, if it differs from training's; else empty."""
     named = os.environ.get("TPU_PIPELINES_STEPS_IMAGE", "")
     return named if named != IMAGE else ""
 
@@ -21,9 +21,9 @@ STEPS_IMAGE = other_steps_image() or IMAGE  # Smaller, where it is named.
 
 
 def in_place_of_shell(component: Any) -> Any:
-    """Return a KFP component whose Python takes the place of the shell that KFP starts it with.
+    """Return a KFP component whose Python replaces the shell that KFP starts.
 
-    That shell would be the first process of the container, to which a platform sends SIGTERM; it passes none on.
+    Platforms send SIGTERM to the first process of the container. The shell would not pass it on.
     """
     command = component.component_spec.implementation.container.command
     command[:] = [word.replace("_KFP_RUNTIME=true python3", "_KFP_RUNTIME=true exec python3") for word in command]
@@ -31,11 +31,11 @@ def in_place_of_shell(component: Any) -> Any:
 
 
 def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
-    """Return whether an image's name says which registry has it: without one it is that of whoever built it.
+    """Return whether an image's name contains a registry; an image without one exists only where it was built.
 
     Args:
-        image: Its name.
-        is_clusters_own: Whether a registry without a domain will do, as one that a cluster has itself.
+        image: Name of the image.
+        is_clusters_own: Whether a registry without a domain, for example of a cluster itself, counts.
 
     Example:
         >>> is_in_registry("tpu-pipelines/python:latest"), is_in_registry("docker.io/me/python:latest")
@@ -47,7 +47,7 @@ def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
 
 
 def is_pinned(image: str) -> bool:
-    """Return whether an image is named by digest. Behind a tag that moves, a cached step is stale and nobody knows.
+    """Return whether an image is named by its digest. After a tag has moved, cached steps would be stale.
 
     Example:
         >>> is_pinned("tpu-pipelines/python:latest"), is_pinned("tpu-pipelines/python@sha256:0f")

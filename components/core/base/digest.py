@@ -1,4 +1,4 @@
-"""The digest of plain values: a key under which something is found again wherever the values are equal."""
+"""Digest of plain values, used as a key: equal values have equal digests on every machine."""
 
 import hashlib
 import json
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def digest_of(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON, in hexadecimal; a mapping's order does not count.
+    """Return the SHA-256 of a value as JSON, in hexadecimal; the order of a mapping does not matter.
 
-    What JSON cannot hold, as a path, counts by its text.
+    Values that JSON does not have, for example paths, are converted to text.
 
     Example:
         >>> digest_of({"a": 1, "b": (2,)}) == digest_of({"b": [2], "a": 1})

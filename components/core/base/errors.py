@@ -1,19 +1,19 @@
-"""The one exception that a command line turns into a paragraph instead of a stack trace."""
+"""The exception for mistakes of the user, which command lines print without a stack trace."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """A mistake of the user: bad data, a bad parameter, or a machine too small for what is asked.
+    """A mistake of the user: bad data, a bad parameter, or a machine that is too small.
 
-    Raised with a message that says what failed, what was expected and received, and what to do.
-    Command lines print it and exit with code 2; anything else is a defect and keeps its stack trace.
+    The message says what failed, what was expected and received, and what to do. Command lines print it and exit with
+    code 2. Other exceptions are defects and keep their stack trace.
     """
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question to end an error message with, or nothing where no known word is near.
+    """Return the end of an error message: "Did you mean …?" with the nearest known word; empty if none is near.
 
     Example:
         >>> did_you_mean("epoch", ["epochs", "seed"])

@@ -25,7 +25,7 @@ EXTRAS = {
 
 
 def advice_for(module: str | None) -> str:
-    """Return what to say of a module that could not be imported; empty if no extra installs it.
+    """Return advice for a module that could not be imported; empty if no extra installs it.
 
     Example:
         >>> advice_for("keras.layers")

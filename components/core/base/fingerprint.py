@@ -1,8 +1,8 @@
-"""Which code and files decide what a step makes: a module's imports and data files, found without running it.
+"""Code and files that a step depends on: imports and data files of a module, found without running it.
 
-A module's code is its own file, every module that it or what it imports names in an import statement, wherever in the
-file that statement stands, and the files that a string in one of them names beside it: a template, a style sheet, a
-catalogue, weights. A template's strings count in the same way.
+The code of a module is its own file, all modules that are imported from it, directly or indirectly, anywhere in a file,
+and the data files that strings in these files name: templates, style sheets, catalogues, weights. Strings in templates
+count too.
 """
 
 import ast
@@ -21,28 +21,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]  # Of the clone, or of the installed packages.
 _OUR_PACKAGES = ("tpu_components", "tpu_pipelines")
-# They carry data, try again and show progress, and compute nothing.
+# They transfer data, retry calls and show progress; they compute nothing.
 _WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tenacity", "tqdm"})
-_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "PyYAML"}  # To list all takes 0.1 s.
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "PyYAML"}  # Listing all takes 0.1 s.
 _TEMPLATES = (".jinja", ".html")
 _FILE_NAME = re.compile(r"[\w./ -]{1,255}\.(?!py$)\w+")
 _JOINING = ("join", "joinpath", "Path", "PurePath")
-_READ_BYTES = 1 << 20
-_LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator)  # Most nodes of a tree; they lead to nothing.
+_LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator)  # Most nodes of a tree; they have no children.
 
 
 References = tuple[tuple[tuple[int, str], ...], frozenset[str]]
-# Of every content that this process has read; may be kept for the next one, since a content's are always the same.
+# References by content. They depend on the content alone, so that they can be kept for later processes.
 references_known: dict[str, References] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """The code that a module stands for.
+    """Code of a module.
 
     Attributes:
-        files: Path of every file, by its name below the folder in which it was looked for.
-        libraries: Names of the packages outside these folders that are imported, without Python's own.
+        files: Path of every file, by its name below its root folder.
+        libraries: Names of the imported packages outside the root folders, without Python's own.
     """
 
     files: dict[str, Path]
@@ -59,17 +58,15 @@ class Code:
 
 
 def digest_files(files: dict[str, Path]) -> str:
-    """Return the SHA-256 of files' names and contents; a missing file is other content than an empty one."""
+    """Return the SHA-256 of files' names and contents; a missing file differs from an empty one."""
     total = hashlib.sha256()
     for name, path in sorted(files.items()):
-        content = hashlib.sha256()
         try:
             with open(path, "rb") as file:
-                while chunk := file.read(_READ_BYTES):
-                    content.update(chunk)
-            total.update(f"{name}\0{content.hexdigest()}\n".encode())
+                content = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
-            total.update(f"{name}\0missing\n".encode())
+            content = "missing"
+        total.update(f"{name}\0{content}\n".encode())
     return total.hexdigest()
 
 
@@ -83,9 +80,9 @@ def code_of(
 
     Args:
         modules: Dotted names, as `tpu_components.train_model.component`, or absolute paths of files.
-        roots: Folders in which imports are looked for, in this order; what lies in none of them is a library.
-        data_folders: Folders in which data files are looked for, beside those of the code.
-        looked_up: Places that were looked up for other modules a moment ago, in the same folders; more are added.
+        roots: Folders that contain the code, in the order of search; all other modules are libraries.
+        data_folders: Folders with data files, besides those of the code.
+        looked_up: Cache of earlier lookups in the same folders; new ones are added.
     """
     trace = _Trace(roots, data_folders, looked_up or LookedUp())
     for module in modules:
@@ -95,7 +92,7 @@ def code_of(
 
 @dataclasses.dataclass(frozen=True)
 class LookedUp:
-    """Places of modules and references of files, for as long as no file changes.
+    """Cache of the places of modules and the references of files; valid while no file changes.
 
     Attributes:
         modules: Files that importing a module runs; None for a library.
@@ -107,7 +104,7 @@ class LookedUp:
 
 
 class _Trace:
-    """The files and libraries that are reached so far, from one import to the next."""
+    """Files and libraries found so far."""
 
     def __init__(self, roots: Sequence[Path], data_folders: Sequence[Path], looked_up: LookedUp) -> None:
         self.files: dict[str, Path] = {}
@@ -116,24 +113,24 @@ class _Trace:
         self._followed: set[Path | str] = set()
 
     def add_module(self, module: str) -> None:
-        """Add the files that importing a module runs: its own, those of its packages, and what it imports."""
+        """Add the files that importing a module runs: its own, those of its packages, and those of its imports."""
         library = module.partition(".")[0]
         if module in self._followed or library in sys.stdlib_module_names:
             return
         self._followed.add(module)
         if module not in self._looked_up.modules:
-            # Also where a file of that name lies beside the model: Python takes the library.
+            # A library has precedence over a file of the same name beside the model, as in Python.
             files = None if _is_library(library) else _module_files(module, self._roots)
             self._looked_up.modules[module] = files
         if files := self._looked_up.modules[module]:
-            # A package on the way to a module only has to be imported: what it offers to others decides nothing here.
+            # The imports of a parent package do not matter for the module.
             self.files |= {self._name(package): package for package in files[:-1]}
             self.add_file(files[-1])
         else:
             self.libraries.add(library)
 
     def add_file(self, path: Path) -> None:
-        """Add a file, and what it imports and names."""
+        """Add a file, its imports and its data files."""
         self.files[self._name(path)] = path
         if path in self._followed or path.suffix not in (".py", *_TEMPLATES):
             return
@@ -174,7 +171,7 @@ class _Trace:
 
 
 def _references(source: bytes, is_python: bool) -> References:
-    """Return what a file refers to, found once for a content."""
+    """Return the references of a file; cached by content."""
     key = f"{'python' if is_python else 'template'} {hashlib.sha256(source).hexdigest()}"
     if key not in references_known:
         references_known[key] = _find_references(source, is_python)
@@ -192,7 +189,7 @@ def _find_references(source: bytes, is_python: bool) -> References:
         return (), frozenset(filter(_FILE_NAME.fullmatch, parts))
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # A user's; whoever imports it says so.
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Importing the file reports it.
         return (), frozenset()
     imports, strings = [], set()
     for node in _run(tree):
@@ -207,7 +204,7 @@ def _find_references(source: bytes, is_python: bool) -> References:
 
 
 def _path_parts(node: ast.AST) -> list[str]:
-    """Return a string's text, or those that end a joined path: `folder / "a" / "b"`, `os.path.join(f, "a")`."""
+    """Return the text of a string, or the last texts of a joined path: `folder / "a" / "b"`, `os.path.join(f, "a")`."""
     parts: list[str] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         if not (right := _path_parts(node.right)):
@@ -219,7 +216,7 @@ def _path_parts(node: ast.AST) -> list[str]:
 
 
 def _arguments(call: ast.Call) -> list[str]:
-    """Return the texts in which a call that joins a path ends."""
+    """Return the last text arguments of a call that joins a path."""
     function, before = call.func, list[ast.expr]()
     name = _name_of(function)
     if name == "joinpath" and isinstance(function, ast.Attribute):
@@ -232,7 +229,7 @@ def _arguments(call: ast.Call) -> list[str]:
 
 
 def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield every node of a tree, however deep, but those that are there for a type checker alone."""
+    """Yield every node of a tree, except those for type checkers alone."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -244,18 +241,18 @@ def _run(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """Return the last part of a name, as `c` of `a.b.c`; empty for what is none."""
+    """Return the last part of a name, as `c` of `a.b.c`; empty for other nodes."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
-    """Return the files that importing a module runs: its packages' and its own; none for a library's."""
+    """Return the files that importing a module runs: of its packages and its own; empty for a library."""
     for root in roots:
         if module.partition(".")[0] not in _OUR_PACKAGES and is_installed(root):
-            continue  # Where this project is installed, every library lies beside it.
+            continue  # An installed project lies beside all libraries.
         files, folder, parts = [], root, module.split(".")
         if parts[0] in _OUR_PACKAGES and not (root / parts[0]).is_dir():
-            parts[0] = parts[0].removeprefix("tpu_")  # As the folder is named in a clone.
+            parts[0] = parts[0].removeprefix("tpu_")  # Name of the folder in a clone.
         for part in parts:
             for path in (folder / part / "__init__.py", folder / f"{part}.py"):
                 if path.is_file():
@@ -268,18 +265,18 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
 
 
 def _is_library(package: str) -> bool:
-    """Return whether Python imports a name from where libraries lie; a model's own folder comes after those."""
+    """Return whether Python imports a name from its library folders, which precede a model's own folder."""
     spec = PathFinder.find_spec(package) if package not in _OUR_PACKAGES else None
     return spec is not None and spec.origin is not None and is_installed(Path(spec.origin))
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a text that may be no path at all is that of a file which can be read here."""
+    """Return whether a text, which may not be a valid path, is the path of a readable file."""
     return os.path.isfile(path) and os.access(path, os.R_OK)  # Path.is_file raises for what is too long.
 
 
 def is_installed(path: Path) -> bool:
-    """Return whether a path is where libraries or Python's own modules lie."""
+    """Return whether a path is below the folders of libraries or of Python's own modules."""
     if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
         return True
     python = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}

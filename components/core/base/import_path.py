@@ -1,13 +1,13 @@
-"""Where Python imports from: never the current folder, but while a user's own model is imported that may lie there.
+"""Folders that Python imports from: not the current folder, except while a user's own model is imported.
 
-Else whoever can write to a folder could have their code run by a command that is started there: by a folder
-`components/`, or a file of a library's name.
+Otherwise anyone who can write to a folder could run code in a command that is started there, by a folder `components/`
+or a file with the name of a library.
 """
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _OWN_FOLDER = Path(__file__).parent.parent
@@ -15,7 +15,7 @@ _VARIABLE = "PYTHONSAFEPATH"  # https://docs.python.org/3/using/cmdline.html#env
 
 
 def leave_current_folder() -> None:
-    """Import nothing from the current folder any more, which `python -m` puts first; our own sources may lie there."""
+    """Remove the current folder, which `python -m` puts first, from the import path, unless it has our own sources."""
     here = Path.cwd()
     if not sys.flags.safe_path and sys.path and Path(sys.path[0]).resolve() == here and here != _OWN_FOLDER:
         del sys.path[0]
@@ -24,20 +24,28 @@ def leave_current_folder() -> None:
 @contextlib.contextmanager
 def safe_children() -> Iterator[None]:
     """Let processes that are started in the block import nothing from the current folder either."""
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = "1"
+    with with_variables({_VARIABLE: "1"}):
+        yield
+
+
+@contextlib.contextmanager
+def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables in the block, for this process and those that it starts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_VARIABLE]
-        else:
-            os.environ[_VARIABLE] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager
 def with_folders(*folders: Path) -> Iterator[None]:
-    """Import from these folders too in the block, after all others."""
+    """Append folders to the import path while the block runs."""
     added = [str(folder) for folder in folders if str(folder) not in sys.path]
     sys.path += added
     try:

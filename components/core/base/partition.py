@@ -1,15 +1,15 @@
-"""The share that one of several has: a host of examples to train on, a command of files to write."""
+"""Partition of items among several hosts or commands: examples to train on, or files to write."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """One of as many ranges, equal but for one item, as there are hosts, or commands.
+    """One of several contiguous ranges, whose sizes differ by at most one.
 
     Attributes:
-        index: Number of this one, from 0.
-        count: Number of all.
+        index: Number of the range, from 0.
+        count: Number of ranges.
 
     Example:
         >>> [Share(host, 3).within(10) for host in range(3)]
@@ -20,7 +20,7 @@ class Share:
     count: int = 1
 
     def within(self, num_items: int) -> range:
-        """Return the places of its items, as examples or files, among so many."""
+        """Return the indices of its items, among `num_items`."""
         return range(num_items * self.index // self.count, num_items * (self.index + 1) // self.count)
 
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and remaining time on a terminal, a plain line now and then elsewhere."""
+"""Progress of long work: a bar with rate and remaining time on a terminal, else a line every few seconds."""
 
 import contextlib
 import os
@@ -18,17 +18,17 @@ _LINE_EVERY_SECONDS = 5.0
 
 
 def is_quiet() -> bool:
-    """Return whether nothing is to be said but results and what went wrong."""
+    """Return whether only results and errors are printed."""
     return os.environ.get(LOUDNESS_VARIABLE) == QUIET
 
 
 def is_verbose() -> bool:
-    """Return whether all is to be said, also what libraries say."""
+    """Return whether everything is printed, messages of libraries included."""
     return os.environ.get(LOUDNESS_VARIABLE) == VERBOSE
 
 
 class Progress(Protocol):
-    """Counts work done."""
+    """Counts finished items."""
 
     def update(self, count: int, note: str = "") -> None:
         """Add `count` items; `note` is shown behind the figures."""
@@ -54,17 +54,21 @@ class _Lines:
             )
 
 
-class _Nothing:
-    def update(self, count: int, note: str = "") -> None:
-        pass
-
-
 class _Bar:
-    def __init__(self, step: str, total: int, unit: str, terminal: TextIO) -> None:
+    """A bar on a terminal; None shows nothing."""
+
+    def __init__(self, step: str, total: int, unit: str, terminal: TextIO | None) -> None:
         from tqdm import tqdm
 
         self._bar = tqdm(
-            total=total, desc=step, unit=f" {unit}", unit_scale=True, file=terminal, leave=False, dynamic_ncols=True
+            total=total,
+            desc=step,
+            unit=f" {unit}",
+            unit_scale=True,
+            file=terminal,
+            leave=False,
+            dynamic_ncols=True,
+            disable=terminal is None,
         )
 
     def update(self, count: int, note: str = "") -> None:
@@ -77,14 +81,14 @@ class _Bar:
 
 
 def say(step: str, message: str) -> None:
-    """Print a line on stderr, marked with the step it comes from; nothing where all is to be quiet."""
+    """Print a line on stderr, marked with the name of the step; nothing if `is_quiet`."""
     if is_quiet():
         return
     print(in_one_line(f"[{step}] {message}"), file=sys.stderr, flush=True)
 
 
 def _has_width(terminal: TextIO) -> bool:
-    """Return whether a terminal says how wide it is; without a width, a bar would stay empty."""
+    """Return whether the width of a terminal is known; without it, a bar would stay empty."""
     try:
         return os.get_terminal_size(terminal.fileno()).columns > 0
     except OSError:
@@ -110,15 +114,9 @@ def _terminal() -> Iterator[TextIO | None]:
 @contextlib.contextmanager
 def track(step: str, total: int, unit: str) -> Iterator[Progress]:
     """Show progress through `total` items while the block runs."""
-    if is_quiet():
-        yield _Nothing()
-        return
     with _terminal() as terminal:
-        if terminal is None:
+        if terminal is None and not is_quiet():
             yield _Lines(step, total, unit)
             return
-        bar = _Bar(step, total, unit, terminal)
-        try:
+        with contextlib.closing(_Bar(step, total, unit, None if is_quiet() else terminal)) as bar:
             yield bar
-        finally:
-            bar.close()

@@ -1,4 +1,4 @@
-"""What a service may answer instead of doing what it is asked, and how to wait an outage out."""
+"""Errors of services, and retries with exponential backoff."""
 
 import dataclasses
 import random
@@ -12,33 +12,33 @@ T = TypeVar("T")
 
 
 class PlatformError(RuntimeError):
-    """A platform that does not do what it is asked: for whoever runs the command, no defect and no mistake."""
+    """A failure of a platform: neither a defect of this project nor a mistake of the user."""
 
 
 class OutageError(PlatformError):
-    """The platform cannot answer now: too many requests, a fault of its own, no connection. To be tried again."""
+    """A transient failure: too many requests, a server error, no connection. The call may be retried."""
 
 
 class MissingError(InputError):
-    """An answer that there is no such thing."""
+    """The object does not exist."""
 
 
 class ExistsError(InputError):
-    """An answer that there is one already."""
+    """The object exists already."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Backoff:
-    """A way to try again: after a random part of a time that doubles, so that those who wait do not return together.
+    """Retry policy: exponential backoff with jitter, so that many clients do not retry at the same time.
 
     Attributes:
-        first_seconds: The longest first wait.
-        max_seconds: The longest wait.
-        patience_seconds: After this time of failures, the last one stands.
-        sleep: Waits.
-        clock: Seconds that only grow.
-        jitter: A part, from 0 to 1.
-        report: Told of every failure, and of how long it will be until the next try.
+        first_seconds: Longest first wait.
+        max_seconds: Longest wait.
+        patience_seconds: Time after which a failure is no longer retried.
+        sleep: Function that waits.
+        clock: Monotonic clock, in seconds.
+        jitter: Function that gives a random number from 0 to 1.
+        report: Called with a message about every failure and the time until the next attempt.
     """
 
     first_seconds: float = 1.0
@@ -50,10 +50,10 @@ class Backoff:
     report: Callable[[str], None] = lambda _: None
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """Return what the call gives, once it does not raise an `OutageError`.
+        """Call a function until it does not raise an `OutageError`; returns its result.
 
         Raises:
-            PlatformError: If it still does after `patience_seconds`.
+            PlatformError: If it still fails after `patience_seconds`.
         """
         import tenacity
 
@@ -78,15 +78,15 @@ class Backoff:
         self.report(f"{state.outcome.exception()} Trying again in {state.upcoming_sleep:.0f} s.")
 
     def until(self, is_done: Callable[[], bool], poll_seconds: float, limit_seconds: float) -> bool:
-        """Ask whether something is done until it is, through outages; returns whether it was in time.
+        """Poll until something is done; transient errors are retried. Returns whether it was done within the limit.
 
         Args:
-            is_done: The question.
-            poll_seconds: Time between two questions.
-            limit_seconds: Time after which nobody asks any more.
+            is_done: Returns whether it is done.
+            poll_seconds: Time between two calls of `is_done`.
+            limit_seconds: Time limit.
 
         Raises:
-            PlatformError: If an outage lasts longer than `patience_seconds`.
+            PlatformError: If transient errors last longer than `patience_seconds`.
         """
         import tenacity
 

@@ -1,4 +1,4 @@
-"""The words for what became of something: a run, a step, a model, a check. Files, pages and commands use these."""
+"""States of runs, steps, models and checks, as files, pages and commands write them."""
 
 import enum
 
@@ -18,20 +18,20 @@ class State(enum.StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen to a run on a platform."""
+        """Whether a run on a platform has ended."""
         return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
 
 
 class Status(enum.StrEnum):
-    """The status of what a check looked at."""
+    """Result of a check."""
 
     OK = "ok"
-    HINT = "hint"  # It stops nothing, and may spoil something.
-    ERROR = "error"  # It would stop a run.
-    UNKNOWN = "unknown"  # It could not be asked.
+    HINT = "hint"  # The run works, but its result may be poor.
+    ERROR = "error"  # The run would stop.
+    UNKNOWN = "unknown"  # The check could not be made.
 
 
-PROMOTED, NOT_PROMOTED = "promoted", "not promoted"  # What became of a run's model.
+PROMOTED, NOT_PROMOTED = "promoted", "not promoted"  # Results of a run's model.
 COLOURS = {
     State.SUCCEEDED: "green",
     PROMOTED: "green",
@@ -46,6 +46,6 @@ LOOKS = {PROMOTED: "good", State.FAILED: "bad"}  # How pages show a result.
 
 
 def result_of(state: str) -> str:
-    """Return what became of a run's model, as people are told; of a run that has none, its state."""
+    """Return the result of a run for people: whether its model was promoted, else the state of the run."""
     results: dict[str, str] = {State.SUCCEEDED: PROMOTED, State.REJECTED: NOT_PROMOTED}
     return results.get(state, state)

@@ -1,16 +1,16 @@
-"""Text for a terminal: in columns, and without what a terminal would obey."""
+"""Text for a terminal: in columns, with control characters escaped."""
 
 import re
 from collections.abc import Mapping, Sequence
 
 
 def lay_out(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
-    """Return a line of headings and one for each row, every column as wide as it needs.
+    """Return a line of headings and one for each row; every column is as wide as its longest cell.
 
     Args:
-        columns: Headings, and on which side each column is aligned: `<` or `>`.
+        columns: Headings, and the alignment of each column: `<` or `>`.
         rows: A cell for every column; see `in_one_line`.
-        width: Width of the terminal, where columns are to stand closer rather than reach beyond it; 0 is any.
+        width: Width of the terminal; columns stand closer if they would exceed it. 0 is unlimited.
 
     Example:
         >>> lay_out({"name": "<", "chips": ">"}, [("v5e-4", "4")])
@@ -23,20 +23,20 @@ def lay_out(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: in
     return [gap.join(map(format, line, formats)).rstrip() for line in lines]
 
 
-# Those of C0 but tab and line end, DEL, those of C1, separators of lines, what turns the direction of a text, and
-# halves of characters, as in names of files that are not UTF-8.
+# C0 without tab and line feed, DEL, C1, line separators, bidirectional controls, and lone surrogates, as in file names
+# that are not UTF-8.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-# A line of a job's log that GitHub obeys: one that begins with `::`, white space left out, or holds `##[`:
+# Workflow commands of GitHub in a log: a line that begins with `::` after white space, or contains `##[`:
 # https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse.
 _COMMANDS = re.compile(r"(?m)^(?P<indent>\s*):(?=:)|#(?=#\[)")
 
 
 def printable(text: str) -> str:
-    r"""Return the text with control characters escaped, and what CI would obey as a command.
+    r"""Return the text with control characters and CI's workflow commands escaped.
 
-    Names out of data are not to write on a terminal by themselves. Everything that is printed passes here.
+    Names in data must not control a terminal. Everything that is printed passes through this function.
 
     Example:
         >>> printable("cat\x1b[2J")
@@ -49,7 +49,7 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    r"""Return the text as `printable` does, its line ends escaped too: what is joined into a line begins no other one.
+    r"""Return the text as `printable` does, with line ends escaped too, so that it stays on one line.
 
     Example:
         >>> in_one_line("cat\n[deploy_model] done")
@@ -59,5 +59,5 @@ def in_one_line(text: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return the text as `printable` does, every line but the first indented: a message has one beginning."""
+    """Return the text as `printable` does, with every line but the first indented."""
     return printable(text).replace("\n", "\n  ")

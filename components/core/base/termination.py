@@ -1,7 +1,7 @@
-"""SIGTERM, a platform's word that a step has to end: at once, or once a training has saved where it stands.
+"""SIGTERM, by which a platform asks a step to end: at once, or after a training has saved a checkpoint.
 
-The first process of a container does not get a signal that it has not asked for, so a step that does not ask would
-compute on until it is killed.
+The first process of a container does not get signals without a handler. A step without a handler would run until it is
+killed.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# As a shell tells of a process that SIGTERM ended. Codes from 128 on are for the platform to start again, those below
-# are the program's own failures: https://github.com/kubeflow/trainer/blob/release-1.9/pkg/apis/kubeflow.org/v1/common_types.go
+# The exit code of a shell for a process that SIGTERM ended. Platforms start a process again after codes from 128 on;
+# lower codes are failures of the program: https://github.com/kubeflow/trainer/blob/release-1.9/pkg/apis/kubeflow.org/v1/common_types.go
 EXIT_CODE = 128 + signal.SIGTERM
 # Kubernetes kills 30 s after SIGTERM where a pod does not say otherwise:
 # https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
@@ -20,9 +20,9 @@ _GRACE_SECONDS = 25.0
 
 
 class Terminated(SystemExit):
-    """End of a process that SIGTERM asked for, or the loss of a host that it works with: another start continues.
+    """End of a process after SIGTERM, or after the loss of another host. Starting the step again continues it.
 
-    It is no Exception, so nobody takes it for an error of what runs.
+    It is no Exception, so that `except Exception` does not catch it.
 
     Attributes:
         exit_code: Exit code of the process.
@@ -40,10 +40,10 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def heard() -> Iterator[None]:
-    """End the block where SIGTERM comes, by raising `Terminated` in it: whatever is open is closed and removed.
+    """Raise `Terminated` in the block when SIGTERM comes, so that open files are closed and temporary ones removed.
 
-    If that takes longer than a platform waits, as within a library that does not return, the process ends without.
-    Does nothing outside of the main thread, which alone may ask for signals.
+    If that takes longer than a platform waits, for example in a library call that does not return, the process ends
+    without it. Does nothing outside of the main thread, which alone can handle signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -65,9 +65,10 @@ def heard() -> Iterator[None]:
 
 @contextlib.contextmanager
 def put_off() -> Iterator[Callable[[], bool]]:
-    """Give a function that says whether SIGTERM has come, and let the block go on; it ends in `Terminated` then.
+    """Defer SIGTERM to the end of the block. Yields a function that returns whether SIGTERM has come.
 
-    Within `heard` alone: whoever calls a step as a function has signals of their own.
+    Raises `Terminated` at the end of the block if it has. Works only within `heard`: callers of a step as a function
+    handle signals themselves.
     """
     if signal.getsignal(signal.SIGTERM) is not _terminate:
         yield lambda: False
@@ -83,12 +84,12 @@ def put_off() -> Iterator[Callable[[], bool]]:
 
 
 def _terminate(*_: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A second one would break off what this one begins.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # A second SIGTERM would interrupt the cleanup.
     raise Terminated
 
 
 def _end_late(reading: int, is_over: threading.Event) -> None:
-    """End the process when SIGTERM has come and the block is not over in time."""
+    """End the process if SIGTERM has come and the block does not end in time."""
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         while (number := pipe.read(1)) and number[0] != signal.SIGTERM:
             pass

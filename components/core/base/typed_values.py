@@ -1,4 +1,4 @@
-"""Values of the types that dataclasses name, read from JSON, YAML, flags and variables, and checked."""
+"""Reads and checks typed values from JSON, YAML, flags and variables; dataclasses define the types."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ _LARGEST = 2**63 - 1  # What 64 bits hold.
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from the least to the most, both included, that are above and below two others, if these are given."""
+    """Numbers from `least` to `most`, both included, that are also above `above` and below `below`, if given."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -42,8 +42,8 @@ class Pattern:
     """Texts that a regular expression matches.
 
     Attributes:
-        regex: The expression; the whole text has to match it.
-        words: What it says, for a message: "like 16Gi".
+        regex: The expression, which must match the whole text.
+        words: Description of the texts for messages: "like 16Gi".
     """
 
     regex: str
@@ -74,7 +74,7 @@ def allowed_by(kind: Any) -> Container[Any] | None:
 
 
 def describe(allowed: Container[Any]) -> str:
-    """Return what values are allowed, in words: "one of a, b" or "at least 1"."""
+    """Describe the allowed values: "one of a, b" or "at least 1"."""
     if isinstance(allowed, Iterable):
         return f"one of {', '.join(str(item) for item in allowed if item != '')}"
     return str(allowed)
@@ -121,12 +121,12 @@ def _nearest(word: Any, known: Container[Any]) -> str:
 
 
 def unknown_key(key: Any, known: Container[Any], where: str) -> str:
-    """Return a sentence that refuses a key, and names the known ones and the nearest."""
+    """Return an error message for an unknown key, with the known keys and the nearest one."""
     return f"Unknown key {key!r} in {where}: expected {describe(known)}.{_nearest(key, known)}"
 
 
 class Mistakes:
-    """Mistakes of a user, kept so that all are shown at once.
+    """Collects mistakes of the user, so that all are reported at once.
 
     Args:
         is_first_enough: Whether a mistake is raised as soon as it is known, as in a file that a program wrote.
@@ -148,7 +148,7 @@ class Mistakes:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep the mistake that the block raises, and go on after the block."""
+        """Collect an InputError of the block, and continue after the block."""
         try:
             yield
         except InputError as error:
@@ -165,7 +165,7 @@ class Mistakes:
 
 
 def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> Any:
-    """Turn parsed JSON into a value of a type, refusing what only looks like one.
+    """Convert parsed JSON to a value of a type; strict, without conversions between types.
 
     Args:
         raw: Value that `json.loads` gave.
@@ -189,11 +189,11 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> A
 
 
 def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {}) -> Any:
-    """Turn what a person wrote, or a platform handed on, into a value of a type.
+    """Convert a value that a person wrote, or that a platform passed on, to a value of a type.
 
-    Beside JSON a number may be a text, as YAML has 1e-4 and as flags and variables have all, or be 32.0 for 32, as KFP
-    has it. A tuple may be one value, or a text with commas between its values. Fields that have a default may be
-    missing. Ranges are checked by `check_fields`, which dataclasses of parameters call.
+    Numbers may be texts, as 1e-4 in YAML and as all values of flags and variables, and 32 may be 32.0, as in KFP. A
+    tuple may be a single value, or a text of values with commas between them. Fields with a default may be missing.
+    Ranges are checked by `check_fields`, which dataclasses of parameters call.
 
     Args:
         raw: The value.
@@ -214,7 +214,7 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
 
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """How freely values are written: as `read` and `read_by_hand` say."""
+    """Accepted forms of values; see `read` and `read_by_hand`."""
 
     any_version: bool = False
     is_by_hand: bool = False
@@ -272,7 +272,7 @@ def _mapping(raw: Mapping[Any, Any], items: Sequence[Any], where: str, form: _Fo
 
 
 def _as_json(raw: Any, kind: Any) -> Any:
-    """Return a value as JSON has it, if a person or KFP wrote it another way."""
+    """Convert a value that a person or KFP wrote to its form in JSON."""
     origin = typing.get_origin(kind)
     if kind is Any:
         return whole_numbers(raw)
@@ -291,7 +291,7 @@ def _as_json(raw: Any, kind: Any) -> Any:
 
 
 def whole_numbers(value: Any) -> Any:
-    """Return a value, nested or not, as it was before it travelled as JSON, whose 32.0 was a 32.
+    """Convert 32.0 back to 32, in nested values too: some platforms pass all numbers as floating point.
 
     Example:
         >>> whole_numbers({"filters": [8.0, 0.5]})
@@ -321,7 +321,7 @@ _NAMES = {
 
 
 def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
-    """Return the kind of several that a value is of: by its type, or by the field `kind` of dataclasses."""
+    """Choose the type of a value among several: by its own type, or by the field `kind` of dataclasses."""
     known = [kind for kind in kinds if kind is not types.NoneType]
     if len(known) > 1 and all(map(dataclasses.is_dataclass, known)):
         by_name = {kind.kind: kind for kind in known}

@@ -9,33 +9,30 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from scipy import special
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.data_sketch import DataSketch
-from tpu_components.core.drift.distributions import find_distance
+from tpu_components.core.drift.sketches import DataSketch, find_distance
 from tpu_components.core.examples.artifacts import Distribution
-from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from tpu_components.core.examples.interface import MULTI_LABEL
 
 CLASSES, SINGLE_CLASS, COMMON_WORDS, SET_ASIDE = "classes", "single class", "common words", "set aside"
 _WORDS, _LABELS = "words", "labels"  # Names of distributions: words per text, labels per example.
 _OF_ITS_OWN = ("unknown_share",)  # Not comparable: it depends on the data set's own vocabulary.
-# Smallest effect size that counts as drift, by measure.
-EFFECTS = {
-    "largest distance of the shares up to a value": 0.1,
-    "share of the examples that would have to be of another class": 0.1,
-    "difference of the shares of the examples that have a class": 0.1,
-    "share of the words that would have to be others": 0.05,
-    "difference of the means in standard deviations": 0.2,
-    "difference of the shares": 0.05,
-}
-_DISTANCE, _MOVED, _HAVE, _OTHERS, _SHIFT, _SHARE = EFFECTS
-_TESTS = {
-    _DISTANCE: "Kolmogorov and Smirnov's test",
-    _MOVED: "the chi-squared test",
-    _HAVE: "Fisher's exact test, for all classes",
-    _OTHERS: "the chi-squared test",
-    _SHIFT: "Welch's test",
-    _SHARE: "Fisher's exact test",
+_DISTANCE = "largest distance of the shares up to a value"
+_MOVED = "share of the examples that would have to be of another class"
+_HAVE = "difference of the shares of the examples that have a class"
+_OTHERS = "share of the words that would have to be others"
+_SHIFT = "difference of the means in standard deviations"
+_SHARE = "difference of the shares"
+# By measure of the effect: the smallest that counts as drift, and the test.
+MEASURES = {
+    _DISTANCE: (0.1, "Kolmogorov and Smirnov's test"),
+    _MOVED: (0.1, "the chi-squared test"),
+    _HAVE: (0.1, "Fisher's exact test, for all classes"),
+    _OTHERS: (0.05, "the chi-squared test"),
+    _SHIFT: (0.2, "Welch's test"),
+    _SHARE: (0.05, "Fisher's exact test"),
 }
 _LEAST_EXPECTED = 5  # Smallest expected count per class for which the chi-squared test is valid.
 _POWER = 0.8  # Power of the test for the reported size of a shift.
@@ -95,13 +92,13 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_
                 f"Cannot compare {new.source!r} with {old.source!r}: expected the same {what}, received {ours} and "
                 f"{theirs}. Name records of the same kind."
             )
-    compared = [*_figures(new, old), *_answers(new, old), *_words(new, old), *_set_aside(new, old)]
+    compared = [shift for compare in (_figures, _classes, _targets, _words, _set_aside) for shift in compare(new, old)]
     allowed = (1 - confidence) / max(len(compared) + num_others, 1)
-    judged = [judge(shift, _TESTS[shift.measure], EFFECTS[shift.measure], allowed) for shift in compared]
+    judged = [judge(shift, *MEASURES[shift.measure], allowed) for shift in compared]
     return tuple(sorted(judged, key=lambda shift: -shift.effect / shift.threshold))
 
 
-def judge(shift: Shift, test: str, threshold: float, allowed: float) -> Shift:
+def judge(shift: Shift, threshold: float, test: str, allowed: float) -> Shift:
     """Decide whether a shift counts as drift; returns it with the decision, the test and its limits."""
     drifted = shift.luck < allowed and shift.effect >= threshold
     return dataclasses.replace(shift, test=test, threshold=threshold, allowed=allowed, drifted=drifted)
@@ -143,18 +140,16 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
     Returns:
         A sentence; empty if the sketches share no distribution.
     """
-    from scipy import stats
-
     if not (pairs := figures_of(new, old)):
         return ""
     ours, theirs = (min(pair[side].num_examples for pair in pairs.values()) for side in (0, 1))
     spread = math.sqrt(1 / ours + 1 / theirs)
-    least = float(stats.kstwobign.isf(shifts[0].allowed)) * spread
+    least = float(special.kolmogi(shifts[0].allowed)) * spread
     said = f"{ours:,} {noun}, compared with {theirs:,},"
     if least >= 1:
         return f"{said} are too few to show a shift of any distribution, however large."
     # At the point of the largest distance, the measured distance is normal with at most this standard deviation.
-    sure = max(least, EFFECTS[_DISTANCE]) + float(stats.norm.ppf(_POWER)) * spread / 2
+    sure = max(least, MEASURES[_DISTANCE][0]) + float(special.ndtri(_POWER)) * spread / 2
     return (
         f"{said} show a shift of a distribution by {min(1.0, math.ceil(1000 * sure) / 1000):g} or more in at least "
         f"{_POWER:.0%} of cases."
@@ -169,64 +164,49 @@ def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution
 
 def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Compare distributions by the Kolmogorov-Smirnov test. For binned values the test is conservative."""
-    from scipy import stats
-
     for name, (ours, theirs) in figures_of(new, old).items():
         distance = find_distance(ours, theirs)
         size = ours.num_examples * theirs.num_examples / (ours.num_examples + theirs.num_examples)
-        luck = float(stats.kstwobign.sf(distance * math.sqrt(size)))
+        luck = float(special.kolmogorov(distance * math.sqrt(size)))
         yield Shift(name, distance, _DISTANCE, luck, *(f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs)))
 
 
-def _answers(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
-    if new.task == REGRESSION:
-        yield from _targets(new, old)
-        return
+def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
+    """Compare the mix of classes by the chi-squared test.
+
+    The labels of one example are not independent, so an example counts as one draw or less, see `_effective`. Of
+    multi-label data, the label whose share of the examples differs most is compared too, by Fisher's test for all
+    labels.
+    """
     names = sorted({*new.class_counts, *old.class_counts})
     table = np.array([[data.class_counts.get(name, 0) for name in names] for data in (new, old)], float)
     if not table.sum(axis=1).all():
         return
-    if new.task == MULTI_LABEL:
-        yield _single_class(names, table, (new.num_examples, old.num_examples))
-    if (draws := _num_draws(new, old)) is not None:
-        yield _classes(names, table, draws)
-
-
-def _classes(names: Sequence[str], table: np.ndarray, draws: np.ndarray) -> Shift:
-    """Compare the class counts of two data sets, float[2, classes], by the chi-squared test."""
-    shares = table / table.sum(axis=1, keepdims=True)
-    moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
-    most = int(np.abs(shares[0] - shares[1]).argmax())
-    luck = _luck_of_mix(_join_rare(shares * draws))
-    return Shift(CLASSES, moved, _MOVED, luck, *(f"{names[most]!r} {row[most]:.1%}" for row in shares))
-
-
-def _single_class(names: Sequence[str], table: np.ndarray, num_examples: tuple[int, int]) -> Shift:
-    """Compare the label whose share of the examples differs most, by Fisher's exact test over all labels."""
-    from scipy import stats
-
-    shares = table / np.array(num_examples)[:, None]
-    most = int(np.abs(shares[0] - shares[1]).argmax())
-    have = table[:, most].astype(int)
-    luck = float(stats.fisher_exact(np.stack([have, np.array(num_examples) - have], axis=1)).pvalue)
-    words = (f"{names[most]!r} {row[most]:.1%}" for row in shares)
-    return Shift(SINGLE_CLASS, float(abs(shares[0] - shares[1])[most]), _HAVE, min(1.0, len(names) * luck), *words)
-
-
-def _num_draws(new: DataSketch, old: DataSketch) -> np.ndarray | None:
-    """Return float[2, 1], the effective sample sizes for the mix of classes; None if they are unknown.
-
-    The labels of one example are not independent, so an example counts as one draw. If the number of labels varies,
-    Kish's effective sample size is smaller still (Kish, Survey Sampling, 1965, 11.7).
-    """
     sizes = np.array([[new.num_examples], [old.num_examples]], float)
-    return sizes if new.task == CLASSIFICATION else _effective(sizes, new, old, _LABELS)
+    draws = _effective(sizes, new, old, _LABELS) if new.task == MULTI_LABEL else sizes
+    if new.task == MULTI_LABEL:
+        shares = table / sizes
+        most = int(np.abs(shares[0] - shares[1]).argmax())
+        luck = min(1.0, len(names) * _fisher(table[:, most], sizes[:, 0] - table[:, most]))
+        effect = float(abs(shares[0] - shares[1])[most])
+        yield Shift(SINGLE_CLASS, effect, _HAVE, luck, *_most_moved(names, shares))
+    if draws is not None:
+        shares = table / table.sum(axis=1, keepdims=True)
+        moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
+        yield Shift(CLASSES, moved, _MOVED, _luck_of_mix(_join_rare(shares * draws)), *_most_moved(names, shares))
+
+
+def _most_moved(names: Sequence[str], shares: np.ndarray) -> list[str]:
+    """Return in words, for new and old data, the share that differs most of float[2, names or more]."""
+    most = int(np.abs(shares[0] - shares[1])[: len(names)].argmax())
+    return [f"{names[most]!r} {row[most]:.1%}" for row in shares]
 
 
 def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str) -> np.ndarray | None:
     """Return Kish's effective sample sizes, from the distribution of labels or words per example.
 
-    If one data set lacks the distribution, the other's is used; None if both lack it.
+    They are smaller than the numbers of examples if the numbers of labels vary (Kish, Survey Sampling, 1965, 11.7). If
+    one data set lacks the distribution, the other's is used; None if both lack it.
     """
     counted = [data.distributions.get(figure) for data in (new, old)]
     design = [1 + (own.std / own.mean) ** 2 if own and own.mean else None for own in counted]
@@ -238,7 +218,7 @@ def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Compare the shares of the old data's frequent words by the chi-squared test.
 
     Rare words are one category, all unlisted words another. The words of one text are not independent, so a text counts
-    as one draw or less (see `_num_draws`), which is conservative. A frequent word that the new data do not list gets
+    as one draw or less (see `_effective`), which is conservative. A frequent word that the new data do not list gets
     the count of their rarest listed word.
     """
     if not (new.common_words and old.common_words and new.num_training and old.num_training):
@@ -251,9 +231,7 @@ def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     table = _join_rare(np.hstack([_join_rare(table[:, :-1]), table[:, -1:]]))
     joined = table / table.sum(axis=1, keepdims=True)
     moved = float(np.abs(joined[0] - joined[1]).sum() / 2)
-    most = int(np.abs(shares[0] - shares[1])[:-1].argmax())
-    words = (f"{names[most]!r} {row[most]:.1%}" for row in shares)
-    yield Shift(COMMON_WORDS, moved, _OTHERS, _luck_of_mix(table), *words)
+    yield Shift(COMMON_WORDS, moved, _OTHERS, _luck_of_mix(table), *_most_moved(names, shares))
 
 
 def _shares_of_words(counts: Mapping[str, int], names: Sequence[str]) -> np.ndarray:
@@ -297,14 +275,18 @@ def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Compare the share of unreadable inputs by Fisher's exact test."""
+    bad, good = np.array([(data.num_set_aside, data.num_examples) for data in (new, old)], float).T
+    if bad.any():
+        shares = bad / (bad + good)
+        effect = float(abs(shares[0] - shares[1]))
+        yield Shift(SET_ASIDE, effect, _SHARE, _fisher(bad, good), *(f"{share:.2%}" for share in shares))
+
+
+def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
+    """Return the p-value of Fisher's exact test for the numbers of new and of old examples that have something."""
     from scipy import stats
 
-    if not (new.num_set_aside or old.num_set_aside):
-        return
-    tables = [(data.num_set_aside, data.num_examples) for data in (new, old)]
-    shares = [bad / (bad + good) for bad, good in tables]
-    luck = float(stats.fisher_exact(np.array(tables)).pvalue)
-    yield Shift(SET_ASIDE, abs(shares[0] - shares[1]), _SHARE, luck, *(f"{share:.2%}" for share in shares))
+    return float(stats.fisher_exact(np.stack([having, lacking], axis=1).astype(int)).pvalue)
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:

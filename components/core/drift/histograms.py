@@ -40,7 +40,8 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
     for place, edge in enumerate(edges):
         if place % every == 0:
             x, anchor = place * width, "start" if not place else "end" if place == len(bins) else "middle"
-            parts.append(f'<text x="{x:.1f}" y="{_CHART_HEIGHT + 14}" text-anchor="{anchor}">{edge:g}</text>')
+            place_of_text = f'x="{x:.1f}" y="{_CHART_HEIGHT + 14}" text-anchor="{anchor}"'
+            parts.append(f'<text {place_of_text} font-size="11" fill="var(--muted)">{edge:g}</text>')
     return markupsafe.Markup(
         f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT + 18}" role="img" aria-label="Histogram of {name}">'
         f"{''.join(parts)}</svg>"

@@ -7,8 +7,7 @@ from typing import Any
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.answers import ANSWERS, ANSWERS_FILE, INT8
-from tpu_components.core.drift.data_sketch import SKETCH, DataSketch
+from tpu_components.core.drift.sketches import ANSWERS, ANSWERS_FILE, INT8, SKETCH, DataSketch
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.registry.opening import Origin, origin_of

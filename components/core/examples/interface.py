@@ -1,14 +1,14 @@
-"""What goes into a model and what comes out: one place for all that depends on the kind of data and on the task.
+"""Inputs and tasks of models: everything that depends on the kind of data and on the question.
 
-An input says what an example is: its shape and type, what a model is built from, how it is stored. A task says what is
-asked about it: the target, the loss and the figure that is judged. Every step asks these two instead of deciding by
-kind. What else differs has a table of its own, by kind or by task, where the work is done: reading in `records`,
-metrics in `evaluate_model`, answers in `serving`. Importing this module imports no framework.
+An input describes an example: its shape and dtype, the arguments of `build_model`, how it is stored. A task describes
+the question: the target, the loss and the judged figure. Every step asks these two instead of branching by kind. Other
+differences have tables by kind or by task where the work is done: `records` reads, `evaluate_model` has the metrics,
+`serving` the answers. Importing this module imports no framework.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,45 +18,6 @@ LANGUAGE_MODEL = "language_model"
 PADDING, UNKNOWN = 0, 1  # Ids that are no characters.
 MOST_PIXELS = 1 << 27  # Of an image file: a few kilobytes can claim 65,535 × 65,535.
 THRESHOLD = 0.5  # Of a multi-label probability: a label is predicted above it.
-
-
-class Input(Protocol):
-    """The kind of example that a model takes.
-
-    Attributes:
-        kind: Its name in the manifest.
-        noun: One of them, in messages.
-        feature: The field of a tf.train.Example that holds it.
-    """
-
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def noun(self) -> str: ...  # noqa: D102
-    @property
-    def plural(self) -> str:
-        """Several of them, in messages."""
-
-    @property
-    def feature(self) -> str: ...  # noqa: D102
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one example, as the model gets it."""
-
-    @property
-    def fed_shape(self) -> tuple[int, ...]:
-        """Shape of one example, as a training step gets it."""
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of an example's values."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """The arguments of `build_model`, by name."""
-
-    def __str__(self) -> str:
-        """Describe such inputs in a message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,24 +67,22 @@ class ImageInput:
     margin: tuple[int, int] = dataclasses.field(default=(0, 0), repr=False)
     kind: str = dataclasses.field(default=IMAGE, init=False)
 
-    noun, plural = "image", "images"
-    feature = "image"
-    dtype = "uint8"
+    noun, plural, feature, dtype = "image", "images", "image", "uint8"
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """(height, width, channels)."""
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of one example, as the model gets it: (height, width, channels)."""
         return self.image_shape
 
     @property
     def fed_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of a picture in a record, with its margin."""
+        """Shape of one example, as a training step gets it: (height, width, channels) with the margin."""
         (height, width, channels), (rows, columns) = self.image_shape, self.margin
         return height + rows, width + columns, channels
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """See `Input`."""
+        """Arguments of `build_model`, by name."""
         return {"image_shape": self.image_shape}
 
     @property
@@ -154,23 +113,22 @@ class _Tokens:
     num_tokens: int
     vocabulary_size: int
 
-    feature = "tokens"
-    dtype = "int32"
+    feature, dtype = "tokens", "int32"
     _stored_dtypes: tuple[str, ...] = ("uint16", "int32")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(num_tokens,)."""
+        """Shape of one example, as the model gets it."""
         return (self.num_tokens,)
 
     @property
     def fed_shape(self) -> tuple[int, ...]:
-        """(num_tokens,)."""
+        """Shape of one example, as a training step gets it."""
         return self.shape
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """See `Input`."""
+        """Arguments of `build_model`, by name."""
         return {"vocabulary_size": self.vocabulary_size, "num_tokens": self.num_tokens}
 
     @property
@@ -239,6 +197,8 @@ class CorpusInput(_Tokens):
         return f"passages of {self.num_tokens} characters, {self.vocabulary_size:,} of them known"
 
 
+# Each has, beside what its class says: `kind` (its name in the manifest), `noun` and `plural` (in messages), `feature`
+# (the field of a tf.train.Example that holds it), `dtype` (of its values), `shape`, `fed_shape` and `facts`.
 AnyInput = ImageInput | TextInput | CorpusInput
 # Every fact that a model may be built from, and the kind of input that has it; the task has the others.
 FACTS: Mapping[str, str] = {
@@ -250,74 +210,64 @@ FACTS: Mapping[str, str] = {
 }
 
 
-class Task(Protocol):
+class Task:
     """The question that a model answers about an example.
 
     Attributes:
-        name: In the manifest.
+        name: Name in the manifest.
         stored_dtype: Dtype of a target in a tf.train.Example.
         target_dtype: Dtype of a target as the loss takes it.
         loss: Loss of training: Keras's name, one of `models.compiling`, or a function of targets and outputs.
-        metric: Shown beside the loss in training: Keras's name, or one of `models.compiling`, and ours.
-        judged: The figure that the gate looks at by default.
+        metric: Metric that training shows beside the loss: Keras's name, or one of `models.compiling`, and ours.
+        judged: Figure that the gate judges by default.
         answer: Name of a model's output.
-        size_fact: The name by which `build_model` is given the size of the output.
+        size_fact: Name by which `build_model` is given the size of the output.
         activation: Activation that a model ends in, by Keras's name.
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def stored_dtype(self) -> str: ...  # noqa: D102
-    @property
-    def target_dtype(self) -> str: ...  # noqa: D102
-    @property
-    def loss(self) -> Any: ...  # noqa: D102
-    @property
-    def metric(self) -> str: ...  # noqa: D102
-    @property
-    def judged(self) -> str: ...  # noqa: D102
-    @property
-    def answer(self) -> str: ...  # noqa: D102
-    @property
-    def size_fact(self) -> str: ...  # noqa: D102
-    @property
-    def activation(self) -> str: ...  # noqa: D102
+    name: str
+    stored_dtype = "int64"
+    target_dtype = "float32"
+    loss: Any
+    metric: str
+    judged: str
+    answer = "probabilities"
+    size_fact = "num_classes"
+    activation: str
+
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
         """Return the shape of an example's target."""
+        return (interface.num_classes,)
 
     def output_shape(self, interface: "Interface") -> tuple[int, ...]:
         """Return the shape of a model's answer to one example, float32."""
+        return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return float64[targets]: the loss of every one that counts; of most tasks an example has one."""
+        """Return float64[targets]: the loss of every target that counts; most tasks have one target per example."""
+        raise NotImplementedError
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return float64[targets]: the metric of every one that counts; their mean is the data set's."""
+        """Return float64[targets]: the metric of every target that counts; their mean is the metric of the data set."""
+        raise NotImplementedError
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the judged figure of a data set."""
+        """Return the judged figure of a data set: the mean score, unless the task says otherwise."""
+        return float(self.scores(targets, outputs).mean())
 
 
-class Classification:
+class Classification(Task):
     """One class of several: int32[batch] labels, float32[batch, num_classes] probabilities."""
 
     name = CLASSIFICATION
-    stored_dtype = "int64"
     target_dtype = "int32"
     loss = "sparse_categorical_crossentropy"
     metric = judged = "accuracy"
-    answer = "probabilities"
-    size_fact = "num_classes"
     activation = "softmax"
 
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Return a scalar."""
+        """Return the shape of a scalar."""
         return ()
-
-    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Return (num_classes,)."""
-        return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         """Return the cross-entropy in nats; probabilities are clipped at 1e-7, as Keras does."""
@@ -325,34 +275,18 @@ class Classification:
         return -np.log(np.maximum(chosen, 1e-7))
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return 1 where the likeliest class is the true one, else 0."""
+        """Return 1 where the likeliest class is the true one, else 0; their mean is the accuracy."""
         return (outputs.argmax(1) == targets).astype(np.float64)
 
-    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the accuracy."""
-        return float(self.scores(targets, outputs).mean())
 
-
-class MultiLabel:
+class MultiLabel(Task):
     """Any number of several labels: float32[batch, num_classes] of 0 and 1, probabilities of the same shape."""
 
     name = MULTI_LABEL
-    stored_dtype = "int64"
-    target_dtype = "float32"
     loss = "binary_crossentropy"
     metric = "binary_accuracy"
     judged = "micro_f1"
-    answer = "probabilities"
-    size_fact = "num_classes"
     activation = "sigmoid"
-
-    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Return (num_classes,)."""
-        return (interface.num_classes,)
-
-    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Return (num_classes,)."""
-        return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         """Return the binary cross-entropy in nats, the mean of an example's labels; clipped at 1e-7, as Keras does."""
@@ -370,12 +304,12 @@ class MultiLabel:
 
 
 @dataclasses.dataclass(frozen=True)
-class Regression:
+class Regression(Task):
     """Numbers: float32[batch, num_targets] in the targets' own units, as are the answers.
 
-    The loss is the mean of squared errors in standard deviations of the training split, so that every target weighs
-    the same, whatever its unit. A model gives such standardised numbers too; what puts them back into the targets'
-    units is made its last layer, see `models.build_model`.
+    The loss is the mean of squared errors in standard deviations of the training split, so that every target has the
+    same weight, whatever its unit. A model also predicts such standardised numbers; its last layer, which
+    `models.build_model` adds, converts them into the targets' units.
 
     Attributes:
         mean: Mean of every target in the training split.
@@ -386,7 +320,7 @@ class Regression:
     std: tuple[float, ...] = ()
 
     name = REGRESSION
-    stored_dtype = target_dtype = "float32"
+    stored_dtype = "float32"
     metric = "mean_absolute_error"
     judged = "r2"
     answer = "values"
@@ -395,7 +329,7 @@ class Regression:
 
     @property
     def loss(self) -> Callable[[Any, Any], Any]:
-        """See the class."""
+        """The loss: squared errors in standard deviations."""
 
         def standardised_squared_error(targets: Any, outputs: Any) -> Any:
             from keras import ops
@@ -403,14 +337,6 @@ class Regression:
             return ops.mean(ops.square((targets - outputs) / ops.array(self.std, "float32")), axis=-1)
 
         return standardised_squared_error
-
-    def target_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Return (num_targets,)."""
-        return (interface.num_classes,)
-
-    def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Return (num_targets,)."""
-        return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         """Return the squared error in standard deviations, the mean of an example's targets."""
@@ -427,19 +353,16 @@ class Regression:
         return float(np.mean(1 - np.divide(left, whole, out=np.full(len(whole), np.nan), where=whole > 0)))
 
 
-class LanguageModel:
-    """The character after every one: int32[batch, num_tokens] ids, float32[batch, num_tokens, classes] probabilities.
+class LanguageModel(Task):
+    """The next character of each: int32[batch, num_tokens] ids, float32[batch, num_tokens, classes] probabilities.
 
-    A target of 0 does not count. In a record stands how many do, the last ones; the ids themselves are the input's.
+    A target of 0 does not count. A record says how many targets count, the last ones; the ids are in the input.
     """
 
     name = LANGUAGE_MODEL
-    stored_dtype = "int64"
     target_dtype = "int32"
     loss = "next_character"
     metric = judged = "bits_per_character"
-    answer = "probabilities"
-    size_fact = "num_classes"
     activation = "softmax"
 
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
@@ -456,22 +379,17 @@ class LanguageModel:
         return -np.log(np.maximum(chosen[targets != PADDING].astype(np.float64), 1e-7))
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the losses in bits."""
+        """Return the losses in bits; less is better."""
         return self.losses(targets, outputs) / np.log(2)
 
-    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the bits per character; less is better."""
-        return float(self.scores(targets, outputs).mean())
 
-
-_TASKS: tuple[Task, ...] = (Classification(), MultiLabel(), Regression(), LanguageModel())
-TASKS: Mapping[str, Task] = {task.name: task for task in _TASKS}
+TASKS = {task.name: task for task in (Classification(), MultiLabel(), Regression(), LanguageModel())}
 
 
 def judged_figure(metrics: Mapping[str, Any]) -> str:
     """Return the figure that tells most of a run, of those that are known; empty if none is."""
     # The other tasks' first: a language model has an accuracy too.
-    return next((task.judged for task in reversed(_TASKS) if metrics.get(task.judged) is not None), "")
+    return next((task.judged for task in reversed(TASKS.values()) if metrics.get(task.judged) is not None), "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.interface import Input, TextInput
+from tpu_components.core.examples.interface import AnyInput, TextInput
 from tpu_components.core.files import storage
 
 WORDS = "words"
@@ -196,7 +196,7 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
     return tuple(content[:-1].split(b"\n")[len(_RESERVED) :])
 
 
-def copy_vocabulary(source: Path, target: Path, inputs: Input) -> None:
+def copy_vocabulary(source: Path, target: Path, inputs: AnyInput) -> None:
     """Take the vocabulary along from one folder to the next, where there is one.
 
     Raises:

@@ -1,12 +1,12 @@
-"""Object stores: what Cloud Storage and those that speak S3 are asked, in one set of words."""
+"""Clients of object stores: Cloud Storage, and S3 and what speaks its protocol; `storage` alone uses them."""
 
 import contextlib
 import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
@@ -24,40 +24,7 @@ class StoredObject:
     version: str
 
 
-class ObjectStore(Protocol):
-    """Buckets of one kind. Within `errors`, what a user can put right is an InputError, an outage a PlatformError."""
-
-    scheme: str
-
-    def errors(self, uri: str) -> contextlib.AbstractContextManager[None]:
-        """Say of the store's errors what they mean for whoever named `uri`."""
-
-    def objects(self, uri: str) -> Iterator[StoredObject]:
-        """Yield all objects whose place begins with `uri`, but those that only stand for folders."""
-
-    def read(self, uri: str) -> bytes:
-        """Return the content of an object."""
-
-    def read_range(self, uri: str, offset: int, length: int) -> bytes:
-        """Return bytes of an object, as many as there are of `length`, which is positive."""
-
-    def size(self, uri: str) -> int:
-        """Return the size of an object in bytes."""
-
-    def exists(self, uri: str) -> bool:
-        """Return whether there is an object."""
-
-    def download(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
-        """Copy objects of a bucket to local paths, many at once; `pairs` are names and paths."""
-
-    def write(self, uri: str, content: bytes) -> None:
-        """Write an object, which appears whole or not at all."""
-
-    def upload(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
-        """Copy local files to a bucket, many at once; `pairs` are paths and names."""
-
-
-def store_of(uri: str) -> ObjectStore | None:
+def store_of(uri: str) -> "ObjectStore | None":
     """Return the store that a URI names by its scheme; None for a local path.
 
     Example:
@@ -66,7 +33,7 @@ def store_of(uri: str) -> ObjectStore | None:
     """
     if "://" not in str(uri):  # As nearly always, and of millions.
         return None
-    return next((store for store in STORES if str(uri).startswith(store.scheme)), None)
+    return next((store for store in _STORES if str(uri).startswith(store.scheme)), None)
 
 
 def split(uri: str) -> tuple[str, str]:
@@ -86,6 +53,14 @@ def split(uri: str) -> tuple[str, str]:
     return bucket, name
 
 
+def in_threads(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return what `map` yields, from calls in several threads: a request mostly waits."""
+    from concurrent.futures import ThreadPoolExecutor  # Imported here for the sake of `--help`.
+
+    with ThreadPoolExecutor(_TRANSFER_THREADS) as pool:
+        return list(pool.map(function, *arguments))
+
+
 Level = tuple[list[StoredObject], list[str]]
 
 
@@ -96,58 +71,53 @@ def list_by_prefix(list_below: Callable[[str, bool], Level], prefix: str) -> Ite
         list_below: Function that lists the objects of one level, and the prefixes of the folders in it; or all objects.
         prefix: Prefix that the names begin with. One that names no folder is listed as it is.
     """
-    from concurrent.futures import ThreadPoolExecutor  # Imported here for the sake of `--help`.
-
     is_folder = not prefix or prefix.endswith("/")
-    with ThreadPoolExecutor(_TRANSFER_THREADS) as pool:
-        folders = [prefix]
-        for depth in range(_LISTED_LEVELS + 1):
-            # Levels are opened until there are folders enough for all threads: each costs a request.
-            is_level = is_folder and depth < _LISTED_LEVELS and len(folders) < _TRANSFER_THREADS
-            levels = list(pool.map(list_below, folders, itertools.repeat(is_level)))
-            for objects, _ in levels:
-                yield from (stored for stored in objects if not stored.name.endswith("/"))
-            folders = [folder for _, prefixes in levels for folder in prefixes]
-            if not is_level or not folders:
-                return
+    folders = [prefix]
+    for depth in range(_LISTED_LEVELS + 1):
+        # Levels are opened until there are folders enough for all threads: each costs a request.
+        is_level = is_folder and depth < _LISTED_LEVELS and len(folders) < _TRANSFER_THREADS
+        levels = in_threads(list_below, folders, itertools.repeat(is_level))
+        for objects, _ in levels:
+            yield from (stored for stored in objects if not stored.name.endswith("/"))
+        folders = [folder for _, prefixes in levels for folder in prefixes]
+        if not is_level or not folders:
+            return
 
 
 class GoogleStorage:
-    """Cloud Storage, signed in as the environment says."""
+    """Cloud Storage, with the credentials of the environment."""
 
     scheme = "gs://"
 
     @contextlib.contextmanager
-    def errors(self, uri: str) -> Iterator[None]:
-        """Turn what a user can put right (a name, a role, a login) into an InputError in the service's own words."""
+    def reach(self, uri: str) -> Iterator[tuple[str, str]]:
+        """Give bucket and name of an object, and translate the errors of the calls that are made of it.
+
+        Raises:
+            InputError: If the user can correct something: a name, a role, the sign-in. Repeats the service's message.
+            PlatformError: If the service does not answer.
+        """
         import requests
         from google.api_core.exceptions import BadRequest, Forbidden, NotFound, RetryError, ServerError, Unauthorized
         from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
+        sign_in = "Run `gcloud auth application-default login`."
+        no_access = "Cloud Storage refused access ({}). Give this account a role on the bucket."
+        faults: dict[type[Exception], str] = {
+            NotFound: "there is no such file, folder or bucket ({}). Check the path.",
+            Forbidden: no_access,
+            Unauthorized: no_access,
+            BadRequest: "Cloud Storage says {}. Check the path.",
+            RefreshError: f"the sign-in to Google Cloud is no longer valid ({{}}). {sign_in}",
+            DefaultCredentialsError: f"found no Google Cloud credentials. {sign_in}",
+        }
         try:
-            yield
-        except NotFound as error:
-            raise InputError(
-                f"Cannot use {uri!r}: there is no such file, folder or bucket ({error.message}). Check the path."
-            ) from error
-        except (Forbidden, Unauthorized) as error:
-            raise InputError(
-                f"Cannot use {uri!r}: Cloud Storage refused access ({error.message}). Give this account "
-                "a role on the bucket."
-            ) from error
-        except BadRequest as error:
-            raise InputError(f"Cannot use {uri!r}: Cloud Storage says {error.message}. Check the path.") from error
+            yield split(uri)
+        except tuple(faults) as error:
+            fault = next(text for kind, text in faults.items() if isinstance(error, kind))
+            raise InputError(f"Cannot use {uri!r}: {fault.format(getattr(error, 'message', error))}") from error
         except (ServerError, RetryError, TransportError, requests.RequestException) as error:
             raise PlatformError(f"Cloud Storage does not answer for {uri!r}: {error}. Try again later.") from error
-        except RefreshError as error:
-            raise InputError(
-                f"Cannot use {uri!r}: the sign-in to Google Cloud is no longer valid ({error}). Run `gcloud auth "
-                "application-default login`."
-            ) from error
-        except DefaultCredentialsError as error:
-            raise InputError(
-                f"Cannot use {uri!r}: found no Google Cloud credentials. Run `gcloud auth application-default login`."
-            ) from error
 
     def bucket(self, name: str) -> Any:
         """Return a bucket of the client that this process has."""
@@ -156,58 +126,43 @@ class GoogleStorage:
         except ValueError as error:
             raise InputError(f"{name!r} is no name of a bucket ({error}). Check it.") from error
 
-    def objects(self, uri: str) -> Iterator[StoredObject]:
-        """Yield all objects whose place begins with `uri`, but those that only stand for folders."""
-        name, prefix = split(uri)
-        bucket = self.bucket(name)
+    def objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        """Yield all objects whose names begin with `prefix`, but those that only stand for folders."""
+        held = self.bucket(bucket)
 
         def list_below(prefix: str, is_level: bool) -> Level:
-            delimiter = "/" if is_level else None
-            blobs = bucket.client.list_blobs(bucket, prefix=prefix, delimiter=delimiter)
+            blobs = held.client.list_blobs(held, prefix=prefix, delimiter="/" if is_level else None)
             objects = [StoredObject(blob.name, blob.size or 0, blob.crc32c or str(blob.generation)) for blob in blobs]
             return objects, sorted(blobs.prefixes)
 
         return list_by_prefix(list_below, prefix)
 
-    def read(self, uri: str) -> bytes:
-        """Return the content of an object."""
-        bucket, name = split(uri)
-        content: bytes = self.bucket(bucket).blob(name).download_as_bytes()
-        return content
+    def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        """Return an object, or its bytes from `start` up to `end`; fewer where the object ends before."""
+        last = None if end is None else end - 1  # The last byte is included.
+        return self.bucket(bucket).blob(name).download_as_bytes(start=start, end=last)
 
-    def read_range(self, uri: str, offset: int, length: int) -> bytes:
-        """Return bytes of an object, as many as there are of `length`, which is positive."""
-        bucket, name = split(uri)
-        blob = self.bucket(bucket).blob(name)
-        content: bytes = blob.download_as_bytes(start=offset, end=offset + length - 1)  # The last byte, included.
-        return content
-
-    def size(self, uri: str) -> int:
+    def size(self, bucket: str, name: str) -> int:
         """Return the size of an object in bytes."""
-        bucket, name = split(uri)
         blob = self.bucket(bucket).blob(name)
         blob.reload()
         return int(blob.size)
 
-    def exists(self, uri: str) -> bool:
+    def exists(self, bucket: str, name: str) -> bool:
         """Return whether there is an object."""
-        bucket, name = split(uri)
         return bool(self.bucket(bucket).blob(name).exists())
 
-    def download(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
-        """Copy objects of a bucket to local paths, many at once; `pairs` are names and paths."""
-        there = self.bucket(bucket)
-        _transfer("download_many", [(there.blob(name), path) for name, path in pairs])
+    def download(self, bucket: str, name: str, path: str) -> None:
+        """Copy an object to a local file."""
+        self.bucket(bucket).blob(name).download_to_filename(path)
 
-    def write(self, uri: str, content: bytes) -> None:
+    def write(self, bucket: str, name: str, content: bytes) -> None:
         """Write an object, which appears whole or not at all."""
-        bucket, name = split(uri)
         self.bucket(bucket).blob(name).upload_from_string(content, "application/octet-stream")
 
-    def upload(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
-        """Copy local files to a bucket, many at once; `pairs` are paths and names."""
-        there = self.bucket(bucket)
-        _transfer("upload_many", [(path, there.blob(name)) for path, name in pairs])
+    def upload(self, bucket: str, name: str, path: str) -> None:
+        """Copy a local file to an object."""
+        self.bucket(bucket).blob(name).upload_from_filename(path)
 
 
 @functools.cache
@@ -222,22 +177,17 @@ def google_client(emulator_host: str) -> Any:
     return gcs.Client()
 
 
-def _transfer(method: str, pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Move many files at once, in threads: worker processes would each sign in and connect again."""
-    from google.cloud.storage import transfer_manager
-
-    move = getattr(transfer_manager, method)
-    move(pairs, worker_type=transfer_manager.THREAD, max_workers=_TRANSFER_THREADS, raise_exception=True)
-
-
 class S3:
-    """S3, and what speaks it, as MinIO: AWS_ENDPOINT_URL_S3 names its address, and AWS_… variables sign in."""
+    """S3, and what speaks its protocol, as MinIO: AWS_ENDPOINT_URL_S3 is the address, AWS_… variables sign in.
+
+    The methods are those of `GoogleStorage`.
+    """
 
     scheme = "s3://"
 
     @contextlib.contextmanager
-    def errors(self, uri: str) -> Iterator[None]:
-        """Turn what a user can put right into an InputError with the store's own message."""
+    def reach(self, uri: str) -> Iterator[tuple[str, str]]:
+        """See `GoogleStorage.reach`."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import (
             BotoCoreError,
@@ -249,10 +199,20 @@ class S3:
         )
 
         try:
-            yield
+            yield split(uri)
+        except (ConnectionError, HTTPClientError, Boto3Error) as error:
+            raise PlatformError(f"The object store does not answer for {uri!r}: {error}. Try again later.") from error
+        except NoCredentialsError as error:
+            raise InputError(
+                f"Cannot use {uri!r}: found no credentials for S3. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                "AWS_SHARED_CREDENTIALS_FILE."
+            ) from error
+        except ParamValidationError as error:
+            raise InputError(f"Cannot use {uri!r}: {split(uri)[0]!r} is no name of a bucket. Check it.") from error
+        except BotoCoreError as error:
+            raise InputError(f"Cannot use {uri!r}: {error}. Check the path and the AWS_… variables.") from error
         except ClientError as error:
-            status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-            if status == 404:
+            if (status := _status_of(error)) == 404:
                 raise InputError(f"Cannot use {uri!r}: there is no such file or bucket ({error}). Check it.") from error
             if status >= 500 or status == 429:
                 raise PlatformError(
@@ -262,21 +222,9 @@ class S3:
                 f"Cannot use {uri!r}: the object store refused ({error}). Check the path, AWS_ENDPOINT_URL_S3 and the "
                 "access key's rights."
             ) from error
-        except NoCredentialsError as error:
-            raise InputError(
-                f"Cannot use {uri!r}: found no credentials for S3. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-                "AWS_SHARED_CREDENTIALS_FILE."
-            ) from error
-        except ParamValidationError as error:
-            raise InputError(f"Cannot use {uri!r}: {split(uri)[0]!r} is no name of a bucket. Check it.") from error
-        except (ConnectionError, HTTPClientError, Boto3Error) as error:
-            raise PlatformError(f"The object store does not answer for {uri!r}: {error}. Try again later.") from error
-        except BotoCoreError as error:
-            raise InputError(f"Cannot use {uri!r}: {error}. Check the path and the AWS_… variables.") from error
 
-    def objects(self, uri: str) -> Iterator[StoredObject]:
-        """Yield all objects whose place begins with `uri`, but those that only stand for folders."""
-        bucket, prefix = split(uri)
+    def objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        """See `GoogleStorage.objects`."""
         pages = s3_client().get_paginator("list_objects_v2")
 
         def list_below(prefix: str, is_level: bool) -> Level:
@@ -292,59 +240,42 @@ class S3:
 
         return list_by_prefix(list_below, prefix)
 
-    def read(self, uri: str) -> bytes:
-        """Return the content of an object."""
-        bucket, name = split(uri)
-        content: bytes = s3_client().get_object(Bucket=bucket, Key=name)["Body"].read()
-        return content
+    def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        """See `GoogleStorage.read`."""
+        part = {} if end is None else {"Range": f"bytes={start}-{end - 1}"}
+        return s3_client().get_object(Bucket=bucket, Key=name, **part)["Body"].read()
 
-    def read_range(self, uri: str, offset: int, length: int) -> bytes:
-        """Return bytes of an object, as many as there are of `length`, which is positive."""
-        bucket, name = split(uri)
-        wanted = f"bytes={offset}-{offset + length - 1}"
-        content: bytes = s3_client().get_object(Bucket=bucket, Key=name, Range=wanted)["Body"].read()
-        return content
-
-    def size(self, uri: str) -> int:
-        """Return the size of an object in bytes."""
-        bucket, name = split(uri)
+    def size(self, bucket: str, name: str) -> int:
+        """See `GoogleStorage.size`."""
         return int(s3_client().head_object(Bucket=bucket, Key=name)["ContentLength"])
 
-    def exists(self, uri: str) -> bool:
-        """Return whether there is an object."""
+    def exists(self, bucket: str, name: str) -> bool:
+        """See `GoogleStorage.exists`."""
         from botocore.exceptions import ClientError
 
-        bucket, name = split(uri)
         try:
             s3_client().head_object(Bucket=bucket, Key=name)
         except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
+            if _status_of(error) != 404:
                 raise
             return False
         return True
 
-    def download(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
-        """Copy objects of a bucket to local paths, many at once; `pairs` are names and paths."""
-        client = s3_client()
-        _at_once(lambda pair: client.download_file(bucket, *pair), pairs)
+    def download(self, bucket: str, name: str, path: str) -> None:
+        """See `GoogleStorage.download`."""
+        s3_client().download_file(bucket, name, path)
 
-    def write(self, uri: str, content: bytes) -> None:
-        """Write an object, which appears whole or not at all."""
-        bucket, name = split(uri)
+    def write(self, bucket: str, name: str, content: bytes) -> None:
+        """See `GoogleStorage.write`."""
         s3_client().put_object(Bucket=bucket, Key=name, Body=content)
 
-    def upload(self, bucket: str, pairs: Sequence[tuple[str, str]]) -> None:
-        """Copy local files to a bucket, many at once; `pairs` are paths and names."""
-        client = s3_client()
-        _at_once(lambda pair: client.upload_file(pair[0], bucket, pair[1]), pairs)
+    def upload(self, bucket: str, name: str, path: str) -> None:
+        """See `GoogleStorage.upload`."""
+        s3_client().upload_file(path, bucket, name)
 
 
-def _at_once(copy: Callable[[tuple[str, str]], None], pairs: Sequence[tuple[str, str]]) -> None:
-    """Copy every pair, many at once."""
-    from concurrent.futures import ThreadPoolExecutor  # Imported here for the sake of `--help`.
-
-    with ThreadPoolExecutor(_TRANSFER_THREADS) as pool:
-        list(pool.map(copy, pairs))
+def _status_of(error: Any) -> int:
+    return error.response["ResponseMetadata"]["HTTPStatusCode"]
 
 
 @functools.cache
@@ -355,4 +286,5 @@ def s3_client() -> Any:
     return boto3.client("s3")
 
 
-STORES: tuple[ObjectStore, ...] = (GoogleStorage(), S3())
+ObjectStore = GoogleStorage | S3
+_STORES: tuple[ObjectStore, ...] = (GoogleStorage(), S3())

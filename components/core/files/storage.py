@@ -6,6 +6,7 @@ Nothing here leaves half a file under its final name: everything is written besi
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import io
 import json
@@ -14,14 +15,14 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TextIO
 
 from tpu_components.core.base import extras
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.files.object_stores import ObjectStore, split, store_of
+from tpu_components.core.files.object_stores import ObjectStore, in_threads, split, store_of
 
 _GOOGLE = "gs://"
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
@@ -103,12 +104,10 @@ def each_file(root: str) -> Iterator[StoredFile]:
 
 
 def _in_bucket(root: str, store: ObjectStore) -> Iterator[StoredFile]:
-    with store.errors(root):
-        bucket, prefix = split(root)
+    with store.reach(root) as (bucket, prefix):
         prefix = prefix.rstrip("/") + "/" if prefix else ""
         files = [
-            StoredFile(blob.name[len(prefix) :], blob.num_bytes, blob.version)
-            for blob in store.objects(f"{store.scheme}{bucket}/{prefix}")
+            StoredFile(blob.name[len(prefix) :], blob.num_bytes, blob.version) for blob in store.objects(bucket, prefix)
         ]
     files = [file for file in files if not any(map(is_hidden, file.name.split("/")))]
     yield from sorted(files, key=lambda file: file.name)
@@ -178,8 +177,8 @@ def read_bytes(uri: str) -> bytes:
         InputError: If there is no such file, or it may not be read.
     """
     if store := store_of(uri):
-        with store.errors(uri):
-            return store.read(uri)
+        with store.reach(uri) as place:
+            return store.read(*place)
     try:
         # Without a file object: half the time, for the small files that data sets are made of.
         file = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)  # A pipe would block for ever.
@@ -216,8 +215,8 @@ def read_range(uri: str, offset: int, length: int) -> bytes:
     if not length:
         return b""
     if store := store_of(uri):
-        with store.errors(uri):
-            return store.read_range(uri, offset, length)
+        with store.reach(uri) as place:
+            return store.read(*place, offset, offset + length)
     with open_file(uri) as file:
         file.seek(offset)
         return file.read(length)
@@ -230,8 +229,8 @@ def open_file(uri: str) -> io.BufferedReader:
         InputError: If there is no such file, or it may not be read.
     """
     if store := store_of(uri):
-        with store.errors(uri):
-            return io.BufferedReader(_RemoteFile(store, uri), _REMOTE_PART_BYTES)
+        with store.reach(uri) as place:
+            return io.BufferedReader(_RemoteFile(uri, store.size(*place)), _REMOTE_PART_BYTES)
     if not Path(uri).is_file():
         raise InputError(f"Cannot read {uri!r}: expected a file, received none or something else. Check the path.")
     try:
@@ -243,8 +242,8 @@ def open_file(uri: str) -> io.BufferedReader:
 class _RemoteFile(io.RawIOBase):
     """A file in a bucket; every read asks for a range of it."""
 
-    def __init__(self, store: ObjectStore, uri: str) -> None:
-        self._store, self._uri, self._size, self._at = store, uri, store.size(uri), 0
+    def __init__(self, uri: str, size: int) -> None:
+        self._uri, self._size, self._at = uri, size, 0
 
     def readable(self) -> bool:
         return True
@@ -260,11 +259,7 @@ class _RemoteFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), self._size - self._at)
-        if length <= 0:
-            return 0
-        with self._store.errors(self._uri):
-            content = self._store.read_range(self._uri, self._at, length)
+        content = read_range(self._uri, self._at, max(min(len(buffer), self._size - self._at), 0))
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)
@@ -274,18 +269,15 @@ def exists(uri: str) -> bool:
     """Return whether there is a file, here or in a bucket."""
     if not (store := store_of(uri)):
         return Path(uri).is_file()
-    with store.errors(uri):
-        return store.exists(uri)
+    with store.reach(uri) as place:
+        return store.exists(*place)
 
 
 def names_in(root: str) -> set[str]:
     """Return the names of the files in a folder, here or in a bucket; none where there is no such folder."""
-    if not (store := store_of(root)):
-        return {path.name for path in Path(root).glob("*")}
-    with store.errors(root):
-        start = len(split(root)[1].rstrip("/")) + 1
-        names = {stored.name[start:] for stored in store.objects(f"{root.rstrip('/')}/")}
-    return {name for name in names if "/" not in name}
+    if store := store_of(root):
+        return {file.name for file in _in_bucket(root, store) if "/" not in file.name}
+    return {path.name for path in Path(root).glob("*")}
 
 
 def join(root: str, name: str) -> str:
@@ -312,22 +304,19 @@ def localize(uri: str, into: Path) -> Path:
     if not (store := store_of(uri)):
         return Path(uri)
     target = into / hashlib.sha256(uri.encode()).hexdigest()[:16]
-    with store.errors(uri):
-        bucket, prefix = split(uri)
+    with store.reach(uri) as (bucket, prefix):
         prefix = prefix.rstrip("/")
-        below = [blob.name for blob in store.objects(f"{store.scheme}{bucket}/{prefix}")]
+        below = [blob.name for blob in store.objects(bucket, prefix)]
         objects = [name for name in below if not prefix or name == prefix or name.startswith(prefix + "/")]
-    if not objects:
-        raise InputError(f"Cannot read {uri!r}: there is no such file or folder. Check the path.")
-
-    names = [name[len(prefix) :].lstrip("/") or PurePosixPath(name).name for name in objects]
-    with staged_directory(target) as staged, store.errors(uri):
-        paths = [join(str(staged), name) for name in names]
-        for folder in {os.path.dirname(path) for path in paths}:
-            os.makedirs(folder, exist_ok=True)
-        store.download(bucket, list(zip(objects, paths, strict=True)))
-    single = len(objects) == 1 and objects[0] == prefix
-    return target / PurePosixPath(prefix).name if single else target
+        if not objects:
+            raise InputError(f"Cannot read {uri!r}: there is no such file or folder. Check the path.")
+        with staged_directory(target) as staged:
+            names = (name[len(prefix) :].lstrip("/") or PurePosixPath(name).name for name in objects)
+            paths = [join(str(staged), name) for name in names]
+            for folder in {os.path.dirname(path) for path in paths}:
+                os.makedirs(folder, exist_ok=True)
+            in_threads(functools.partial(store.download, bucket), objects, paths)
+    return target / PurePosixPath(prefix).name if objects == [prefix] else target
 
 
 def upload(path: Path, uri: str) -> None:
@@ -342,14 +331,11 @@ def upload(path: Path, uri: str) -> None:
             f"Cannot upload {path}: expected a file or a folder with files, received neither. Check the path."
         )
 
-    def name(file: Path) -> str:
-        return prefix if file == path else f"{prefix.rstrip('/')}/{file.relative_to(path).as_posix()}".lstrip("/")
-
     if not (store := store_of(uri)):
         raise InputError(f"Cannot upload to {uri!r}: expected gs://BUCKET/… or s3://BUCKET/…. Check the path.")
-    with store.errors(uri):
-        bucket, prefix = split(uri)
-        store.upload(bucket, [(str(file), name(file)) for file in files])
+    with store.reach(uri) as (bucket, prefix):
+        below = (f"{prefix.rstrip('/')}/{file.relative_to(path).as_posix()}".lstrip("/") for file in files)
+        in_threads(functools.partial(store.upload, bucket), [prefix] if path.is_file() else below, map(str, files))
 
 
 @contextlib.contextmanager
@@ -495,12 +481,14 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
         raise InputError(f"Cannot write {path}: it may not be written. Choose another file.")
 
 
-def stat_file(root: str, name: str) -> StoredFile:
-    """Describe a local file below `root`; a missing one has no bytes and the version `missing`."""
-    try:
-        return _stored(name, os.stat(f"{root}/{name}"))
-    except (OSError, ValueError):
-        return StoredFile(name, 0, "missing")
+def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
+    """Yield a description of each file below `root`; a missing one has no bytes and the version `missing`."""
+    listed = {file.name: file for file in list_files(root)} if is_remote(root) else None
+    for name in names:
+        try:
+            yield _stored(name, os.stat(f"{root}/{name}")) if listed is None else listed[name]
+        except (OSError, ValueError, KeyError):
+            yield StoredFile(name, 0, "missing")
 
 
 def _stored(name: str, status: os.stat_result) -> StoredFile:
@@ -560,8 +548,8 @@ def write_file(uri: str, content: bytes) -> None:
     """
     if not (store := store_of(uri)):
         return write_bytes(Path(uri), content)
-    with store.errors(uri):
-        return store.write(uri, content)
+    with store.reach(uri) as place:
+        return store.write(*place, content)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -601,44 +589,40 @@ def new_file(path: Path) -> TextIO:
 
 
 @contextlib.contextmanager
-def staged_directory(final: Path) -> Iterator[Path]:
-    """Give a temporary folder that becomes `final` in one rename when the block ends well, and vanishes otherwise.
+def staged_directory(final: Path | str) -> Iterator[Path]:
+    """Give a temporary folder that becomes `final` when the block ends well, and is deleted otherwise.
 
-    On a mounted bucket, which renames no folders, its files are copied, and those that describe it come last.
+    On a disk it is renamed, and appears whole. To a bucket, mounted or not, its files are copied, and the JSON files at
+    its top come last: they say what the folder holds, and without them no step reads it.
+
+    Args:
+        final: The folder; text where it may lie in a bucket.
 
     Raises:
         InputError: If the disk fills up inside the block.
     """
-    with naming_full_disk(final):
-        if final.is_relative_to(BUCKETS_MOUNT):
-            with tempfile.TemporaryDirectory(prefix=f"{final.name}-") as name:
-                yield Path(name)
-                _copy_to_bucket(Path(name), final)
+    path, in_bucket = Path(final), is_remote(str(final))
+    with naming_full_disk(Path(tempfile.gettempdir()) if in_bucket else path):
+        if not in_bucket and not path.is_relative_to(BUCKETS_MOUNT):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+            staged.chmod(0o755)
+            try:
+                yield staged
+                replace_directory(staged, path)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
             return
-        final.parent.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent))
-        staged.chmod(0o755)
-        try:
-            yield staged
-            replace_directory(staged, final)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def staged_folder(uri: str) -> Iterator[Path]:
-    """Give a temporary folder that becomes the one at `uri`, here or in a bucket; see `staged_directory`.
-
-    In a bucket its files are copied, and those that describe it come last.
-    """
-    if not is_remote(uri):
-        with staged_directory(Path(uri)) as staged:
-            yield staged
-        return
-    with tempfile.TemporaryDirectory(prefix="staged-") as name:
-        yield Path(name)
-        for path in _in_order_of_copying(Path(name)):
-            upload(path, join(uri, path.relative_to(name).as_posix()))
+        with tempfile.TemporaryDirectory(prefix=f"{path.name}-") as name:
+            yield (staged := Path(name))
+            files = [file for file in staged.rglob("*") if file.is_file()]
+            for file in sorted(files, key=lambda file: (file.parent == staged and file.suffix == ".json", file)):
+                target = join(str(final), file.relative_to(staged).as_posix())
+                if in_bucket:
+                    upload(file, target)
+                else:
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                    shutil.copyfile(file, target)
 
 
 def drop_half_written(folder: Path) -> None:
@@ -651,23 +635,6 @@ def drop_half_written(folder: Path) -> None:
             shutil.rmtree(half, ignore_errors=True)
         else:
             half.unlink(missing_ok=True)
-
-
-def _copy_to_bucket(staged: Path, final: Path) -> None:
-    """Copy a folder to a mounted bucket, which renames no folders."""
-    for path in _in_order_of_copying(staged):
-        target = final / path.relative_to(staged)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-
-
-def _in_order_of_copying(folder: Path) -> list[Path]:
-    """Return the files of a folder.
-
-    The JSON files at its top come last: they say what the folder holds, and without them no step reads it.
-    """
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return sorted(files, key=lambda path: (path.parent == folder and path.suffix == ".json", path))
 
 
 def replace_directory(source: Path, final: Path) -> None:

@@ -105,19 +105,10 @@ def prepare(
         hosts: Hosts that train together.
 
     Raises:
-        InputError: If a value is unknown, the device is missing, Keras already runs another backend, or the backend
-            does not support several hosts.
+        InputError: If the device is missing, Keras already runs another backend, or the backend does not support
+            several hosts.
         Terminated: If another host does not connect in time.
     """
-    for name, value, known in (
-        ("backend", backend, BACKENDS),
-        ("accelerator", accelerator, ACCELERATORS),
-        ("precision", precision, PRECISIONS),
-    ):
-        if value not in known:
-            raise InputError(f"{name} must be one of {', '.join(known)}. Received: {name}={value!r}.")
-    if num_replicas < 0:
-        raise InputError(f"num_replicas must not be negative. Received: num_replicas={num_replicas}.")
     if backend == "auto":
         backend = "jax" if accelerator == "tpu" else "tensorflow"
     if hosts.count > 1 and backend != "jax":

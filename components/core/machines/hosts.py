@@ -241,7 +241,7 @@ def connect(hosts: Hosts) -> None:
     progress.say("train_model", f"all {hosts.count} hosts are connected")
 
 
-class Company:
+class ProcessGroup:
     """Process group of connected hosts, or of a single host.
 
     All hosts must call the collective methods (`gather`, `agree`, `share`, `wait_for_all`) in the same order.

@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,6 +82,16 @@ class Generation:
     serving_only_regions: tuple[str, ...] = ()
     ici_bytes_per_second: float | None = None
     sources: Mapping[str, Source] = dataclasses.field(default_factory=dict, hash=False, repr=False)
+
+    @property
+    def device_peak_flops(self) -> float:
+        """Peak bfloat16 operations per second of a JAX device."""
+        return self.peak_bf16_flops / self.devices_per_chip
+
+    @property
+    def device_bytes_per_cycle(self) -> float:
+        """Bytes that the memory of a JAX device moves in a cycle of the clock."""
+        return self.hbm_bytes_per_second / self.devices_per_chip / self.clock_hz
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +168,11 @@ class Slice:
     chips_per_host_bounds: tuple[int, int, int] | None = None
     host: Host | None = None
     prices: tuple[Price, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Short name, the TPU compiler's name, and generation and topology (`v5e:4x4`)."""
+        return self.name, self.libtpu_topology, f"{self.generation.name}:{self.libtpu_topology.partition(':')[2]}"
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -236,9 +252,7 @@ class Catalogue:
             'ct5lp-hightpu-8t'
         """
         plain = name.strip().lower().replace("v5litepod-", "v5e-")
-        matches = [
-            entry for entry in self.slices if plain in (entry.name, entry.libtpu_topology, _topology_name(entry))
-        ]
+        matches = [entry for entry in self.slices if plain in entry.names]
         if not matches:
             raise InputError(_explain_unknown(self, name, plain))
         if len(matches) > 1:
@@ -256,16 +270,18 @@ def load_catalogue() -> Catalogue:
         source = sources[row["source"]]
         return {**row, "source": source.text, "date": source.date}
 
-    generations = {row["name"]: _read_generation(row, sources) for row in raw["generations"]}
+    def read_generation(row: Mapping[str, Any]) -> Generation:
+        cells = {key: cell for key, cell in row.items() if key != "name"}
+        values = {key: _as_tuple(cell["value"]) for key, cell in cells.items()}
+        return Generation(row["name"], **values, sources={key: sources[cell["source"]] for key, cell in cells.items()})
+
+    generations = {row["name"]: read_generation(row) for row in raw["generations"]}
     hosts = {row.pop("machine_type"): Host(**row) for row in map(cited, raw["hosts"])}
     prices = [cited(row) for row in raw["prices"]]
 
-    def read_slice(row: dict[str, Any]) -> Slice:
-        bounds = row.pop("chips_per_host_bounds", None)
-        entry = Slice(
-            **row | {"generation": generations[row["generation"]], "host": hosts.get(row["machine_type"])},
-            chips_per_host_bounds=tuple(bounds) if bounds else None,
-        )
+    def read_slice(row: Mapping[str, Any]) -> Slice:
+        values = {key: _as_tuple(value) for key, value in row.items()}
+        entry = Slice(**values | {"generation": generations[row["generation"]], "host": hosts.get(row["machine_type"])})
         return dataclasses.replace(entry, prices=tuple(_read_prices(prices, entry)))
 
     return Catalogue(
@@ -275,28 +291,19 @@ def load_catalogue() -> Catalogue:
     )
 
 
-def _read_generation(row: Mapping[str, Any], sources: Mapping[str, Source]) -> Generation:
-    values: dict[str, Any] = {"name": row["name"]}
-    cited = {}
-    for key, cell in row.items():
-        if key != "name":
-            values[key] = tuple(cell["value"]) if isinstance(cell["value"], list) else cell["value"]
-            cited[key] = sources[cell["source"]]
-    return Generation(**values, sources=cited)
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _read_prices(rows: Iterable[Mapping[str, Any]], entry: Slice) -> Iterator[Price]:
     """Yield the prices of a slice from the rows of the price list, which are per slice or per chip of a generation."""
     for row in rows:
-        if row.get("slice") == entry.name:
-            usd_per_hour = row["usd_per_hour"]
-        elif row.get("generation") == entry.generation.name:
-            usd_per_hour = round(row["usd_per_chip_hour"] * entry.chips, 4)
-        else:
-            continue
-        spot = row.get("spot", False)
-        kind = f"{BILLED_BY[KUBEFLOW]}, {_how(spot)}"
-        yield Price(usd_per_hour, row["region"], spot, kind, row["source"], row["date"])
+        is_own, is_per_chip = row.get("slice") == entry.name, row.get("generation") == entry.generation.name
+        if is_own or is_per_chip:
+            usd_per_hour = row["usd_per_hour"] if is_own else round(row["usd_per_chip_hour"] * entry.chips, 4)
+            spot = row.get("spot", False)
+            kind = f"{BILLED_BY[KUBEFLOW]}, {_how(spot)}"
+            yield Price(usd_per_hour, row["region"], spot, kind, row["source"], row["date"])
 
 
 def _how(spot: bool) -> str:
@@ -328,20 +335,21 @@ class PaidMachine:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self.require_backend("auto")
-
-    def require_backend(self, backend: str) -> None:
-        """Check that the machine supports a backend.
-
-        Raises:
-            InputError: If it does not; the message lists machines that do.
-        """
-        MachineSpec(self.machine, region=self.region, spot=self.spot).require_backend(backend)
+        self.spec.require_backend("auto")
 
     @functools.cached_property
+    def spec(self) -> "MachineSpec":
+        """The machine without the conditions of its price.
+
+        Raises:
+            InputError: If Vertex would refuse the machine.
+        """
+        return MachineSpec(self.machine, region=self.region, spot=self.spot)
+
+    @property
     def slice(self) -> Slice:
-        """The catalogue's row."""
-        return load_catalogue().find(self.machine)
+        """Row of the catalogue."""
+        return self.spec.slice
 
     @property
     def price(self) -> Price | None:
@@ -394,7 +402,7 @@ class MachineSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        machine = self._find_slice()
+        machine = self.slice
         for key, value in {"name": machine.name, **machine.vertex_fields}.items():
             object.__setattr__(self, key, value)
         if self.region and self.region not in machine.regions:
@@ -436,28 +444,29 @@ class MachineSpec:
                 f"{self.reservation!r}."
             )
 
-    def _find_slice(self) -> Slice:
-        said = {key: getattr(self, key) for key in VERTEX_FIELDS}
-        if self.name:
-            named = load_catalogue().find(self.name)
-            for key, expected in named.vertex_fields.items():
-                if said[key] and said[key] != expected:
-                    raise InputError(
-                        f"The name {self.name!r} means {key}={expected!r}. Received: {key}={said[key]!r}. Leave "
-                        "out one of them."
-                    )
-            return named
-        if not self.machine_type:
-            raise InputError("Expected a name or a machine_type. Received: neither. Add name: v5e-8, or such.")
-        for entry in load_catalogue().slices:
-            if entry.vertex_fields == said:
-                return entry
-        raise InputError(_explain_mismatch(said))
-
     @functools.cached_property
     def slice(self) -> Slice:
-        """The catalogue's row."""
-        return load_catalogue().find(self.name)
+        """Row of the catalogue.
+
+        Raises:
+            InputError: If there is none for the name or for Vertex's fields, or these contradict each other.
+        """
+        received = {key: getattr(self, key) for key in VERTEX_FIELDS}
+        if not self.name:
+            if not self.machine_type:
+                raise InputError("Expected a name or a machine_type. Received: neither. Add name: v5e-8, or such.")
+            matches = [entry for entry in load_catalogue().slices if entry.vertex_fields == received]
+            if not matches:
+                raise InputError(_explain_mismatch(received))
+            return matches[0]
+        named = load_catalogue().find(self.name)
+        for key, expected in named.vertex_fields.items():
+            if received[key] and received[key] != expected:
+                raise InputError(
+                    f"The name {self.name!r} means {key}={expected!r}. Received: {key}={received[key]!r}. Leave "
+                    "out one of them."
+                )
+        return named
 
     @property
     def paid(self) -> PaidMachine:
@@ -502,10 +511,6 @@ class MachineSpec:
         """This machine and its fallbacks, in order, each without fallbacks of its own."""
         return dataclasses.replace(self, fallbacks=()), *self.fallbacks
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return values for JSON, which `parse_machine` reads."""
-        return dataclasses.asdict(self)
-
 
 def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: str = "machine") -> MachineSpec:
     """Parse the `machine` of a configuration.
@@ -549,10 +554,6 @@ def _with_fallbacks(value: Any, where: str) -> dict[str, Any]:
     return {**value, "fallbacks": [shared | fallback for fallback in whole]}
 
 
-def _topology_name(entry: Slice) -> str:
-    return f"{entry.generation.name}:{entry.libtpu_topology.partition(':')[2]}"
-
-
 def _names(slices: Iterable[Slice]) -> str:
     return ", ".join(entry.name for entry in slices)
 
@@ -569,11 +570,10 @@ def _nearest(slices: Iterable[Slice], chips: float) -> list[Slice]:
 
 
 def _nearest_of_each_generation(slices: Iterable[Slice], chips: float) -> list[Slice]:
-    nearest: dict[str, Slice] = {}
+    generations: defaultdict[str, list[Slice]] = defaultdict(list)
     for entry in slices:
-        best = nearest.get(entry.generation.name, entry)
-        nearest[entry.generation.name] = min(best, entry, key=lambda candidate: _distance(candidate, chips))
-    return list(nearest.values())
+        generations[entry.generation.name].append(entry)
+    return [min(entries, key=lambda entry: _distance(entry, chips)) for entries in generations.values()]
 
 
 def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:

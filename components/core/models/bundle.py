@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.files import storage
 
 _ENTRY_FILE = "bundle.json"  # Names the model, for example `my_model.py` or `nets.cnn:build_model`.
@@ -157,6 +157,7 @@ class Opened:
         return tuple(name.replace("/", ".") for name in names if name != own)
 
 
+@functools.cache
 def fetch(reference: str) -> Opened:
     """Open a bundle by its reference, in a bucket or on this machine.
 
@@ -166,12 +167,7 @@ def fetch(reference: str) -> Opened:
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise InputError(f"Cannot open the model {reference!r}: expected …/SHA256/NAME.zip or …/SHA256/NAME.keras.")
-    return _fetch(reference, match[1])
-
-
-@functools.cache
-def _fetch(reference: str, digest: str) -> Opened:
-    return open_bundle(storage.read_bytes(reference), digest, reference)
+    return open_bundle(storage.read_bytes(reference), match[1], reference)
 
 
 def open_bundle(content: bytes, digest: str, where: str) -> Opened:
@@ -191,34 +187,22 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
             f"Refused the code in {where}: expected SHA-256 {digest[:16]}…, received {received[:16]}…. It has been "
             "changed since; train again, or restore the file."
         )
+    folder, name = _scratch() / digest[:16], Path(where).name
     try:
-        return _unpack(content, digest, Path(where).name if where.endswith(".keras") else "")
+        if name.endswith(".keras"):
+            storage.write_bytes(folder / name, content)
+            return Opened(folder, str(folder / name))
+        with zipfile.ZipFile(io.BytesIO(content)) as zipped:
+            entry = json.loads(zipped.read(_ENTRY_FILE))["model"]
+            if not folder.is_dir():
+                with storage.staged_directory(folder) as staged:
+                    zipped.extractall(staged, [member for member in zipped.namelist() if member != _ENTRY_FILE])
+        return Opened(folder, str(folder / entry) if entry.endswith(".py") else entry)
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"Cannot open the code in {where}: expected a bundle of a model's code, received another file or a part of "
-            f"one ({type(error).__name__}: {error}). Give the place of a bundle that `tpu-pipelines compile` wrote."
+            f"one ({describe(error)}). Give the place of a bundle that `tpu-pipelines compile` wrote."
         ) from error
-
-
-@functools.cache
-def _unpack(content: bytes, digest: str, keras_file: str) -> Opened:
-    folder = _scratch() / digest[:16]
-    folder.mkdir()
-    try:
-        return _lay_out(content, folder, keras_file)
-    except BaseException:
-        shutil.rmtree(folder)  # Allows another attempt.
-        raise
-
-
-def _lay_out(content: bytes, folder: Path, keras_file: str) -> Opened:
-    if keras_file:
-        (folder / keras_file).write_bytes(content)
-        return Opened(folder, str(folder / keras_file))
-    with zipfile.ZipFile(io.BytesIO(content)) as zipped:
-        entry = json.loads(zipped.read(_ENTRY_FILE))["model"]
-        zipped.extractall(folder, [member for member in zipped.namelist() if member != _ENTRY_FILE])
-    return Opened(folder, str(folder / entry) if entry.endswith(".py") else entry)
 
 
 @functools.cache
@@ -275,24 +259,29 @@ def custom_objects(opened: Opened) -> dict[str, Any]:
     Raises:
         InputError: If a module cannot be imported.
     """
-    import keras
-
-    registered = keras.saving.get_custom_objects()
-    own = dict(registered)
-    registered.clear()
     try:
-        with importing_from(opened):
+        with objects_of_keras_only() as registered, importing_from(opened):
             if opened.model.endswith(".py"):
                 import_file(Path(opened.model))
             for module in opened.modules:
                 importlib.import_module(module)
-        return dict(registered)
+            return dict(registered)
     except Exception as error:  # User code may raise anything.
-        line, *_ = str(error).splitlines() or [""]
         raise InputError(
-            f"Cannot import the code that comes with the model: {type(error).__name__}: {line}. Install what it "
-            "imports."
+            f"Cannot import the code that comes with the model: {describe(error)}. Install what it imports."
         ) from error
+
+
+@contextlib.contextmanager
+def objects_of_keras_only() -> Iterator[dict[str, Any]]:
+    """Hide the objects that are registered with Keras in this process; yields those registered in the block."""
+    import keras
+
+    registered = keras.saving.get_custom_objects()
+    before = dict(registered)
+    registered.clear()
+    try:
+        yield registered
     finally:
         registered.clear()
-        registered.update(own)
+        registered.update(before)

@@ -1,7 +1,6 @@
 """Builds a model from its name: a registered name, a user's file or function, or a bundle."""
 
 import ast
-import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -207,7 +206,7 @@ def _builder(name: str) -> Callable[..., Any]:
     except Exception as error:  # User code may raise anything.
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         raise InputError(
-            f"Cannot import the model {name!r}: {_said(error)}. Correct the path or the file."
+            f"Cannot import the model {name!r}: {explain(error)}. Correct the path or the file."
             + (_TORCH if missing in _TORCH_PACKAGES else "")
         ) from error
     if not callable(getattr(module, function, None)):
@@ -227,11 +226,11 @@ def _is_torch(value: Any) -> bool:
     return any(str(kind.__module__).partition(".")[0] in _TORCH_PACKAGES for kind in kinds)
 
 
-def _said(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """Return an error's class and first line; of an error that Keras has wrapped, the layer's own message."""
     wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
-    text = wrapped[1] if wrapped else str(error)
-    line, *_ = (text.partition("Error encountered:")[2] or text).strip().splitlines() or [""]
+    text = re.split("(?:Error|Exception) encountered:", wrapped[1] if wrapped else str(error))[-1]
+    line, *_ = text.strip().splitlines() or [""]
     return f"{type(error).__name__}: {line}"
 
 
@@ -264,16 +263,11 @@ def build_model(
         with importing_from(opened):
             return build_model(opened.model, interface, parameters, warn)
     check_model(name, parameters)
-    with _neighbours(name):
+    folders = [] if name in REGISTRY or name.endswith(".keras") else [Path.cwd()]
+    if name.endswith(".py"):
+        folders.insert(0, Path(name).resolve().parent)
+    with with_folders(*folders):
         return _build_here(name, interface, parameters, warn)
-
-
-def _neighbours(name: str) -> contextlib.AbstractContextManager[None]:
-    """Add the folder of the model's file, or the current folder, to the import path while the block runs."""
-    if name in REGISTRY or name.endswith(".keras"):
-        return contextlib.nullcontext()
-    beside = [Path(name).resolve().parent] if name.endswith(".py") else []
-    return with_folders(*beside, Path.cwd())
 
 
 def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
@@ -305,7 +299,12 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
             f"received {model.input_shape} and {model.output_shape}."
         )
     _check_ending(name, model, interface.task)
-    return _in_target_units(model, interface) if interface.mean else model
+    if not interface.mean:
+        return model
+    # Always float32: the 8 bits of bfloat16 would lose a small deviation from a large mean.
+    units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
+    # Not `model.input`, which a Sequential model lacks before it is called.
+    return keras.Model(model.inputs[0], units(model.outputs[0]), name=model.name)
 
 
 def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
@@ -328,8 +327,8 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
         return keras.Model(inputs, model(inputs))
     except Exception as error:  # See `_builder`.
         raise InputError(
-            f"The model {name!r} cannot be called on keras.Input({interface.input.shape}): {_said(error)}. Make its "
-            "layers in __init__, their variables in build, and use operations of keras.ops in call; or return "
+            f"The model {name!r} cannot be called on keras.Input({interface.input.shape}): {explain(error)}. Make "
+            "its layers in __init__, their variables in build, and use operations of keras.ops in call; or return "
             "keras.Model(inputs, outputs)."
         ) from error
 
@@ -382,15 +381,6 @@ def _ending(model: Any) -> str:
     return getattr(getattr(layer, "activation", None), "__name__", "")
 
 
-def _in_target_units(model: Any, interface: Interface) -> Any:
-    import keras
-
-    # Always float32: the 8 bits of bfloat16 would lose a small deviation from a large mean.
-    units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
-    # Not `model.input`, which a Sequential model lacks before it is called.
-    return keras.Model(model.inputs[0], units(model.outputs[0]), name=model.name)
-
-
 def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
     builder, facts = _builder(name), interface.facts
     signature = inspect.signature(builder)
@@ -431,7 +421,8 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
     except Exception as error:  # See `_builder`.
         raise InputError(
             f"The model {name!r} could not be built for {interface.input} and {interface.task.size_fact}="
-            f"{interface.num_classes} with {dict(parameters)}: {_said(error)}. Correct the parameters or the model."
+            f"{interface.num_classes} with {dict(parameters)}: {explain(error)}. Correct the parameters or "
+            "the model."
         ) from error
 
 
@@ -442,6 +433,6 @@ def _load_keras_file(path: str) -> Any:
         return keras.saving.load_model(path, compile=False, safe_mode=True)
     except (ValueError, TypeError, OSError) as error:
         raise InputError(
-            f"Refused the model file {path!r}: it holds code of its own or is damaged ({_said(error)}). Expected "
-            "layers of Keras only. Give the model as a .py file that builds it."
+            f"Refused the model file {path!r}: it holds code of its own or is damaged ({explain(error)}). "
+            "Expected layers of Keras only. Give the model as a .py file that builds it."
         ) from error

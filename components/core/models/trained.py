@@ -13,8 +13,8 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import ARCHITECTURE_FILE, BEST_WEIGHTS_FILE, CODE_FILE
 from tpu_components.core.examples.interface import LANGUAGE_MODEL
-from tpu_components.core.models.bundle import Bundle, custom_objects, open_bundle
-from tpu_components.core.models.lookup import bundle_of
+from tpu_components.core.models.bundle import Bundle, custom_objects, objects_of_keras_only, open_bundle
+from tpu_components.core.models.lookup import bundle_of, explain
 from tpu_components.core.models.stepping import StepModel
 
 _CODE = "code_sha256"  # In architecture.json: the digest of `code.zip`.
@@ -29,36 +29,33 @@ _ADVICE = (
 
 def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -> None:
     """Write the model's Keras configuration to `architecture.json`, and its custom code to `code.zip`."""
-    architecture = _with_precision(json.loads(model.to_json()), None)
+    architecture = json.loads(_config_of(model))
     if code is not None:
         architecture[_CODE] = code.digest
         (directory / CODE_FILE).write_bytes(code.content)
     (directory / ARCHITECTURE_FILE).write_text(json.dumps(architecture, indent=1))
 
 
-def _with_precision(config: Any, precision: str | None) -> Any:
-    """Replace every mixed-precision policy in a configuration; None removes what compilation has added."""
-    if isinstance(config, dict):
-        if precision and config.get("class_name") == "DTypePolicy" and config["config"]["name"].startswith("mixed_"):
-            return {**config, "config": {"name": precision}}
-        return {name: _with_precision(value, precision) for name, value in config.items() if name != "compile_config"}
-    if isinstance(config, list):
-        return [_with_precision(item, precision) for item in config]
-    return config
+def _config_of(model: Any) -> str:
+    """Return the model's configuration as JSON, without the parts that compilation has added."""
+    parsed = json.loads(
+        model.to_json(), object_hook=lambda item: {k: v for k, v in item.items() if k != "compile_config"}
+    )
+    return json.dumps(parsed)
 
 
-def load_trained_model(
-    directory: Path,
-    weights_file: str = BEST_WEIGHTS_FILE,
-    precision: str = "float32",
-    input_dtype: str | None = None,
-) -> Any:
-    """Rebuild a model from `architecture.json` and weights, on Keras's current device.
+def _in_float32(item: dict[str, Any]) -> dict[str, Any]:
+    """Replace a mixed-precision policy in a configuration by float32."""
+    is_mixed = item.get("class_name") == "DTypePolicy" and item["config"]["name"].startswith("mixed_")
+    return {**item, "config": {"name": "float32"}} if is_mixed else item
+
+
+def load_trained_model(directory: Path, weights_file: str = BEST_WEIGHTS_FILE, input_dtype: str | None = None) -> Any:
+    """Rebuild a model in float32 from `architecture.json` and weights, on Keras's current device.
 
     Args:
         directory: Folder that train_model wrote.
         weights_file: File of the weights to load.
-        precision: Dtype policy of the rebuilt model; it may differ from that of the training.
         input_dtype: Dtype of the input; None is that of the training. Values are in [0, 255] in both cases.
 
     Returns:
@@ -70,7 +67,7 @@ def load_trained_model(
     """
     path = directory / ARCHITECTURE_FILE
     try:
-        config = _with_precision(json.loads(path.read_text()), precision)
+        config = json.loads(path.read_text(), object_hook=_in_float32)
         digest = config.pop(_CODE, None)
         code = directory / CODE_FILE
         objects = custom_objects(open_bundle(code.read_bytes(), digest, str(code))) if digest else {}
@@ -91,10 +88,9 @@ def load_trained_model(
     except InputError:
         raise
     except (ValueError, TypeError, KeyError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise InputError(
-            f"Cannot load the model in {directory}: it holds code of its own or is damaged ({reason}). Expected "
-            "layers of Keras only. Train it again with train_model."
+            f"Cannot load the model in {directory}: it holds code of its own or is damaged ({explain(error)}). "
+            "Expected layers of Keras only. Train it again with train_model."
         ) from error
     return model
 
@@ -114,16 +110,28 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
         InputError: If the model uses code that is neither Keras's own nor registered by the model's modules, or is a
             language model without a step function (see `StepModel`).
     """
-    config, code = _configuration(model, name), None
+    try:
+        config = _config_of(model)
+    except Exception as error:  # Keras and the user's `get_config` may raise anything.
+        first = next(iter(" ".join(str(error).split()).split(". ")), "")
+        raise InputError(f"The model {name!r} cannot be saved: {first or type(error).__name__}. {_ADVICE}") from error
+    code = None
     try:
         _rebuild(config, {})
-    except Exception as error:  # Keras may raise anything here.
+    except Exception as error:  # Keras may raise anything here, and below.
         if name.endswith(".keras") or (code := bundle_of(name)) is None:
             raise InputError(
-                f"The model {name!r} cannot be rebuilt without its code ({_reason(error)}), as evaluation and export "
-                "have to. Give it as a .py file or module:function, whose code is kept with the model."
+                f"The model {name!r} cannot be rebuilt without its code ({explain(error)}), as evaluation "
+                "and export have to. Give it as a .py file or module:function, whose code is kept with the model."
             ) from error
-        _check_rebuilds_with(code, config, name)
+        objects = custom_objects(open_bundle(code.content, code.digest, code.name))
+        try:
+            _rebuild(config, objects)
+        except Exception as second:
+            raise InputError(
+                f"The model {name!r} cannot be rebuilt from its file ({explain(second)}), as evaluation "
+                f"and export have to. {_ADVICE}"
+            ) from second
     finally:
         gc.collect()  # Frees the second model's device memory; it has reference cycles.
     if task == LANGUAGE_MODEL:
@@ -131,43 +139,12 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
     return code
 
 
-def _configuration(model: Any, name: str) -> str:
-    try:
-        return json.dumps(_with_precision(json.loads(model.to_json()), None))
-    except Exception as error:  # Keras and the user's `get_config` may raise anything.
-        first = next(iter(" ".join(str(error).split()).split(". ")), "")
-        raise InputError(f"The model {name!r} cannot be saved: {first or type(error).__name__}. {_ADVICE}") from error
-
-
-def _check_rebuilds_with(code: Bundle, config: str, name: str) -> None:
-    try:
-        _rebuild(config, custom_objects(open_bundle(code.content, code.digest, code.name)))
-    except InputError:
-        raise
-    except Exception as error:  # See `check_rebuilds`.
-        raise InputError(
-            f"The model {name!r} cannot be rebuilt from its file ({_reason(error)}), as evaluation and export have to. "
-            + _ADVICE
-        ) from error
-
-
 def _rebuild(config: str, objects: dict[str, Any]) -> Any:
     """Build a model from its configuration; `objects` take precedence over objects registered in this process."""
     import keras
 
-    registered = keras.saving.get_custom_objects()
-    own = dict(registered)
-    registered.clear()
-    try:
+    with objects_of_keras_only():
         return keras.models.model_from_json(config, custom_objects=objects)
-    finally:
-        registered.clear()
-        registered.update(own)
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    return text.rpartition("Exception encountered: ")[2].strip().partition("\n")[0] or type(error).__name__
 
 
 def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:

@@ -1,12 +1,13 @@
 """Blocks that people read: described once, and shown on a page, in a terminal or as Markdown.
 
-A block is one of `Block`; a text by itself is a paragraph. `page.render` makes a page of them, `as_text` lines.
+A block is one of `Block`. A text by itself is a paragraph. Figures, cards, passages or drawings stand beside each other
+in a list. `page.render` makes a page of blocks, `as_text` lines, which leave lists, matrices and markup out.
 """
 
 import dataclasses
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import markupsafe
 
@@ -21,7 +22,8 @@ class Cell:
     Attributes:
         text: The text, in a terminal all of it.
         look: Classes of `page.css`: `good`, `bad`, `note` or `best`.
-        share: Length of a bar beside the text, from 0 to 1; None for no bar.
+        share: Length of a bar beside the text, or strength of its colour, from 0 to 1; None for neither.
+        hint: Text under the pointer; a page shows it in a matrix or a passage.
         link: Address that the text leads to; empty for none.
         strong: Whether Markdown shows it in bold type.
     """
@@ -29,6 +31,7 @@ class Cell:
     text: str
     look: str = ""
     share: float | None = None
+    hint: str = ""
     link: str = ""
     strong: bool = False
 
@@ -41,11 +44,10 @@ class Table:
     """Rows of cells; the first cell of a row names it.
 
     Attributes:
-        columns: Headings, each a text or, a `Cell`; and on which side each column is aligned: `<` or `>`.
+        columns: Headings, each a text or a `Cell`, and the side to which each column is aligned: `<` or `>`.
         rows: A cell for every column.
     """
 
-    kind: ClassVar[str] = "table"
     columns: Mapping[Any, str]
     rows: Sequence[Sequence[str | Cell]]
 
@@ -75,7 +77,6 @@ class Table:
 class Fields:
     """Names with values; one without a value is left out, one without a name goes on with the one before it."""
 
-    kind: ClassVar[str] = "fields"
     pairs: Sequence[tuple[str, str]]
 
     @property
@@ -99,7 +100,6 @@ class Sentences:
         passed: Whether they say that something is well; None where they give no verdict.
     """
 
-    kind: ClassVar[str] = "sentences"
     texts: Sequence[str | Cell]
     title: str = ""
     passed: bool | None = None
@@ -128,19 +128,34 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Figures:
-    """Figures beside each other, on a page alone."""
+class Card:
+    """An example.
 
-    kind: ClassVar[str] = "figures"
-    figures: Sequence[Figure]
+    Attributes:
+        name: Name of the example, such as its file's path.
+        content: A text, or the markup of a picture.
+        lines: Lines below it. The details of a line stand before its name.
+    """
+
+    name: str
+    content: str
+    lines: Sequence[Figure]
 
 
 @dataclasses.dataclass(frozen=True)
-class Charts:
-    """Drawings of `page.draw`, on a page alone."""
+class Matrix:
+    """Cells by row and column of the same names, each of the look `hit`, `miss` or `none`, coloured by its share."""
 
-    kind: ClassVar[str] = "charts"
-    drawings: Sequence[markupsafe.Markup]
+    names: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Passage:
+    """A text whose line breaks are kept: parts that are coloured by their share, or only read (`read`)."""
+
+    title: str
+    parts: Sequence[Cell]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +168,6 @@ class Section:
         is_folded: Whether a page opens it only when it is asked to.
     """
 
-    kind: ClassVar[str] = "section"
     title: str
     blocks: "Sequence[Block]"
     is_folded: bool = False
@@ -163,7 +177,8 @@ class Section:
         return [self.title, as_text(self.blocks, width)]
 
 
-Block = str | Table | Fields | Sentences | Figures | Charts | Section
+SideBySide = list[Figure] | list[Card] | list[Passage] | list[markupsafe.Markup]
+Block = str | Table | Fields | Sentences | Section | Matrix | SideBySide
 
 
 def as_text(blocks: Sequence[Block], width: int) -> str:
@@ -173,7 +188,7 @@ def as_text(blocks: Sequence[Block], width: int) -> str:
         blocks: The blocks; those that are empty are left out.
         width: Width of the terminal.
     """
-    shown = [block for block in blocks if not isinstance(block, Figures | Charts)]
+    shown = [block for block in blocks if not isinstance(block, markupsafe.Markup | Matrix | list)]
     texts = [textwrap.wrap(block, width) if isinstance(block, str) else block.lines(width) for block in shown]
     return "\n\n".join("\n".join(lines) for lines in texts if lines)
 

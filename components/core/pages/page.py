@@ -19,7 +19,7 @@ from tpu_components.core.step.step_record import RUN_VARIABLE
 
 if TYPE_CHECKING:
     import jinja2
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure
 
 _HOVERED_POINTS = 400  # Of a line; more lie over each other.

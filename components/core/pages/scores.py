@@ -166,5 +166,10 @@ def percent(value: float, digits: int = 1) -> str:
     return text.replace("%", "\N{NO-BREAK SPACE}%")
 
 
+def plain_number(value: float) -> str:
+    """Return a number of any size, to four digits."""
+    return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
+
+
 def _signed(number: float, digits: int, sign: str) -> str:
     return f"{number:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")

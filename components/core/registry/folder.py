@@ -2,11 +2,10 @@
 
 import contextlib
 import dataclasses
-import datetime
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError, did_you_mean
@@ -32,9 +31,12 @@ from tpu_components.core.registry.versions import (
     VERSION_FILE,
     Move,
     Version,
+    VersionFacts,
+    check_promotable,
     describe_file,
     digest_listing,
     model_digest,
+    now,
     version_digest,
 )
 
@@ -143,16 +145,7 @@ class ModelRegistry:
         return None
 
     def register(
-        self,
-        model_dir: Path,
-        export_dir: Path,
-        *,
-        metrics: Mapping[str, float],
-        reasons: Sequence[str],
-        lineage: Mapping[str, Any],
-        parent: str = "",
-        card: str = "",
-        signing_key: str = "",
+        self, model_dir: Path, export_dir: Path, *, signing_key: str = "", **facts: Unpack[VersionFacts]
     ) -> Version:
         """Add a version, or return the existing version with this content. No alias moves.
 
@@ -161,12 +154,8 @@ class ModelRegistry:
         Args:
             model_dir: Folder that train_model wrote.
             export_dir: Folder that export_model wrote.
-            metrics: Scalar metrics by name.
-            reasons: Reasons of the gate.
-            lineage: Origin of the model.
-            parent: Version that the model was compared with.
-            card: Text of the model card; empty for none.
             signing_key: File of the private key to sign the version with; empty leaves it unsigned.
+            facts: What is recorded with the version.
         """
         digest = version_digest(model_dir, export_dir)
         storage.require_writable(self.directory)
@@ -175,20 +164,11 @@ class ModelRegistry:
             for version in self.versions():
                 if version.content_digest == digest:
                     return version
-            number = f"{max([0, *map(int, self._used_numbers())]) + 1:04d}"
+            moved = {move.version for moves in self._read_aliases().values() for move in moves}
+            number = f"{max([0, *map(int, {*moved, *self.numbers()})]) + 1:04d}"  # Deleted versions keep their numbers.
             with storage.staged_directory(self._versions_dir / number) as staged:
-                fill_version(
-                    staged,
-                    model_dir,
-                    export_dir,
-                    name=version_name(self.model_name, number),
-                    metrics=metrics,
-                    reasons=reasons,
-                    lineage=lineage,
-                    parent=parent,
-                    card=card,
-                    signing_key=signing_key,
-                )
+                name = version_name(self.model_name, number)
+                fill_version(staged, model_dir, export_dir, name, signing_key, **facts)
             return self.version(number)
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
@@ -198,8 +178,7 @@ class ModelRegistry:
             number: Number of the version.
             alias: Alias to move, for example `champion`.
             reason: Reason of the move.
-            champion: Digest of the champion that the model was compared with, empty if there was none; None if it was
-                compared with a version that did not have the alias.
+            champion: See `check_promotable`.
 
         Returns:
             The move that gave the version this alias.
@@ -208,16 +187,10 @@ class ModelRegistry:
             InputError: If the alias has moved since the comparison, the version was rolled back, or it is damaged.
         """
         with self._lock():
-            version, current, moves = self.version(number), self.find(alias), self.moves(alias)
-            if current and current.number == number:
+            check_promotable(self, number, alias, champion)
+            version, moves = self.version(number), self.moves(alias)
+            if moves and moves[-1].version == number:
                 return moves[-1]
-            current_digest = current.model_digest if current else ""
-            if champion is not None and current_digest not in (champion, version.model_digest):
-                raise InputError(
-                    f"Cannot promote version {number} of {self.model_name!r}: it was compared with "
-                    f"{self.number_of(champion) or 'none'}, and meanwhile the {alias} is "
-                    f"{current.number if current else 'none'}. Run again, to compare it with that."
-                )
             last = next((move for move in reversed(moves) if number in (move.version, move.previous)), None)
             if last and last.by == ROLLBACK and last.previous == number:
                 raise InputError(
@@ -270,7 +243,7 @@ class ModelRegistry:
         version.check_files()
         aliases = self._read_aliases()
         moves = aliases.get(alias, ())
-        move = Move(version.number, moves[-1].version if moves else "", by, reason, _now())
+        move = Move(version.number, moves[-1].version if moves else "", by, reason)
         aliases[alias] = (*moves, move)
         storage.write_json(
             self.directory / ALIASES_FILE,
@@ -285,11 +258,6 @@ class ModelRegistry:
     def _version_dirs(self) -> list[Path]:
         folders = [path for path in self._versions_dir.glob("*") if re.fullmatch(VERSION_NUMBER, path.name)]
         return sorted(folders, key=lambda path: int(path.name))
-
-    def _used_numbers(self) -> set[str]:
-        """Return the numbers of all versions, including deleted ones in the alias history."""
-        moved = {move.version for moves in self._read_aliases().values() for move in moves}
-        return moved | {*self.numbers()}
 
     def _read_aliases(self) -> dict[str, tuple[Move, ...]]:
         path = self.directory / ALIASES_FILE
@@ -318,37 +286,26 @@ class ModelRegistry:
 
 
 def fill_version(
-    directory: Path,
-    model_dir: Path,
-    export_dir: Path,
-    *,
-    name: str,
-    metrics: Mapping[str, float],
-    reasons: Sequence[str],
-    lineage: Mapping[str, Any],
-    parent: str,
-    card: str = "",
-    signing_key: str = "",
+    directory: Path, model_dir: Path, export_dir: Path, name: str, signing_key: str, **facts: Unpack[VersionFacts]
 ) -> None:
     """Write the files of a version and its version.json. Arguments as in `register`; `name` is `Version.name`."""
     storage.copy_tree(model_dir, directory / MODEL_DIR)
     storage.copy_tree(export_dir, directory / EXPORT_DIR)
-    if card:
-        storage.write_bytes(directory / CARD_FILE, card.encode())
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    names = {path: path.relative_to(directory).as_posix() for path in paths}
-    files = {name: describe_file(path) for path, name in names.items() if name not in UNLISTED}
+    if facts.get("card"):
+        storage.write_bytes(directory / CARD_FILE, facts["card"].encode())
+    files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    listed = {file: describe_file(path) for file, path in files.items() if file not in UNLISTED}
     version = Version(
         directory=directory,
-        digest=digest_listing(files),
+        digest=digest_listing(listed),
         content_digest=version_digest(model_dir, export_dir),
         model_digest=model_digest(model_dir),
-        created=_now(),
-        parent=parent,
-        metrics=metrics,
-        reasons=list(reasons),
-        lineage=lineage,
-        files=files,
+        created=now(),
+        parent=facts.get("parent", ""),
+        metrics=facts["metrics"],
+        reasons=list(facts["reasons"]),
+        lineage=facts["lineage"],
+        files=listed,
         name=name,
     )
     storage.write_json(directory / VERSION_FILE, version.as_dict())
@@ -361,7 +318,3 @@ def fill_version(
 def list_models(root: Path) -> tuple[ModelRegistry, ...]:
     """Return the models of a registry, by name."""
     return tuple(ModelRegistry(root, path.parent.name) for path in sorted(root.glob("*/versions")))
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

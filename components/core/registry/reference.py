@@ -36,6 +36,17 @@ def reference(root: Path | str, model_name: str, version: str) -> str:
     return f"{root}/{model_name}@{version}"
 
 
+def version_at(place: str) -> tuple[str, str]:
+    """Return model name and number of the version at a path, or of that whose export is there; else two empty texts.
+
+    Example:
+        >>> version_at("runs/registry/shoes/versions/0003/export"), version_at("runs/shoes/export")
+        (('shoes', '0003'), ('', ''))
+    """
+    match = re.search(f"(?:^|/)({MODEL_NAME})/{VERSIONS_DIR}/({VERSION_NUMBER})(?:/{EXPORT_DIR})?$", place)
+    return (match[1], match[2]) if match else ("", "")
+
+
 def version_name(model_name: str, number: str) -> str:
     """Return the value of `Version.name`, `MODEL@NUMBER`."""
     return f"{model_name}@{number}"

@@ -19,15 +19,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import MODEL_FILE
 from tpu_components.core.files import storage, typed_json
-from tpu_components.core.registry.reference import (
-    EXPORT_DIR,
-    MODEL_DIR,
-    MODEL_NAME,
-    SIGNATURE_FILE,
-    VERSION_NUMBER,
-    VERSIONS_DIR,
-    version_name,
-)
+from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_DIR, SIGNATURE_FILE, version_at, version_name
 from tpu_components.core.registry.versions import VERSION_FILE, Version
 
 PASSWORD_VARIABLE = "TPU_PIPELINES_SIGNING_PASSWORD"
@@ -74,7 +66,7 @@ def verify_version(directory: Path, verify_key: str, uri: str = "", name: str = 
     verify_folder(directory, verify_key, uri)
     verify_folder(directory / EXPORT_DIR, verify_key, uri and f"{uri}/{EXPORT_DIR}")
     place = uri or os.path.abspath(directory)
-    if name := name or _name_of_place(place):
+    if name := name or _name_at(place):
         signed = Version.load(directory).name
         if signed not in (name, ""):
             raise InputError(
@@ -103,8 +95,8 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
         raise InputError(f"{refused} no {SIGNATURE_FILE} in it. Sign it, or take a version that is signed.")
     try:
         config.verify(folder, signature)
-        if unsigned := _files(folder) - _signed_files(signature):
-            raise InputError(f"files that its signature leaves out: {', '.join(sorted(unsigned))}")
+        if unsigned := _unsigned_files(folder, signature):
+            raise InputError(f"files that its signature leaves out: {', '.join(unsigned)}")
     except Exception as error:  # A forged signature may raise anything in the library.
         raise InputError(f"{refused} {_fault(error)}. Restore it from a backup, or take another version.") from error
 
@@ -133,11 +125,8 @@ def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> 
         except OSError as error:
             reason = (error.strerror or "not every file can be read").lower()
             raise InputError(f"Cannot copy {copied}, to verify what is loaded: {reason}. Check its modes.") from error
-    if not version:
-        verify_folder(folder, verify_key, uri)
-        return folder
-    verify_version(folder, verify_key, version, name)
-    return folder / EXPORT_DIR
+    _verify(folder, verify_key, uri, version, name)
+    return folder / EXPORT_DIR if version else folder
 
 
 def verify_export(uri: str, verify_key: str, name: str = "") -> str:
@@ -156,11 +145,15 @@ def verify_export(uri: str, verify_key: str, name: str = "") -> str:
     """
     version, name = _find_version(uri, name)
     with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
-        if version:
-            verify_version(storage.localize(version, Path(scratch)), verify_key, version, name)
-        else:
-            verify_folder(storage.localize(uri, Path(scratch)), verify_key, uri)
+        _verify(storage.localize(version or uri, Path(scratch)), verify_key, uri, version, name)
     return version or uri
+
+
+def _verify(folder: Path, verify_key: str, uri: str, version: str, name: str) -> None:
+    if version:
+        verify_version(folder, verify_key, version, name)
+    else:
+        verify_folder(folder, verify_key, uri)
 
 
 def _find_version(uri: str, name: str) -> tuple[str, str]:
@@ -170,8 +163,8 @@ def _find_version(uri: str, name: str) -> tuple[str, str]:
     """
     places = [uri.rstrip("/")] if storage.is_remote(uri) else [os.path.abspath(uri), os.path.realpath(uri)]
     for place in places:
-        if of_place := _name_of_place(version := place.removesuffix(f"/{EXPORT_DIR}")):
-            return version, name or of_place
+        if name_there := _name_at(place):
+            return place.removesuffix(f"/{EXPORT_DIR}"), name or name_there
     for place in places:
         version, _, part = place.rpartition("/")
         if part == EXPORT_DIR and (name or any(storage.exists(f"{version}/{file}") for file in _BESIDE)):
@@ -179,10 +172,10 @@ def _find_version(uri: str, name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _name_of_place(version: str) -> str:
+def _name_at(place: str) -> str:
     """Return the name of a version from its path in a registry; empty for other paths."""
-    match = re.search(f"(?:^|/)({MODEL_NAME})/{VERSIONS_DIR}/({VERSION_NUMBER})$", version)
-    return version_name(match[1], match[2]) if match else ""
+    model_name, number = version_at(place)
+    return model_name and version_name(model_name, number)
 
 
 def try_keys(signing_key: str, verify_key: str) -> None:
@@ -225,7 +218,7 @@ def _sign(folder: Path, signing_key: str) -> None:
     config = signing.Config().set_hashing_config(_hashing())
     password: Any = os.environ.get(PASSWORD_VARIABLE, "").encode() or None  # The library accepts bytes.
     what = f"sign with {_name(signing_key)}, its password being that of {PASSWORD_VARIABLE}, if any"
-    with _as_file(storage.read_bytes(signing_key)) as path, _naming_mistakes(what, "private"):
+    with _key_file(storage.read_bytes(signing_key), what, "private") as path:
         config.use_elliptic_key_signer(private_key=path, password=password)
     signature = folder / SIGNATURE_FILE
     signature.unlink(missing_ok=True)
@@ -237,7 +230,7 @@ def _verifier(verify_key: str) -> Any:
     from model_signing import verifying
 
     config = verifying.Config().set_hashing_config(_hashing())
-    with _as_file(_read_public(verify_key)) as path, _naming_mistakes(f"verify with {_name(verify_key)}", "public"):
+    with _key_file(_read_public(verify_key), f"verify with {_name(verify_key)}", "public") as path:
         config.use_elliptic_key_verifier(public_key=path)
     return config
 
@@ -260,17 +253,12 @@ def _require_ordinary(folder: Path, uri: str) -> None:
             )
 
 
-def _files(folder: Path) -> set[str]:
-    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    return files - {SIGNATURE_FILE}
-
-
-def _signed_files(signature: Path) -> set[str]:
-    """Return the files that a signature names. The library skips files that the signature lists as ignored."""
-    statement = typed_json.decode(
-        base64.b64decode(typed_json.decode(signature.read_bytes())["dsseEnvelope"]["payload"])
-    )
-    return {file["name"] for file in statement["predicate"]["resources"]}
+def _unsigned_files(folder: Path, signature: Path) -> list[str]:
+    """Return the files that a signature does not name. The library skips files that the signature lists as ignored."""
+    envelope = typed_json.decode(signature.read_bytes())["dsseEnvelope"]
+    statement = typed_json.decode(base64.b64decode(envelope["payload"]))
+    signed = {SIGNATURE_FILE, *(file["name"] for file in statement["predicate"]["resources"])}
+    return sorted({path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - signed)
 
 
 def _read_public(verify_key: str) -> bytes:
@@ -287,7 +275,7 @@ def _name(key: str) -> str:
 
 
 @contextlib.contextmanager
-def _as_file(key: bytes) -> Iterator[Path]:
+def _key_file(key: bytes, what: str, kind: str) -> Iterator[Path]:
     """Yield a path (a pipe) from which the library reads the key, so that the key is not written to disk."""
     if len(key) > _MOST_KEY_BYTES:
         raise InputError(f"Cannot use a key of {len(key):,} bytes: expected a {_WANTED}. Check the path.")
@@ -296,18 +284,13 @@ def _as_file(key: bytes) -> Iterator[Path]:
         with open(writing, "wb") as file:
             file.write(key)
         yield Path(f"/dev/fd/{reading}")
+    except Exception as error:  # Other kinds of keys, encrypted keys and plain text raise different errors.
+        reason = _in_one_line(str(error) or type(error).__name__)
+        raise InputError(
+            f"Cannot {what}: expected a {kind} {_WANTED}, received something else ({reason}). Check the path."
+        ) from error
     finally:
         os.close(reading)
-
-
-@contextlib.contextmanager
-def _naming_mistakes(what: str, kind: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # Other kinds of keys, encrypted keys and plain text raise different errors.
-        raise InputError(
-            f"Cannot {what}: expected a {kind} {_WANTED}, received something else ({_words(error)}). Check the path."
-        ) from error
 
 
 def _fault(error: Exception) -> str:
@@ -329,10 +312,6 @@ def _fault(error: Exception) -> str:
     for library, ours in _DIFFERENCES.items():
         differences = [re.sub(library, ours, difference, flags=re.DOTALL) for difference in differences]
     return _in_one_line(f"other files than were signed, {'; '.join(differences)}")
-
-
-def _words(error: Exception) -> str:
-    return _in_one_line(str(error) or type(error).__name__)
 
 
 def _in_one_line(text: str) -> str:

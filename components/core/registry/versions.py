@@ -1,14 +1,14 @@
 """Registered versions: files, checksums and digests, and the interface of all registries."""
 
 import dataclasses
+import datetime
 import hashlib
 import json
-import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, NotRequired, Protocol, Self, TypedDict
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
@@ -26,7 +26,7 @@ from tpu_components.core.examples.artifacts import (
 )
 from tpu_components.core.examples.interface import TextInput
 from tpu_components.core.files import storage, typed_json
-from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_DIR, SIGNATURE_FILE, VERSION_NUMBER, VERSIONS_DIR
+from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_DIR, SIGNATURE_FILE, version_at
 from tpu_components.core.results.export_info import ExportInfo
 
 VERSION_FILE, ALIASES_FILE, CARD_FILE = "version.json", "aliases.json", "README.md"
@@ -35,6 +35,11 @@ UNLISTED = {VERSION_FILE, SIGNATURE_FILE, f"{EXPORT_DIR}/{SIGNATURE_FILE}"}
 
 
 _CHECKSUM, _OLD_CHECKSUM = "sha256", "crc32c"
+
+
+def now() -> str:
+    """Return the time, UTC, ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,26 +110,21 @@ class Version:
         Raises:
             InputError: If it is missing or malformed.
         """
-        path = directory / VERSION_FILE
+        path, kinds = directory / VERSION_FILE, typing.get_type_hints(cls)
         try:
-            return cls._parse(directory, path.read_bytes())
+            raw = typed_values.read(typed_json.decode(path.read_bytes()), Mapping[str, Any])
+            facts = {name: typed_values.read(value, kinds[name], name) for name, value in raw.items()}
+            version = cls(directory=directory, **{"content_digest": facts["digest"], **facts})
+            for name, file in version.files.items():
+                storage.join("", name)
+                if not isinstance(file["num_bytes"], int) or not (file.get(_CHECKSUM) or file[_OLD_CHECKSUM]):
+                    raise ValueError("a file without size or checksum")
+            return version
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"Cannot read {path}: expected the description of a registered version, received something else "
                 f"({error!r}). Restore it from a backup, or promote another version."
             ) from error
-
-    @classmethod
-    def _parse(cls, directory: Path, described: bytes) -> Self:
-        kinds = typing.get_type_hints(cls)
-        raw = typed_values.read(typed_json.decode(described), Mapping[str, Any])
-        facts = {name: typed_values.read(value, kinds[name], name) for name, value in raw.items()}
-        version = cls(directory=directory, **{"content_digest": facts["digest"], **facts})
-        for name, file in version.files.items():
-            storage.join("", name)
-            if not isinstance(file["num_bytes"], int) or not (file.get(_CHECKSUM) or file[_OLD_CHECKSUM]):
-                raise ValueError("a file without size or checksum")
-        return version
 
     def damage(self, part: str = "", directory: Path | None = None) -> tuple[str, ...]:
         """Return messages about missing, changed and additional files; empty if the version is intact.
@@ -148,16 +148,15 @@ class Version:
         with ThreadPoolExecutor() as pool:
             faults = [words for words in pool.map(compare, expected) if words]
         there = {f"{start}{path.relative_to(top).as_posix()}" for path in top.rglob("*") if path.is_file()}
-        others = sorted(there - {*expected, *UNLISTED})
-        faults += [f"{name} is not of this version" for name in others if _is_seen(name)]
-        if not faults and not part and self.digest != self._digest_of_files():
-            faults.append(f"{VERSION_FILE} lists files of another digest than {self.digest[:16]}…")
+        for name in sorted(there - {*expected, *UNLISTED}):
+            if not any(map(storage.is_hidden, name.split("/"))):
+                faults.append(f"{name} is not of this version")
+        if not faults and not part:
+            is_old = any(_CHECKSUM not in file for file in self.files.values())
+            digest = version_digest(self.model_dir, self.export_dir) if is_old else digest_listing(self.files)
+            if digest != self.digest:
+                faults.append(f"{VERSION_FILE} lists files of another digest than {self.digest[:16]}…")
         return tuple(faults)
-
-    def _digest_of_files(self) -> str:
-        if all(_CHECKSUM in file for file in self.files.values()):
-            return digest_listing(self.files)
-        return version_digest(self.model_dir, self.export_dir)
 
     def check_files(self) -> None:
         """Check that the version has exactly its registered files, unchanged.
@@ -192,7 +191,25 @@ class Move:
     previous: str
     by: str
     reason: str
-    time: str
+    time: str = dataclasses.field(default_factory=now)
+
+
+class VersionFacts(TypedDict):
+    """What is recorded with a new version beside its files.
+
+    Attributes:
+        metrics: Scalar metrics by name.
+        reasons: Reasons of the gate.
+        lineage: Origin of the model.
+        parent: Version that the model was compared with; left out if there was none.
+        card: Text of the model card; left out for none.
+    """
+
+    metrics: Mapping[str, float]
+    reasons: Sequence[str]
+    lineage: Mapping[str, Any]
+    parent: NotRequired[str]
+    card: NotRequired[str]
 
 
 class RegisteredVersion(Protocol):
@@ -225,6 +242,9 @@ class Registry(Protocol):
     def find(self, version: str) -> RegisteredVersion | None:
         """Return a version by number or alias; None for an alias that was never set. A number must exist."""
 
+    def version(self, number: str) -> RegisteredVersion:
+        """Return a version by number."""
+
     def number_of(self, model_digest: str) -> str:
         """Return the number of the latest version with this trained model; empty if there is none."""
 
@@ -233,6 +253,32 @@ class Registry(Protocol):
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that has passed the gate, unless it is there already."""
+
+
+def check_promotable(
+    registry: Registry, number: str, alias: str, champion: str | None, label: Callable[[str], str] = str
+) -> None:
+    """Check that an alias may move to a version.
+
+    Args:
+        registry: Registry of the model.
+        number: Number of the version.
+        alias: Alias to move.
+        champion: Digest of the champion that the model was compared with, empty if there was none; None if it was
+            compared with a version that did not have the alias.
+        label: Returns a digest in the form that the registry keeps.
+
+    Raises:
+        InputError: If the alias has moved since the comparison.
+    """
+    current, version = registry.find(alias), registry.version(number)
+    received = current.model_digest if current else ""
+    if champion is not None and received not in (label(champion), version.model_digest):
+        raise InputError(
+            f"Cannot promote version {number} of {registry.model_name!r}: it was compared with "
+            f"{registry.number_of(champion) or 'none'}, and meanwhile the {alias} is "
+            f"{current.number if current else 'none'}. Run again, to compare it with that."
+        )
 
 
 def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:
@@ -286,10 +332,9 @@ def check_folder(folder: Path) -> None:
         InputError: If a file is missing or changed.
     """
     folder = folder.resolve()
-    version_dir = folder.parent
-    is_of_registry = version_dir.parent.name == VERSIONS_DIR and re.fullmatch(VERSION_NUMBER, version_dir.name)
-    if folder.name in (MODEL_DIR, EXPORT_DIR) and is_of_registry and (version_dir / VERSION_FILE).is_file():
-        Version.load(version_dir).check_files()
+    is_of_version = folder.name in (MODEL_DIR, EXPORT_DIR) and version_at(str(folder.parent))[1]
+    if is_of_version and (folder.parent / VERSION_FILE).is_file():
+        Version.load(folder.parent).check_files()
 
 
 def model_digest(model_dir: Path) -> str:
@@ -338,18 +383,13 @@ def _digest_files(directory: Path, names: Sequence[str], *further: str) -> str:
 
 def describe_file(path: Path, checksum: str = _CHECKSUM) -> dict[str, Any]:
     """Return the size and checksum of a file, for version.json."""
-    if checksum == _OLD_CHECKSUM:
-        return {"num_bytes": path.stat().st_size, checksum: file_crc32c(path)}
-    return {"num_bytes": path.stat().st_size, checksum: file_sha256(path)}
+    digest_file = file_crc32c if checksum == _OLD_CHECKSUM else file_sha256
+    return {"num_bytes": path.stat().st_size, checksum: digest_file(path)}
 
 
 def short_digest(value: Any) -> str:
     """Return a digest of 16 characters of a JSON value; empty for an empty value."""
     return digest_of(value)[:16] if value else ""
-
-
-def _is_seen(name: str) -> bool:
-    return not any(map(storage.is_hidden, name.split("/")))
 
 
 def digest_listing(files: Mapping[str, Mapping[str, Any]]) -> str:

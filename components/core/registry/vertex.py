@@ -10,14 +10,12 @@ The `artifact_uri` is the folder `export/` of a version on gs://, which has the 
 """
 
 import dataclasses
-import datetime
 from typing import Any
 
-from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, MissingError, OutageError
 from tpu_components.core.files.vertex_clients import VertexService
 from tpu_components.core.registry.reference import CHAMPION, EXPORT_DIR, GATE, check_alias, check_registry
-from tpu_components.core.registry.versions import Move
+from tpu_components.core.registry.versions import Move, check_promotable
 
 DIGEST_LABEL, MODEL_LABEL, PARENT_LABEL = "tpu_pipelines_digest", "tpu_pipelines_model", "tpu_pipelines_parent"
 # Alias of the version that clients get by default. The service sets it on the first version and does not move it:
@@ -148,21 +146,9 @@ class VertexRegistry:
             return current
         return self.find(current.parent) if current.parent else None
 
-    def check_promotable(self, number: str, alias: str, champion: str | None) -> VertexVersion | None:
-        """Check that an alias may move to a version; returns its current version. Arguments as in `promote`.
-
-        Raises:
-            InputError: If the alias has moved since the comparison.
-        """
-        current, version = self.find(check_alias(alias)), self.version(number)
-        current_digest = current.model_digest if current else ""
-        if champion is not None and current_digest not in (as_label(champion), version.model_digest):
-            raise InputError(
-                f"Cannot promote version {number} of {self.model_name!r}: it was compared with "
-                f"{self.number_of(champion) or 'none'}, and meanwhile the {alias} is "
-                f"{current.number if current else 'none'}. Run again, to compare it with that."
-            )
-        return current
+    def check_promotable(self, number: str, alias: str, champion: str | None) -> None:
+        """See `versions.check_promotable`."""
+        check_promotable(self, number, check_alias(alias), champion, as_label)
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that has passed the gate, unless it is there already.
@@ -170,17 +156,13 @@ class VertexRegistry:
         The alias `champion` moves the service's own alias `default` too, so that clients get the champion by default.
         The service has no conditional move, so another process may move the alias between our check and our move.
 
-        Args:
-            number: Number of the version.
-            alias: Alias to move, for example `champion`.
-            reason: Reason of the move.
-            champion: Digest of the champion that the model was compared with, empty if there was none; None if it was
-                compared with a version that did not have the alias.
+        Arguments as in `ModelRegistry.promote`.
 
         Raises:
             InputError: If the alias has moved since the comparison.
         """
-        current = self.check_promotable(number, alias, champion)
+        self.check_promotable(number, alias, champion)
+        current = self.find(alias)
         previous, aliases = (current.number, current.aliases) if current else ("", ())
         if current and previous == number:
             previous = current.parent
@@ -190,7 +172,7 @@ class VertexRegistry:
         if not set(wanted) <= set(aliases):
             request = {"name": f"{self.name}@{number}", "version_aliases": wanted}
             self.call("ModelService", "merge_version_aliases", request)
-        return Move(number, previous, GATE, reason, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+        return Move(number, previous, GATE, reason)
 
 
 def _read(model: Any) -> VertexVersion:

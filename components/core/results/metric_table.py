@@ -1,6 +1,6 @@
 """The metrics of an evaluation, each stated once: gate, report, command line and comparisons read this table.
 
-How a metric is computed stands in `tpu_components.evaluate_model`, in the dataclass that has a field of its name.
+`tpu_components.evaluate_model.estimates` computes them.
 """
 
 import dataclasses
@@ -93,14 +93,9 @@ def direction(name: str) -> int:
     return BY_NAME[name].direction if name in BY_NAME else NEITHER
 
 
-def scalars(metrics: Any) -> dict[str, float]:
-    """Return the figures of an evaluation that are one number, by name; only those that are defined.
-
-    Args:
-        metrics: The dataclass of a task's figures, which names its `task`.
-    """
-    values = {name: getattr(metrics, name) for name in task_metrics(metrics.task)}
-    return {name: value for name, value in values.items() if value is not None}
+def scalars(task: str, figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a task that are defined, by name, from all figures of an evaluation."""
+    return {name: value for name in task_metrics(task) if (value := figures.get(name)) is not None}
 
 
 def show(value: float, *beside: float) -> str:

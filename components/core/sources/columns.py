@@ -1,10 +1,11 @@
-"""Columns of a listing, in a few bytes for each of very many examples: names, and what is known of files."""
+"""Columns of very many examples in a few bytes each: names and their hashes, sizes and versions of files."""
 
 import array
 import dataclasses
 import hashlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, overload
 
@@ -59,12 +60,12 @@ class Pieces(Sequence[bytes]):
         self._content, self._ends = content, ends
 
     @classmethod
-    def collect(cls, pieces: Iterable[bytes]) -> Self:
+    def collect(cls, pieces: Iterable[bytes]) -> "Pieces":
         """Keep pieces."""
         builder = PiecesBuilder()
         for piece in pieces:
             builder.add(piece)
-        return cls(*builder.columns())
+        return builder.pieces()
 
     @property
     def num_bytes(self) -> int:
@@ -106,31 +107,6 @@ class Pieces(Sequence[bytes]):
     __hash__ = None  # type: ignore[assignment]  # As lists: what is compared by content is not looked up.
 
 
-class _Hexadecimal(Pieces):
-    """uint64[count], each as the hexadecimal of its bytes, which is written out as it is asked for."""
-
-    def __init__(self, hashes: np.ndarray) -> None:
-        self._hashes = hashes.astype("<u8", copy=False)
-
-    @property
-    def num_bytes(self) -> int:
-        return 2 * self._hashes.nbytes
-
-    def __len__(self) -> int:
-        return len(self._hashes)
-
-    def at(self, places: np.ndarray | slice) -> list[bytes]:
-        written, size = self._hashes[places].tobytes().hex().encode(), 2 * self._hashes.itemsize
-        return [written[begin : begin + size] for begin in range(0, len(written), size)]
-
-    def __getitem__(self, place: int | slice) -> Any:
-        return tuple(self.at(place)) if isinstance(place, slice) else self.at(np.array([place]))[0]
-
-    def __iter__(self) -> Iterator[bytes]:
-        for begin in range(0, len(self), _LOOKED_AT_ONCE):
-            yield from self.at(slice(begin, begin + _LOOKED_AT_ONCE))
-
-
 class Names(Sequence[str]):
     """Strings in one buffer: their UTF-8 and 4 bytes each; see `Pieces`.
 
@@ -163,7 +139,10 @@ class Names(Sequence[str]):
             >>> Names.of_hashes(np.array([1, 0xAB00], np.uint64))[1]
             '00ab000000000000'
         """
-        return cls(_Hexadecimal(hashes))
+        width = 2 * hashes.itemsize
+        return cls(
+            Pieces(hashes.astype("<u8").tobytes().hex().encode(), np.arange(width, width * len(hashes) + 1, width))
+        )
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -225,10 +204,11 @@ class Files:
     @classmethod
     def collect(cls, files: Iterable[StoredFile]) -> Self:
         """Keep sizes and versions."""
-        builder = FilesBuilder()
+        sizes, versions = NumbersBuilder(), array.array("Q")
         for file in files:
-            builder.add(file)
-        return cls(*builder.columns())
+            sizes.add(file.num_bytes)
+            versions.append(int.from_bytes(hashlib.blake2b(file.version.encode(), digest_size=8).digest(), "little"))
+        return cls(sizes.numbers(), np.asarray(versions))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -253,8 +233,8 @@ class NumbersBuilder:
             self._numbers.append(number)
 
     def numbers(self) -> np.ndarray:
-        """Return all of them, uint32[count] or int64[count]."""
-        return _as_array(self._numbers, np.uint32 if self._numbers.typecode == "I" else np.int64)
+        """Return all of them, uint32[count] or int64[count], without a copy."""
+        return np.asarray(self._numbers)
 
 
 class PiecesBuilder:
@@ -268,57 +248,36 @@ class PiecesBuilder:
         self._content += piece
         self._ends.add(len(self._content))
 
-    def columns(self) -> tuple[bytearray, np.ndarray]:
-        """Return the arguments of `Pieces`."""
-        return self._content, self._ends.numbers()
-
-
-class NamesBuilder:
-    """Names that come one at a time."""
-
-    def __init__(self) -> None:
-        self._encoded = PiecesBuilder()
-
-    def add(self, name: str) -> None:
-        """Add a name.
-
-        Raises:
-            UnicodeEncodeError: If it cannot be encoded.
-        """
-        self._encoded.add(name.encode())
-
-    def names(self) -> Names:
+    def pieces(self) -> Pieces:
         """Return all of them."""
-        return Names(Pieces(*self._encoded.columns()))
+        return Pieces(self._content, self._ends.numbers())
 
 
-class FilesBuilder:
-    """Files that come one at a time."""
+def hash_unit(seed: int, purpose: str, keys: Sequence[str]) -> np.ndarray:
+    """Return float64[len(keys)] in [0, 1): one well-mixed number per key, independent between purposes.
 
-    def __init__(self) -> None:
-        self._sizes, self._versions = NumbersBuilder(), array.array("Q")
-
-    def add(self, file: StoredFile) -> None:
-        """Add a file."""
-        self._sizes.add(file.num_bytes)
-        self._versions.append(int.from_bytes(hashlib.blake2b(file.version.encode(), digest_size=8).digest(), "little"))
-
-    def columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the arguments of `Files`."""
-        return self._sizes.numbers(), _as_array(self._versions, np.uint64)
-
-    def files(self) -> Files:
-        """Return all of them."""
-        return Files(*self.columns())
-
-
-def _as_array(values: "array.array[int]", dtype: type) -> np.ndarray:
-    """Return the same memory as an array."""
-    return np.frombuffer(values, dtype) if values else np.empty(0, dtype)
+    Example:
+        >>> hash_unit(0, "split", ["a", "a"]).tolist() == hash_unit(0, "split", ["a"]).tolist() * 2
+        True
+    """
+    base, result = hashlib.blake2b(f"{seed}/{purpose}/".encode(), digest_size=8), np.empty(len(keys))
+    encoded = iter(keys.encoded if isinstance(keys, Names) else map(str.encode, keys))
+    for at in range(0, len(keys), _LOOKED_AT_ONCE):
+        digests = bytearray()
+        for key in itertools.islice(encoded, _LOOKED_AT_ONCE):
+            hasher = base.copy()
+            hasher.update(key)
+            digests += hasher.digest()
+        result[at : at + _LOOKED_AT_ONCE] = (np.frombuffer(digests, ">u8") >> np.uint64(11)) * 2.0**-53
+    return result
 
 
-def in_chunks(strings: Iterable[str]) -> Iterator[list[bytes]]:
-    """Yield the UTF-8 of strings, many at a time."""
-    encoded = iter(strings.encoded if isinstance(strings, Names) else map(str.encode, strings))
-    while chunk := list(itertools.islice(encoded, _LOOKED_AT_ONCE)):
-        yield chunk
+def find_repeated(keys: Sequence[str]) -> list[str]:
+    """Return each of the keys that repeat once, without a table of them all."""
+    hashes = hash_unit(0, "alike", keys)
+    hashes.sort()
+    alike = hashes[1:][hashes[1:] == hashes[:-1]]
+    if not len(alike):
+        return []
+    candidates = np.flatnonzero(np.isin(hash_unit(0, "alike", keys), alike)).tolist()
+    return [key for key, count in Counter(keys[i] for i in candidates).items() if count > 1]

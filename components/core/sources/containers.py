@@ -3,16 +3,14 @@
 import fnmatch
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.sources.listing import split_named
 from tpu_components.core.sources.targets import shown
-from tpu_components.core.work.workers import in_threads
 
-_T = TypeVar("_T")
 _WILDCARDS = "*?["
 
 
@@ -42,7 +40,9 @@ def list_containers(location: str, suffixes: Sequence[str]) -> list[Container]:
         files = [file for file in storage.list_files(folder) if fnmatch.fnmatchcase(file.name, pattern)]
     elif location.lower().endswith(tuple(suffixes)):
         folder = folder or ("/" if location.startswith("/") else ".")
-        files = [_stat(location, folder, pattern)]
+        files = list(storage.stat_files(folder, [pattern]))
+        if files[0].version == "missing":
+            raise InputError(f"Cannot read {location!r}: there is no such file. Check the path.")
     else:
         folder = location.rstrip("/") or "/"
         files = [file for file in storage.list_files(folder) if file.name.lower().endswith(tuple(suffixes))]
@@ -52,21 +52,6 @@ def list_containers(location: str, suffixes: Sequence[str]) -> list[Container]:
             "file or a pattern as FOLDER/train-*."
         )
     return [Container(f"{folder.rstrip('/')}/{file.name}", *file) for file in files]
-
-
-def _stat(location: str, folder: str, name: str) -> storage.StoredFile:
-    """Describe one file.
-
-    Raises:
-        InputError: If there is none.
-    """
-    if storage.is_remote(location):
-        found_files = [file for file in storage.list_files(folder) if file.name == name]
-    else:
-        found_files = [file for file in [storage.stat_file(folder, name)] if file.version != "missing"]
-    if not found_files:
-        raise InputError(f"Cannot read {location!r}: there is no such file. Check the path.")
-    return found_files[0]
 
 
 def version_of(containers: Sequence[Container]) -> str:
@@ -99,8 +84,3 @@ def _split_in(name: str) -> str | None:
     *folders, file = name.split("/")
     words = [*folders, re.split(r"[-_.0-9]", file)[0]]
     return next((split for word in words if (split := split_named(word))), None)
-
-
-def read_each(read: Callable[[Container], _T], containers: Sequence[Container]) -> Iterator[_T]:
-    """Read every file, in order."""
-    return in_threads(read, containers[0].path, containers)

@@ -1,25 +1,104 @@
-"""One long text."""
+"""One long text for a language model, divided by position and cut into passages."""
+
+import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 
-from tpu_components.core.sources.listing import Listing, Source
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
+from tpu_components.core.examples.interface import PADDING, UNKNOWN, CorpusInput
+from tpu_components.core.files import storage
+from tpu_components.core.sources.listing import Corpus, Listing, Source
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.passages import list_passages, read_corpus
+
+_RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so they are none.
+_FOR_OTHERS = ("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "truncate")
 
 
-def list_corpus(location: str, params: WriteParams) -> Listing:
-    """List the passages of a text in UTF-8; a label is how many characters a passage predicts."""
-    corpus = read_corpus(location, params)
-    splits, keys, starts, ends = zip(*list_passages(corpus), strict=True)
+def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
+    """List the passages of a text in UTF-8: its last part tests, the part before it validates, the rest trains.
+
+    The label of a passage is the number of characters that it predicts, the last ones. In training passages follow each
+    other; elsewhere each also reads `context_tokens` characters that another one predicts.
+
+    Raises:
+        InputError: If it is not UTF-8, or a split that was asked for gets no characters, or fewer than two differ.
+    """
+    for name in _FOR_OTHERS:
+        if getattr(params, name) != getattr(WriteParams(params.source), name):
+            raise InputError(
+                f"{name} is not for a corpus. Received: {name}={getattr(params, name)!r} with {params.source!r}. "
+                "Remove it."
+            )
+    content = storage.read_bytes(location)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"Cannot read {location}: expected text in UTF-8, received {error}. Convert it.") from error
+    sizes = _divide(text, location, params)
+    known = sorted(set(text[: sizes[TRAIN]]))
+    if len(known) < 2:
+        raise InputError(
+            f"A language model needs at least two different characters to train on. Received: {known} in the first "
+            f"{sizes[TRAIN]:,} characters of {location}. Give another text."
+        )
+    passages = CorpusInput(params.num_tokens, len(known) + len(_RESERVED))
+    ids = _to_ids(text, known).astype(passages.stored_dtype)
+    places, at = dict[str, int](), 0
+    splits, starts, ends = list[str](), list[int](), list[int]()
+    for split, size in sizes.items():
+        if size:
+            stride = params.num_tokens - (params.context_tokens if split != TRAIN else 0)
+            own = list(_ends(size, params.num_tokens, stride))
+            places[split] = at
+            splits += [split] * len(own)
+            starts += [0, *own[:-1]]
+            ends += own
+        at += size
+    offsets = [places[split] for split in splits]
+    by_split = {split: ids[place : place + sizes[split]] for split, place in places.items()}
     return Listing(
         source=params.source,
-        keys=keys,
+        keys=[f"characters {at + start}-{at + end}" for at, start, end in zip(offsets, starts, ends, strict=True)],
         labels=np.array(ends, np.int32) - np.array(starts, np.int32),
-        class_names=corpus.class_names,
+        class_names=(*_RESERVED.values(), *known),
         splits=np.array(splits),
-        corpus=corpus,
-        version=corpus.version,
+        corpus=Corpus(passages, by_split, places, np.array(ends)),
+        version=hashlib.sha256(content).hexdigest(),
     )
+
+
+def _divide(text: str, location: str, params: WriteParams) -> dict[str, int]:
+    """Return the number of characters of each split, in the order of their positions."""
+    asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
+    sizes = {name: round(len(text) * fraction) for name, fraction in asked.items()}
+    sizes[TRAIN] -= sizes[VALIDATION] + sizes[TEST]
+    for name, fraction in asked.items():
+        if fraction and not sizes[name]:
+            raise InputError(
+                f"The {name!r} split has no characters: {location} has {len(text)}, of which it gets "
+                f"{fraction if name != TRAIN else 'the rest'}. Give a longer text"
+                + (f", or set data.{name}_fraction to 0." if name != TRAIN else ", or smaller fractions.")
+            )
+    return sizes
+
+
+def _ends(size: int, num_tokens: int, stride: int) -> Iterator[int]:
+    """Yield where each passage of a split ends. The first is full; each of the others adds a stride."""
+    end = num_tokens
+    while end < size:
+        yield end
+        end += stride
+    yield size
+
+
+def _to_ids(text: str, known: list[str]) -> np.ndarray:
+    """Return the id of every character, int64[characters]."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    alphabet = np.array([ord(character) for character in known], np.uint32)
+    places = np.minimum(np.searchsorted(alphabet, points), len(known) - 1)
+    return np.where(alphabet[places] == points, places + len(_RESERVED), UNKNOWN)
 
 
 SOURCE = Source("corpus:FILE", list_corpus, takes=("context_tokens",))

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import dataclasses
-import functools
 import hashlib
 import io
 import itertools
@@ -20,10 +19,9 @@ from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import DELIMITERS, find_column, find_delimiter, with_points
-from tpu_components.core.sources.columns import Files, Names, NamesBuilder, NumbersBuilder
+from tpu_components.core.sources.columns import Files, Names, NumbersBuilder, PiecesBuilder, find_repeated
 from tpu_components.core.sources.fields import known_by
 from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
-from tpu_components.core.sources.name_hashes import find_repeated
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import SEPARATOR, index_labels, parse_numbers, shown, split_labels
 
@@ -93,7 +91,7 @@ class _Rows:
     delimiter: str
 
 
-def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+def list_csv(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of a CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
 
     Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
@@ -136,7 +134,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool = True) -> Listi
         groups=rows.cells[params.group_column].take(order) if params.group_column in rows.cells else None,
         slices={name: rows.cells[column].take(order) for name, column in _kept(rows, params, labelled).items()},
         root=root,
-        files=_stat_files(root, keys) if kind == IMAGE else None,
+        files=Files.collect(storage.stat_files(root, keys)) if kind == IMAGE else None,
         texts=texts,
         kind=kind,
         version=rows.version,
@@ -236,7 +234,7 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
     """
     stripped = {*wanted, "split"} - {"text"}
     kept = [name for name in table.named if name in {*wanted, "split", "id"}]
-    numbers, cells, bad = NumbersBuilder(), {name: NamesBuilder() for name in kept}, list[Quarantined]()
+    numbers, cells, bad = NumbersBuilder(), {name: PiecesBuilder() for name in kept}, list[Quarantined]()
     for number, row in table.lines():
         for name in stripped:
             if isinstance(row.get(name), str):
@@ -252,13 +250,13 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
             continue
         numbers.add(number)
         for name, column in cells.items():
-            column.add(row[name])
+            column.add(row[name].encode())
     if not len(known := numbers.numbers()):
         raise InputError(
             f"No line of {table.location} can be used: in {bad[0].key} {bad[0].reason}, and so on. Fill the "
             "column, or name another one in data.columns."
         )
-    columns = {name: column.names() for name, column in cells.items()}
+    columns = {name: Names(column.pieces()) for name, column in cells.items()}
     return _Rows(known, columns, hashlib.sha256(table.content).hexdigest(), table.notes, tuple(bad), table.delimiter)
 
 
@@ -310,14 +308,14 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
     else:
         folder, separator, _ = location.rpartition("/")
         root = (folder or "/") if separator else "."
-    keys = NamesBuilder()
+    keys = PiecesBuilder()
     for number, path in zip(rows.numbers, relative, strict=True):
         try:
             storage.join(root, path)
         except InputError as error:
             raise InputError(f"Line {number} of {location}: {error}") from error
-        keys.add(str(PurePosixPath(path)))
-    if repeated := find_repeated(names := keys.names()):
+        keys.add(str(PurePosixPath(path)).encode())
+    if repeated := find_repeated(names := Names(keys.pieces())):
         raise InputError(
             f"Duplicate paths in {location}: {shown(repeated)}. Expected every image once; the same image in two "
             "splits would make the evaluation lie. Remove the repeated lines."
@@ -334,14 +332,6 @@ def _read_splits(cells: Names, groups: Names | None, location: str) -> np.ndarra
     if groups is not None:
         _check_groups(groups, splits.tolist(), location)
     return splits
-
-
-def _stat_files(root: str, paths: Sequence[str]) -> Files:
-    """Return the size and version of each file; a missing one is set aside when it is read, like a damaged one."""
-    if not storage.is_remote(root):
-        return Files.collect(storage.stat_file(root, path) for path in paths)
-    known = {file.name: file for file in storage.list_files(root)}
-    return Files.collect(known.get(path, storage.StoredFile(path, 0, "missing")) for path in paths)
 
 
 def _cut(value: Any) -> Any:
@@ -392,5 +382,4 @@ SOURCE = Source(
     "csv:FILE",
     list_csv,
     takes=("task", "group_column", "slice_columns"),
-    read_unlabelled=functools.partial(list_csv, labelled=False),
 )

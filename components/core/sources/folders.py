@@ -4,7 +4,7 @@ import array
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,18 +13,21 @@ from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.core.files import storage
-from tpu_components.core.sources.columns import Files, FilesBuilder, Names, NamesBuilder
+from tpu_components.core.sources.columns import Files, Names, PiecesBuilder
 from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import index_labels, shown
 
 
-def list_folders(kind: str, location: str, params: WriteParams) -> Listing:
-    """List a folder per class, perhaps below folders of the splits. Files above the classes are left out, and said.
+def list_folders(kind: str, location: str, params: WriteParams, labelled: bool = True) -> Listing:
+    """List a folder per class, perhaps below folders of the splits; without `labelled` whatever folders there are.
 
-    So `class_names` may choose among the folders: aclImdb has one of reviews without a class.
+    Files above the classes are left out, and a note says so. So `class_names` may choose among the folders: aclImdb has
+    one of reviews without a class.
     """
     location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
+    if not labelled:
+        return _list_loose(kind, location, params)
     listed = _list(location, storage.each_file(location))
     # Of folders there are few, and of files many: what a folder's name says is found once.
     folders = {folder: folder.split("/") if folder else [] for folder in listed.folders}
@@ -112,24 +115,26 @@ def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
     Raises:
         InputError: If a name is not UTF-8.
     """
-    names, known, numbers, folder_of = NamesBuilder(), FilesBuilder(), dict[str, int](), array.array("i")
-    garbled = []
-    for file in files:
-        try:
-            names.add(file.name)
-        except UnicodeEncodeError:  # Python reads the bytes of such a name as lone surrogates.
-            garbled.append(file.name)
-            continue
-        known.add(file)
-        folder_of.append(numbers.setdefault(file.name.rpartition("/")[0], len(numbers)))
+    names, numbers, folder_of, garbled = PiecesBuilder(), dict[str, int](), array.array("i"), list[str]()
+
+    def each_named() -> Iterator[storage.StoredFile]:
+        for file in files:
+            try:
+                names.add(file.name.encode())
+            except UnicodeEncodeError:  # Python reads the bytes of such a name as lone surrogates.
+                garbled.append(file.name)
+                continue
+            folder_of.append(numbers.setdefault(file.name.rpartition("/")[0], len(numbers)))
+            yield file
+
+    known = Files.collect(each_named())
     if garbled:
         raise InputError(f"File names in {location} that are not UTF-8: {shown(garbled)}. Rename them.")
-    return _Listed(names.names(), known.files(), tuple(numbers), np.array(folder_of, np.int32))
+    return _Listed(Names(names.pieces()), known, tuple(numbers), np.asarray(folder_of))
 
 
-def list_loose(kind: str, location: str, params: WriteParams) -> Listing:
+def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:
     """List every image or text below a folder, whatever folders they are in."""
-    location = location.rstrip("/") or "/"
     chosen = (file for file in storage.each_file(location) if kind == TEXT or has_image_suffix(file.name))
     listed = _list(location, chosen)
     if not len(listed.names):
@@ -154,11 +159,6 @@ def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location
 
 
 IMAGES, TEXTS = (
-    Source(
-        form,
-        functools.partial(list_folders, kind),
-        has_class_folders=True,
-        read_unlabelled=functools.partial(list_loose, kind),
-    )
+    Source(form, functools.partial(list_folders, kind), has_class_folders=True)
     for form, kind in (("images:DIR", IMAGE), ("text:DIR", TEXT))
 )

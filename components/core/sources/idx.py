@@ -43,7 +43,7 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
         raise InputError(f"Cannot read {name}: expected an IDX file of unsigned bytes, received {error}.") from error
 
 
-def list_idx(location: str, params: WriteParams) -> Listing:
+def list_idx(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List MNIST's four files, gzipped or not, by their usual names."""
     files = {file.name.removesuffix(".gz").replace(".", "-"): file.name for file in storage.list_files(location)}
     arrays: Arrays = {}

@@ -28,7 +28,7 @@ _KERAS_DATASETS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def list_keras(location: str, params: WriteParams) -> Listing:
+def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List a data set that Keras downloads, or has in ~/.keras/datasets."""
     if location not in _KERAS_DATASETS:
         raise InputError(f"Unknown source {params.source!r}: expected keras: and one of {', '.join(_KERAS_DATASETS)}.")

@@ -72,7 +72,7 @@ def list_examples(params: WriteParams) -> Listing:
     """
     source, location = find_source(params.source)
     _check_taken(source, params)
-    listing = source.read(location, params)
+    listing = source.read(location, params, True)
     if listing.corpus is not None:
         return listing
     _check_kind(listing, params)
@@ -104,7 +104,7 @@ def list_unlabelled(params: WriteParams) -> Listing:
         InputError: If the source is unknown, empty or malformed.
     """
     source, location = find_source(params.source)
-    return (source.read_unlabelled or source.read)(location, params)
+    return source.read(location, params, False)
 
 
 def _alike(class_names: Sequence[str]) -> list[str]:

@@ -10,16 +10,45 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION, Quarantined
-from tpu_components.core.examples.interface import IMAGE
+from tpu_components.core.examples.interface import IMAGE, PADDING, CorpusInput
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Files, Names, Pieces, pick
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.passages import Corpus
 from tpu_components.core.sources.spans import Contents, read_content
 from tpu_components.core.work.workers import in_threads
 
 _DIGESTED_AT_ONCE = 1 << 16
 SPLIT_NAMES = {TRAIN: ("train", "training"), VALIDATION: ("validation", "valid", "val"), TEST: ("test", "testing")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A text that is divided by position; its passages are the examples of a listing.
+
+    Attributes:
+        input: Description of a passage.
+        ids: Ids of each split's characters, of the input's stored dtype; splits without characters are left out.
+        starts: Position in the text at which each split begins.
+        ends: int64[num_examples]: place in its split at which each passage ends.
+    """
+
+    input: CorpusInput
+    ids: Mapping[str, np.ndarray]
+    starts: Mapping[str, int]
+    ends: np.ndarray
+
+    @property
+    def split_rule(self) -> str:
+        """Rule by which the splits are made, in words."""
+        return "by position: " + ", ".join(
+            f"{name} {start:,} to {start + len(self.ids[name]):,}" for name, start in self.starts.items()
+        )
+
+    def passage(self, split: str, example: int) -> np.ndarray:
+        """Return the num_tokens + 1 ids of a passage of a split; 0 before the beginning of the split."""
+        ids, width, end = self.ids[split], self.input.num_tokens + 1, int(self.ends[example])
+        known = ids[max(end - width, 0) : end]
+        return np.concatenate([np.full(width - len(known), PADDING, ids.dtype), known])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +128,8 @@ class Listing:
     def held(self, examples: np.ndarray) -> tuple[list[str], Any]:
         """Return the keys of examples, int[…], and their contents where the listing has them; see `read_content`."""
         keys = pick(self.keys, examples)
+        if self.corpus is not None and self.splits is not None:
+            return keys, [self.corpus.passage(self.splits[i], i).tobytes() for i in examples.tolist()]
         if self.spans is not None:
             return keys, [self.spans[i] for i in examples.tolist()]
         if self.texts is not None:
@@ -167,19 +198,17 @@ class Source:
 
     Attributes:
         form: A source of this kind as a user writes it, `csv:FILE`; what stands before the colon is the kind's name.
-        read: Function that lists the examples of a place or name.
+        read: Function that lists the examples of a place or name. With `labelled=False` it needs no labels and may list
+            more examples, where the kind can do without them.
         takes: Fields of WriteParams that not every kind takes, and this one does.
         has_class_folders: Whether each class is a folder.
         is_place: Whether it names a place, here or on gs://, and no data set that a library brings.
         is_downloaded: Whether nothing is known of the data before they have been downloaded.
-        read_unlabelled: Function that lists the same examples, and more of them, without asking for labels; None where
-            `read` has to do.
     """
 
     form: str
-    read: Callable[[str, WriteParams], Listing]
+    read: Callable[[str, WriteParams, bool], Listing]
     takes: tuple[str, ...] = ()
     has_class_folders: bool = False
     is_place: bool = True
     is_downloaded: bool = False
-    read_unlabelled: Callable[[str, WriteParams], Listing] | None = None

@@ -1,6 +1,5 @@
 """Arrays in a file of NumPy's."""
 
-import functools
 import hashlib
 import re
 
@@ -14,7 +13,7 @@ from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.unpacking import read_arrays
 
 
-def list_npz(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels.
 
     Without `labelled` the images alone will do.
@@ -62,4 +61,4 @@ def _without_labels(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {**images, **labels}
 
 
-SOURCE = Source("npz:FILE", list_npz, takes=("task",), read_unlabelled=functools.partial(list_npz, labelled=False))
+SOURCE = Source("npz:FILE", list_npz, takes=("task",))

@@ -16,13 +16,14 @@ from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Names
-from tpu_components.core.sources.containers import Container, list_containers, read_each, splits_of, version_of
+from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
 from tpu_components.core.sources.fields import choose_fields, known_by, read_ids, read_kept, read_splits, read_targets
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.targets import shown
 from tpu_components.core.sources.unpacking import SMALL_BYTES, require_plausible
+from tpu_components.core.work.workers import in_threads
 
 _MOST_ROWS_AT_ONCE = 1024
 _VALUE_BYTES = 64  # That a value takes at least, with its key, however few bits it has in the file.
@@ -142,7 +143,7 @@ def _opened(file: Container) -> Iterator[Any]:
         ) from error
 
 
-def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+def list_parquet(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the rows of tables; texts are held in memory.
 
     Images that have no id are read once here, to be known by their content.
@@ -161,7 +162,7 @@ def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> L
             f"Cannot use the column {column!r} of {files[0].path}: expected {'strings' if is_text else 'the bytes of '}"
             f"{'' if is_text else 'image files'}, received {kind}. Name another one in data.columns."
         )
-    by_file = list(read_each(functools.partial(_read_columns, names=chosen.wanted), files))
+    by_file = list(in_threads(functools.partial(_read_columns, names=chosen.wanted), files[0].path, files))
     counts = [count for count, _ in by_file]
     values = {name: [value for _, columns in by_file for value in columns[name]] for name in chosen.wanted}
     keys = tuple(f"{file.name}[{i}]" for file, count in zip(files, counts, strict=True) for i in range(count))
@@ -178,7 +179,9 @@ def list_parquet(location: str, params: WriteParams, labelled: bool = True) -> L
     hashes = known = identify_each(texts) if texts else None
     if not is_text and labelled and not (ids and all(ids)):
         # Not by its place: BigQuery exports rows in another order each time.
-        known = np.concatenate(list(read_each(lambda file: identify_each(_column_of(file, column)), files)))
+        known = np.concatenate(
+            [*in_threads(lambda file: identify_each(_column_of(file, column)), files[0].path, files)]
+        )
     return Listing(
         source=params.source,
         keys=keys,
@@ -223,5 +226,4 @@ SOURCE = Source(
     "parquet:GLOB",
     list_parquet,
     takes=("task",),
-    read_unlabelled=functools.partial(list_parquet, labelled=False),
 )

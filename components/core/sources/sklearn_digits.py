@@ -10,7 +10,7 @@ from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
 
 
-def list_sklearn(location: str, params: WriteParams) -> Listing:
+def list_sklearn(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List scikit-learn's bundled 8×8 handwritten digits."""
     if location != "digits":
         raise InputError(f"Unknown source {params.source!r}: expected sklearn:digits, the data set that is bundled.")

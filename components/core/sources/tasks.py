@@ -9,6 +9,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.sources.columns import Pieces
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.unpacking import read_arrays
@@ -23,23 +24,10 @@ def arguments_of(listing: Listing, indices: np.ndarray) -> Arguments:
     return listing.labels[indices].tolist(), *listing.held(indices), hashes
 
 
-def pack_tasks(key: str, listing: Listing, tasks: Mapping[int, np.ndarray]) -> bytes:
-    """Return tasks as a file, which `load_tasks` reads.
+def pack_tasks(key: str, arguments: Arguments, counts: Mapping[int, int], are_in_place: bool) -> bytes:
+    """Return what there is to know of the examples of tasks as a file, which `load_tasks` reads.
 
     Files and parts of files are named in it; what the listing holds itself, or has unpacked on this machine, is in it.
-
-    Args:
-        key: Digest of the facts that the parts follow from.
-        listing: The examples.
-        tasks: Number of each part, and its examples, int[…].
-    """
-    arguments = arguments_of(listing, np.concatenate(list(tasks.values())))
-    counts = {number: len(indices) for number, indices in tasks.items()}
-    return pack_arguments(key, arguments, counts, isinstance(listing.spans, Spans))
-
-
-def pack_arguments(key: str, arguments: Arguments, counts: Mapping[int, int], are_in_place: bool) -> bytes:
-    """Return what there is to know of the examples of tasks as a file, as `pack_tasks` does.
 
     Args:
         key: Digest of the facts that the parts follow from.
@@ -87,18 +75,12 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
             f"The tasks {uri} are of other data, parameters or code: expected {key[:12]}, received {told['key'][:12]}. "
             "Remove them, and run the step again."
         )
-    contents, hashes = _contents(arrays), arrays.get("hashes")
-    ends = np.cumsum(arrays["counts"]).tolist()
-    for number, start, end in zip(arrays["numbers"].tolist(), [0, *ends], ends, strict=False):
-        yield (
-            number,
-            (
-                told["labels"][start:end],
-                told["keys"][start:end],
-                None if contents is None else contents[start:end],
-                None if hashes is None else hashes[start:end],
-            ),
-        )
+    columns: list[Any] = [told["labels"], told["keys"], _contents(arrays), arrays.get("hashes")]
+    start = 0
+    for number, count in zip(arrays["numbers"].tolist(), arrays["counts"].tolist(), strict=True):
+        some: Any = tuple(None if rows is None else rows[start : start + count] for rows in columns)
+        yield number, some
+        start += count
 
 
 def _contents(arrays: Mapping[str, np.ndarray]) -> Any:
@@ -108,8 +90,7 @@ def _contents(arrays: Mapping[str, np.ndarray]) -> Any:
         paths = arrays["paths"].tolist()
         return [Span(paths[file], offset, size) for file, offset, size in arrays["spans"].tolist()]
     if "held" in arrays:
-        held, ends = arrays["held"].tobytes(), np.cumsum(arrays["sizes"]).tolist()
-        return [held[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        return list(Pieces(arrays["held"].tobytes(), np.cumsum(arrays["sizes"])))
     return None
 
 

@@ -1,6 +1,5 @@
 """TFRecords that others wrote, with images or texts: read in place, by the names of their features."""
 
-import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.core.examples.records import DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Names
-from tpu_components.core.sources.containers import Container, list_containers, read_each, splits_of, version_of
+from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
 from tpu_components.core.sources.fields import (
     Chosen,
     choose_fields,
@@ -25,6 +24,7 @@ from tpu_components.core.sources.fields import (
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
+from tpu_components.core.work.workers import in_threads
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 
@@ -37,11 +37,11 @@ class _Row(NamedTuple):
     values: list[list[Any] | None]
 
 
-def list_tfrecords(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the records of files; every record is read once, to check it and to find the image or text in it."""
     files = _list_files(location)
     chosen = choose_fields(_fields_of(files[0]), params, files[0].path, labelled)
-    by_file = list(read_each(lambda file: list(_read_file(file, chosen)), files))
+    by_file = list(in_threads(lambda file: list(_read_file(file, chosen)), files[0].path, files))
     rows = [row for rows in by_file for row in rows]
     keys = tuple(f"{file.name}[{i}]" for file, rows in zip(files, by_file, strict=True) for i in range(len(rows)))
     values = {name: [row.values[place] for row in rows] for place, name in enumerate(chosen.wanted)}
@@ -126,5 +126,4 @@ SOURCE = Source(
     "tfrecords:GLOB",
     list_tfrecords,
     takes=("task",),
-    read_unlabelled=functools.partial(list_tfrecords, labelled=False),
 )

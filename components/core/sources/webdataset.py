@@ -16,11 +16,12 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
-from tpu_components.core.sources.containers import Container, list_containers, read_each, splits_of, version_of
+from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.targets import index_labels, shown
+from tpu_components.core.work.workers import in_threads
 
 _CLASS_SUFFIXES = ("cls", "cls.txt", "label", "txt")
 _MOST_FACTS_BYTES = 1 << 20  # Of a .cls or .json file: more is none.
@@ -36,11 +37,11 @@ class _Example:
     kept: Mapping[str, Any]
 
 
-def list_webdataset(location: str, params: WriteParams, labelled: bool = True) -> Listing:
+def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List the images of tar archives; the label stands in `.cls` or `.json` beside each, or is its folder's name."""
     archives = list_containers(location, (".tar",))
     read = functools.partial(_read_archive, params=params)
-    by_archive = list(read_each(lambda archive: list(read(archive)), archives))
+    by_archive = list(in_threads(lambda archive: list(read(archive)), archives[0].path, archives))
     examples = [example for examples in by_archive for example in examples]
     if not examples:
         raise InputError(f"Found no images in {location}: expected files as NAME.jpg in the archives. Check them.")
@@ -162,4 +163,4 @@ class _Group:
             yield _Example(name, span, self._label if self._label is not None else folder, self._kept)
 
 
-SOURCE = Source("webdataset:GLOB", list_webdataset, read_unlabelled=functools.partial(list_webdataset, labelled=False))
+SOURCE = Source("webdataset:GLOB", list_webdataset)

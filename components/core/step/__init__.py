@@ -1,1 +1,1 @@
-"""What every step shares as a step: its command line, its inputs, its record."""
+"""Command line, inputs and record of every step."""

@@ -1,4 +1,4 @@
-"""What the steps' command lines share: flags from a Params dataclass, one JSON line out, exit codes."""
+"""Command lines of the steps: flags from a Params dataclass, one JSON line on stdout, exit codes."""
 
 import argparse
 import dataclasses
@@ -27,7 +27,7 @@ P = TypeVar("P")
 
 
 def attribute_docs(params: type) -> dict[str, str]:
-    """Return the lines of the `Attributes:` section of a docstring, by name."""
+    """Return the descriptions in the `Attributes:` section of a docstring, by name."""
     # Python 3.13 takes the indentation of the code out of a docstring when it compiles it; earlier versions keep it.
     section = inspect.cleandoc(params.__doc__ or "").partition("Attributes:")[2]
     entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
@@ -35,7 +35,7 @@ def attribute_docs(params: type) -> dict[str, str]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Read a flag's value that is a JSON object.
+    """Parse the value of a flag as a JSON object.
 
     Raises:
         argparse.ArgumentTypeError: If it is none.
@@ -59,7 +59,7 @@ def _read(kind: Callable[[str], Any], text: str) -> Any:
 def add_params(parser: argparse.ArgumentParser, params: type) -> None:
     """Add a flag for every field of a Params dataclass; fields without a default are required.
 
-    A field that is a dataclass itself gives the flags of its own fields, but for those that are there already.
+    A field that is a dataclass adds the flags of its own fields, except those that exist already.
     """
     docs = attribute_docs(params)
     for name, (kind, field) in sorted(fields_of(params).items(), key=lambda item: dataclasses.is_dataclass(item[1][0])):
@@ -72,7 +72,7 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
 
 
 def _reading(kind: Any) -> dict[str, Any]:
-    """Return how a flag reads its text."""
+    """Return the arguments of `add_argument` for values of a type."""
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if typing.get_origin(kind) is tuple:
@@ -83,7 +83,7 @@ def _reading(kind: Any) -> dict[str, Any]:
 
 
 def flags_of(params: Any) -> list[str]:
-    """Return the flags that say a Params dataclass, which `add_params` takes."""
+    """Return the command-line flags for the values of a Params dataclass; the inverse of `params_from`."""
     words = []
     for field in dataclasses.fields(params):
         flag, value = field.name.replace("_", "-"), getattr(params, field.name)
@@ -105,7 +105,7 @@ def _as_word(value: Any) -> str:
 
 
 def params_from(namespace: argparse.Namespace, params: type[P]) -> P:
-    """Return the Params that the flags say."""
+    """Return the Params of parsed flags."""
     return step_inputs.params_from(vars(namespace), params)
 
 
@@ -118,16 +118,16 @@ def run_step(
     accepted: str = "",
     optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
 ) -> int:
-    """Run a step from its command line; returns the exit code, 3 where its result is not accepted.
+    """Run a step from its command line; returns the exit code, 3 if its result is not accepted.
 
     Args:
-        work: Function of the step; takes its parameters, the folders that it reads, and the folder that it writes.
+        work: Function of the step, which takes its parameters, the input folders and the output folder.
         params: Dataclass of its parameters.
-        reads: Flags of the folders that it reads, and the steps that wrote these.
-        example: Arguments as somebody may give them.
-        folder: Type of the folders that it reads.
-        accepted: Field of the result that says whether it is accepted; empty where every result is.
-        optional: Further flags, each with what reads its text, and its help; `work` takes them by name.
+        reads: Flags of the input folders, and the steps that write these.
+        example: Example of the arguments, for the help.
+        folder: Type of the input folders.
+        accepted: Boolean field of the result: whether it is accepted. Empty accepts every result.
+        optional: Further flags with their parser and help; keyword arguments of `work`.
     """
     program = f"python -m {work.__module__.rpartition('.')[0]}"
     parser = argparse.ArgumentParser(
@@ -158,12 +158,9 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
     try:
         with termination.heard(), storage.naming_faults():
             result, code = work(arguments)
-    except InputError as error:
+    except (InputError, PlatformError) as error:
         print(paragraph(f"error: {error}"), file=sys.stderr)
-        return BAD_INPUT
-    except PlatformError as error:
-        print(paragraph(f"error: {error}"), file=sys.stderr)
-        return FAILED
+        return BAD_INPUT if isinstance(error, InputError) else FAILED
     except KeyboardInterrupt:
         print("error: interrupted; run the same command again to continue", file=sys.stderr)
         return FAILED

@@ -1,7 +1,7 @@
-"""`step.json`: what became of a step, left beside its artifacts for whoever runs the pipeline.
+"""`step.json`: result of a step, written beside its artifacts for the runner of the pipeline.
 
-Runners differ in what they tell (kfp.local reports a failing container as a success in most runs), so a step says so
-itself.
+Runners differ in what they report (kfp.local reports a failed container as a success in most runs), so the step records
+it itself.
 """
 
 import contextlib
@@ -10,9 +10,9 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tpu_components.core.base import termination
 from tpu_components.core.base.errors import InputError
@@ -21,10 +21,11 @@ from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.hosts import is_writer
+from tpu_components.core.step.step_inputs import params_from
 
 STEP_RECORD_FILE = "step.json"
-RUN_VARIABLE = "TPU_PIPELINES_RUN"  # The name of the run that a step is part of, for the pages that it writes.
-# The process that runs the pipeline here; a step whose runner has died must not go on beside the next run's.
+RUN_VARIABLE = "TPU_PIPELINES_RUN"  # Name of the run, for the pages that a step writes.
+# Process of the local runner. A step whose runner has died must not run beside the step of the next run.
 RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
 _LOOK_EVERY_SECONDS = 0.5
 
@@ -34,11 +35,11 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
     """`step.json`.
 
     Attributes:
-        step: The step's name.
+        step: Name of the step.
         state: `succeeded` or `failed`.
-        seconds: Seconds that it ran. Negative in older files, if the clock was set back meanwhile.
-        error: Why it failed, in words, or with a stack trace.
-        is_input_error: Whether that was a user's mistake.
+        seconds: Duration. Negative in older files if the clock was set back.
+        error: Message or stack trace of the failure.
+        is_input_error: Whether it was a mistake of the user.
     """
 
     step: str
@@ -49,7 +50,7 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
 
 
 def end_with(pid: int) -> None:
-    """Have this process end soon after another one, however that ends."""
+    """End this process soon after another one has ended."""
 
     def watch() -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -63,11 +64,9 @@ def end_with(pid: int) -> None:
 
 @contextlib.contextmanager
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
-    """Write `step.json` beside `artifact_path` when the block ends, however it ends; the exception goes on.
+    """Write `step.json` beside `artifact_path` when the block ends, also by an exception, which propagates.
 
-    Of several hosts that train together, host 0 alone writes it.
-
-    Within the block SIGTERM is heard; see `termination`.
+    If several hosts train together, only host 0 writes it. The block handles SIGTERM; see `termination`.
     """
     if runner := os.environ.get(RUNNER_VARIABLE):
         end_with(int(runner))
@@ -85,3 +84,38 @@ def step_record(step: str, artifact_path: str) -> Iterator[None]:
     finally:
         if is_writer():
             StepRecord(step, state, time.monotonic() - start, message, mistake).save(Path(artifact_path).parent)
+
+
+def run_component(
+    step: str,
+    work: Callable[..., Any],
+    params: type,
+    inputs: Mapping[str, Any],
+    *folders: str,
+    then: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Run a step in its KFP component, and record how it ends; returns the step's result.
+
+    Args:
+        step: Name of the step.
+        work: Its function, which takes the parameters and the paths of the artifacts.
+        params: Dataclass of its parameters.
+        inputs: Arguments of the component.
+        folders: Names of the artifacts that the step reads, and last of the one that it writes.
+        then: Takes the result and gives what is returned in its place. Without it the result is the metadata of the
+            artifact that the step writes.
+    """
+    artifacts = [inputs[name] for name in folders]
+    with step_record(step, artifacts[-1].path):
+        paths = [
+            [Path(each.path) for each in item] if isinstance(item, list) else Path(item.path) for item in artifacts
+        ]
+        result = work(params_from(inputs, params), *paths)
+        if then is not None:
+            return then(result)
+        artifacts[-1].metadata.update(dataclasses.asdict(result))
+        return result
+
+
+def _path(artifact: Any) -> Any:
+    return list(map(_path, artifact)) if isinstance(artifact, list) else Path(artifact.path)

@@ -13,18 +13,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import storage
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, WriteResult
-from tpu_components.core.sources.tasks import pack_tasks
+from tpu_components.core.sources.spans import Spans
+from tpu_components.core.sources.tasks import arguments_of, load_tasks, pack_tasks
 from tpu_components.core.step import command_line
 from tpu_components.core.work.beam.options import complete
 from tpu_components.core.work.beam.running import call_for_each
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords.engines import fan_out
 from tpu_components.create_tfrecords.log_messages import STEP
+from tpu_components.create_tfrecords.parts import part_bytes, write_part
+from tpu_components.create_tfrecords.preparing import require_even
 
 _PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
@@ -48,23 +53,23 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
     options = complete(params.beam_options, {"the source": find_location(params.source)})
     storage.require_writable(directory)
     own = directory.parent / f".{directory.name}.parts"
-    with tempfile.TemporaryDirectory() as folder:
-        planned, prepared = fan_out.plan_and_prepare(params, f"{folder}/plan")  # Of which no worker reads anything.
-    job = f"tpu-pipelines-records-{planned.key[:16]}"
+    planned, prepared = fan_out.prepare_parts(params)
+    tasks, job = prepared.cut(planned.num_ranges), f"tpu-pipelines-records-{planned.key[:16]}"
     parts = ResumeState(storage.join(options.get("temp_location", "") or str(own), job))
-    if prepared is not None:
-        parts.begin(planned.key)
-        tasks, finished = prepared.cut(planned.num_ranges), parts.finished()
+    parts.begin(planned.key)
+    finished, listing = parts.finished(), prepared.plan.listing
 
-        def pack(number: int) -> bytes:
-            return pack_tasks(planned.key, prepared.plan.listing, {i: tasks[i][2] for i in planned.parts_of(number)})
+    def pack(number: int) -> bytes:
+        counts = {i: len(tasks[i][2]) for i in planned.parts_of(number)}
+        indices = np.concatenate([tasks[i][2] for i in counts])
+        return pack_tasks(planned.key, arguments_of(listing, indices), counts, isinstance(listing.spans, Spans))
 
-        names = {number: map(fan_out.part_name, planned.parts_of(number)) for number in range(planned.num_ranges)}
-        if ranges := [number for number, some in names.items() if not finished.issuperset(some)]:
-            parts.hand_over(ranges, pack)
-            arguments = {"encoder": prepared.encoder, "key": planned.key, "place": parts.root}
-            call_for_each(ranges, write_range, arguments, job, options, STEP)
-    result = fan_out.merge(params, planned, prepared, [parts.root], directory)
+    names = {number: map(fan_out.part_name, planned.parts_of(number)) for number in range(planned.num_ranges)}
+    if ranges := [number for number, some in names.items() if not finished.issuperset(some)]:
+        parts.hand_over(ranges, pack)
+        arguments = {"encoder": prepared.encoder, "key": planned.key, "place": parts.root}
+        call_for_each(ranges, write_range, arguments, job, options, STEP)
+    result = fan_out.merge(planned, prepared, [parts.root], directory)
     shutil.rmtree(own, ignore_errors=True)
     return result
 
@@ -123,13 +128,25 @@ def _write_by(python: str, params: WriteParams, directory: Path) -> WriteResult:
 
 
 def write_range(number: int, encoder: Any, key: str, place: str) -> int:
-    """Write a range of parts, on a worker; returns their number.
+    """Write a range of parts on a worker, but for those that are there already; returns their number.
 
     Args:
         number: Number of the range.
-        encoder: Encoder of the examples; Beam checks what functions are given, and cannot check a Protocol.
+        encoder: Encoder of the examples; `Any`, since Beam checks the types of arguments.
         key: Digest of the facts that the parts follow from.
         place: Folder of the job.
+
+    Raises:
+        InputError: If an image is of another shape than the others.
     """
     parts = ResumeState(place)
-    return fan_out.write_handed(encoder, parts.task(number), key, parts)
+    tasks = dict(load_tasks(parts.task(number), key))
+    there = parts.whole(map(fan_out.part_name, tasks))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, arguments in ((fan_out.part_name(i), arguments) for i, arguments in tasks.items()):
+            if name not in there:
+                part = write_part(encoder, f"{folder}/part", *arguments)
+                require_even(encoder, part)
+                with open(part.path, "rb") as file:
+                    parts.finish(name, part_bytes(part, file.read(sum(part.sizes))), {})
+    return len(tasks)

@@ -1,3 +1,5 @@
+"""A corpus is written and read in windows of tokens."""
+
 import dataclasses
 
 import numpy as np
@@ -10,7 +12,6 @@ from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.generation import Alphabet
 from tpu_components.core.examples.interface import PADDING, UNKNOWN
 from tpu_components.core.files import storage
-from tpu_components.core.sources.passages import list_passages, read_corpus
 from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
 
@@ -22,14 +23,17 @@ def written(params, directory):
 @pytest.mark.parametrize(("num_tokens", "context_tokens"), [(16, 0), (16, 8), (16, 15), (7, 3), (1, 0), (5000, 10)])
 def test_every_character_of_every_split_is_predicted_exactly_once(tmp_path, num_tokens, context_tokens):
     params = corpus_params(tmp_path, num_tokens=num_tokens, context_tokens=context_tokens)
-    corpus = read_corpus(str(tmp_path / "text.txt"), params)
+    listing = plan_dataset(params).listing
+    corpus = listing.corpus
     seen = {split: np.zeros(len(ids), int) for split, ids in corpus.ids.items()}
-    for split, _, start, end in list_passages(corpus):
-        assert 0 < end - start <= num_tokens
+    for example, (split, count) in enumerate(zip(listing.splits, listing.labels, strict=True)):
+        end = corpus.ends[example]
+        start = end - count
+        assert 0 < count <= num_tokens
         seen[split][start:end] += 1
         # What stands before it in the split is what it reads.
         known = corpus.ids[split][max(end - num_tokens - 1, 0) : end]
-        passage = corpus.passage(split, start, end)
+        passage = corpus.passage(split, example)
         assert len(passage) == num_tokens + 1
         assert np.array_equal(passage[len(passage) - len(known) :], known)
         assert not passage[: len(passage) - len(known)].any()

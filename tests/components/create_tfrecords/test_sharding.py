@@ -1,11 +1,8 @@
 """Claims about how many shards there are and what each holds."""
 
-import doctest
-
 import pytest
 
-from tpu_components.create_tfrecords import sharding
-from tpu_components.create_tfrecords.sharding import plan_shards
+from tpu_components.create_tfrecords.parts import plan_shards
 
 
 @pytest.mark.parametrize("num_examples", [1, 2, 5, 97, 1000])
@@ -39,9 +36,3 @@ def test_plan_shards_rejects_empty_split():
 def test_plan_shards_rejects_shards_without_size(size):
     with pytest.raises(ValueError, match=rf"num_examples=5, target_shard_mib={size}"):
         plan_shards("train", num_examples=5, total_bytes=10, target_shard_mib=size)
-
-
-def test_sharding_examples_in_docstrings_run():
-    results = doctest.testmod(sharding)
-    assert results.attempted
-    assert not results.failed

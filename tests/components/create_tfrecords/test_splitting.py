@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tpu_components.core.examples.artifacts import SPLITS
-from tpu_components.core.sources.name_hashes import hash_unit
+from tpu_components.core.sources.columns import hash_unit
 from tpu_components.create_tfrecords import splitting
 from tpu_components.create_tfrecords.splitting import assign_splits, storage_order, tell_apart
 

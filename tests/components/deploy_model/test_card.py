@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from tests.registered import write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.comparison import Shift
-from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.examples.artifacts import (
     TRAIN,
     Distribution,

@@ -9,11 +9,11 @@ from huggingface_hub import ModelCard
 
 from tests.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.signing import verify_version
-from tpu_components.deploy_model import DeployParams, deploy_model
+from tpu_components.deploy_model import DeployParams, deploy_model, health_check
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
@@ -26,6 +26,19 @@ def evaluated_digits(digits_records, trained_digits, tmp_path_factory):
     params = dataclasses.replace(_CPU, champion=f"{root}/registry/digits@champion")
     evaluate_model(params, digits_records, trained_digits, root / "evaluation")
     return root / "evaluation"
+
+
+@pytest.fixture
+def in_fresh_process():
+    """Marks a test whose health check starts a process; others are answered in this one, which has imported all."""
+
+
+@pytest.fixture(autouse=True)
+def _answered_here(request, monkeypatch):
+    if "in_fresh_process" not in request.fixturenames:
+        monkeypatch.setattr(
+            health_check.subprocess, "run", lambda words, **_: health_check.main(*map(Path, words[-3:]))
+        )
 
 
 @pytest.fixture
@@ -72,7 +85,7 @@ def crown_another(registry, trained_digits, exported_digits, tmp_path):
     return version.number
 
 
-def test_the_first_model_is_registered_checked_and_made_champion(params, folders, registry):
+def test_the_first_model_is_registered_checked_and_made_champion(in_fresh_process, params, folders, registry):
     result = deploy_model(params, **folders)
     assert (result.version, result.alias, result.previous) == ("0001", "champion", "")
     assert result.health_check.num_examples == 32
@@ -171,7 +184,7 @@ def not_a_number(folders):
 
 @pytest.mark.parametrize("spoil", [broken_file, missing_file, other_model, not_a_number])
 def test_a_failed_health_check_leaves_the_alias(
-    params, folders, registry, trained_digits, exported_digits, tmp_path, spoil
+    in_fresh_process, params, folders, registry, trained_digits, exported_digits, tmp_path, spoil
 ):
     compared_with(folders, registry, crown_another(registry, trained_digits, exported_digits, tmp_path))
     words = spoil(folders)
@@ -255,7 +268,7 @@ def test_keys_that_are_no_pair_are_named_before_anything_is_registered(signing, 
     assert registry.numbers() == ()
 
 
-def test_the_command_line_deploys(params, folders, registry, run_step_here):
+def test_the_command_line_deploys(in_fresh_process, params, folders, registry, run_step_here):
     paths = {name.removesuffix("_dir"): path for name, path in folders.items()}
     done = run_step_here("deploy_model", params, **paths)
     assert done.returncode == 0, done.stderr

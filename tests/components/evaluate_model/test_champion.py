@@ -1,3 +1,5 @@
+"""A model is compared with the champion that is served today."""
+
 import dataclasses
 import json
 import shutil
@@ -11,7 +13,7 @@ from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.versions import model_digest
 from tpu_components.core.results.evaluation_info import RegisteredChampion
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
-from tpu_components.evaluate_model.champion import Champion, find_champion
+from tpu_components.evaluate_model.evaluation import Champion, find_champion
 
 _FACTS = {"metrics": {}, "reasons": [], "lineage": {}}
 

@@ -2,7 +2,6 @@ import dataclasses
 import json
 import re
 import shutil
-import types
 
 import h5py
 import numpy as np
@@ -13,10 +12,11 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo, file_sha256
 from tpu_components.core.examples.example_ids import load_identities
-from tpu_components.core.results.metric_table import scalars
+from tpu_components.core.examples.interface import TASKS
 from tpu_components.create_tfrecords import WriteParams, write_records
-from tpu_components.evaluate_model import EvaluateParams, evaluate_model, evaluation
-from tpu_components.evaluate_model.metrics import compute_metrics
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model
+from tpu_components.evaluate_model.evaluation import find_seen_examples
+from tpu_components.evaluate_model.figures import compute_figures
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
 
@@ -42,72 +42,55 @@ def broken_model(trained_digits, tmp_path):
     return directory
 
 
-def test_the_report_is_named_after_its_run_and_says_how_it_was_trained(monkeypatch):
-    manifest = types.SimpleNamespace(source="images:x")
-    training = {"learning_rate": 0.1, "batch_size_per_replica": 32, "num_replicas": 8, "accelerator": "tpu"}
-    info = types.SimpleNamespace(name="cnn", training=training)
-    assert evaluation._title(manifest, info) == "cnn on images:x"
-    monkeypatch.setenv("TPU_PIPELINES_RUN", "flowers")
-    assert evaluation._title(manifest, info) == "flowers: cnn on images:x"
-    assert re.fullmatch(
-        r"\d{4}-\d\d-\d\d \d\d:\d\d UTC, learning rate 0.1, batch 32 × 8, trained on 8 × tpu",
-        evaluation._subtitle(info),
-    )
-    stages = [{"epochs": 3, "frozen": ["backbone"], "learning_rate": 0.001}, {"epochs": 5, "learning_rate": 0.0}]
-    info.training = {**training, "stages": stages, "host": "2 × AMD EPYC"}
-    assert "learning rate 0.001 then 0.1, batch" in evaluation._subtitle(info)
-    assert evaluation._subtitle(info).endswith("8 × tpu of 2 × AMD EPYC")
+@pytest.fixture(scope="module")
+def evaluated(digits_records, trained_digits, tmp_path_factory):
+    """What the step returns, and the folder that it writes. Not to be written to."""
+    output = tmp_path_factory.mktemp("evaluated") / "evaluation"
+    return evaluate_model(_CPU, digits_records, trained_digits, output), output
 
 
-def test_every_example_of_the_split_is_scored_once(digits_records, trained_digits, tmp_path):
-    result = evaluate_model(_CPU, digits_records, trained_digits, tmp_path / "evaluation")
+def _compute(labels, probabilities):
+    return compute_figures(TASKS["classification"], labels, probabilities, "0123456789").metrics
+
+
+def test_every_example_of_the_split_is_scored_once(digits_records, trained_digits, evaluated):
+    result, output = evaluated
     examples = records.load_split(digits_records, Manifest.load(digits_records), "test")
-    with np.load(tmp_path / "evaluation" / "predictions.npz") as predictions:
+    with np.load(output / "predictions.npz") as predictions:
         assert np.array_equal(predictions["labels"], examples.labels)
         assert predictions["probabilities"].shape == (359, 10)
-        again = compute_metrics(examples.labels, predictions["probabilities"], [str(i) for i in range(10)])
+        assert result.metrics == _compute(examples.labels, predictions["probabilities"])
     assert result.num_examples == 359
-    assert result.metrics == scalars(again)
-    assert np.sum(_scored(tmp_path / "evaluation")["challenger"]["confusion_matrix"]) == 359
+    assert np.sum(_scored(output)["challenger"]["confusion_matrix"]) == 359
     assert result.metrics["accuracy"] > 0.85
     paid = ModelInfo.load(trained_digits).training["paid_seconds"]
-    report = (tmp_path / "evaluation" / "report.html").read_text()
+    report = (output / "report.html").read_text()
     assert f"s in 1 session: {paid['trained']:,.0f} training, {paid['start_up']:,.0f} start-up" in report
-    assert {path.name for path in (tmp_path / "evaluation").iterdir()} == {
-        "evaluation.json",
-        "report.html",
-        "predictions.npz",
-    }
+    assert {path.name for path in output.iterdir()} == {"evaluation.json", "report.html", "predictions.npz"}
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_another_split_can_be_scored(digits_records, trained_digits, tmp_path, split):
-    result = evaluate_model(dataclasses.replace(_CPU, split=split), digits_records, trained_digits, tmp_path / "e")
-    assert result.num_examples == {"train": 1259, "validation": 179}[split]
-    assert _scored(tmp_path / "e")["split"] == split
+def test_the_training_split_can_be_scored_though_a_model_has_seen_it(digits_records, trained_digits, tmp_path):
+    result = evaluate_model(dataclasses.replace(_CPU, split="train"), digits_records, trained_digits, tmp_path / "e")
+    assert result.num_examples == 1259
+    assert (_scored(tmp_path / "e")["split"], _scored(tmp_path / "e")["unseen"]) == ("train", None)
 
 
-def test_result_does_not_depend_on_the_batch_size(digits_records, trained_digits, tmp_path):
+def test_result_does_not_depend_on_the_batch_size(digits_records, trained_digits, evaluated, tmp_path):
     """Which class is predicted never does. Of probabilities the last bit may, where kernels sum in another order."""
-    scored = []
-    for batch_size in (1, 7, 256):
-        params = dataclasses.replace(_CPU, batch_size_per_replica=batch_size)
-        evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
-        scored.append(_scored(tmp_path / "evaluation")["challenger"])
-    for other in scored[1:]:
-        for name in ("num_examples", "accuracy", "top_k_accuracy", "macro_f1", "per_class", "confusion_matrix"):
-            assert other[name] == scored[0][name]
-        assert other["loss"] == pytest.approx(scored[0]["loss"], rel=1e-6)
+    params = dataclasses.replace(_CPU, batch_size_per_replica=7)
+    evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
+    ours, theirs = (_scored(output)["challenger"] for output in (tmp_path / "evaluation", evaluated[1]))
+    for name in ("num_examples", "accuracy", "top_k_accuracy", "macro_f1", "per_class", "confusion_matrix"):
+        assert ours[name] == theirs[name]
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
 
 
-def test_same_batch_size_gives_the_same_numbers_again(digits_records, trained_digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "tpu_components.core.pages.page.now", lambda: "2026-11-22 09:30 UTC"
-    )  # Its minute may end between the two.
-    for name in ("once", "again"):
-        evaluate_model(_CPU, digits_records, trained_digits, tmp_path / name)
-    assert _scored(tmp_path / "once") == _scored(tmp_path / "again")
-    assert (tmp_path / "once" / "report.html").read_bytes() == (tmp_path / "again" / "report.html").read_bytes()
+def test_same_batch_size_gives_the_same_numbers_again(digits_records, trained_digits, evaluated, tmp_path):
+    evaluate_model(_CPU, digits_records, trained_digits, tmp_path / "again")
+    outputs = evaluated[1], tmp_path / "again"
+    assert _scored(outputs[0]) == _scored(outputs[1])
+    once, again = (re.sub(r"[\d-]+ \d\d:\d\d UTC", "", (output / "report.html").read_text()) for output in outputs)
+    assert once == again
 
 
 @pytest.mark.slow  # A process of eight replicas: 20 s.
@@ -141,13 +124,20 @@ def test_eight_jax_replicas_give_exactly_the_numbers_of_one(digits_records, trai
 
 
 def test_champion_is_scored_in_the_same_run_on_the_same_examples(digits_records, trained_digits, tmp_path):
-    params = dataclasses.replace(_CPU, champion=str(trained_digits), max_regression={"accuracy": 0.0, "loss": 0.0})
+    params = dataclasses.replace(
+        _CPU,
+        champion=str(trained_digits),
+        minimum={"accuracy": 0.9999},
+        max_regression={"accuracy": 0.0, "loss": 0.0},
+    )
     result = evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
     assert not result.promote, "a tie is no better"
     assert result.champion_metrics == result.metrics
     scored = _scored(tmp_path / "evaluation")
     assert scored["champion"] == scored["challenger"]
-    *ties, slices, beaten = scored["gate"]["reasons"]
+    bound, *ties, slices, beaten = scored["gate"]["reasons"]
+    assert not bound["passed"]
+    assert re.fullmatch(r"accuracy 0\.\d+, required at least 0\.9999", bound["text"])
     assert (slices["passed"], slices["metric"]) == (True, "accuracy")
     assert slices["text"].startswith("no slice is worse")
     assert [part["name"] for part in scored["slices"]] == scored["class_names"]
@@ -194,9 +184,9 @@ def test_what_a_model_has_trained_on_is_left_out_of_the_comparison_and_named(dig
     assert scored["unseen"]["keys"] == list(keys[:100])
     assert result.num_examples == 359
     with np.load(tmp_path / "e" / "predictions.npz") as predictions:
-        rest = compute_metrics(predictions["labels"][100:], predictions["probabilities"][100:], list("0123456789"))
-    assert scored["unseen"]["scalars"] == [scalars(rest)] * 2
-    assert f"accuracy {rest.accuracy:.4f} ties with" in said(result)[1]
+        rest = _compute(predictions["labels"][100:], predictions["probabilities"][100:])
+    assert scored["unseen"]["scalars"] == [rest] * 2
+    assert f"accuracy {rest['accuracy']:.4f} ties with" in said(result)[1]
 
 
 def test_a_split_that_was_all_trained_on_is_judged_and_said(digits_records, trained_digits, tmp_path):
@@ -207,25 +197,18 @@ def test_a_split_that_was_all_trained_on_is_judged_and_said(digits_records, trai
     assert said(result)[0] == "passed: judged on all 359 examples, though all have been trained on (by the model 359)"
 
 
-def test_a_model_that_does_not_say_what_it_trained_on_is_judged_on_all(digits_records, trained_digits, tmp_path):
+def test_a_model_that_does_not_say_what_it_trained_on_has_seen_nothing(digits_records, trained_digits, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(trained_digits, model)
+    np.save(model / "trained_on.npy", np.unique(load_identities(digits_records, "test")))
+    assert find_seen_examples("test", digits_records, "", [trained_digits, model]).sum(axis=1).tolist() == [0, 359]
     (model / "trained_on.npy").unlink()
-    evaluate_model(_CPU, digits_records, model, tmp_path / "e")
-    assert _scored(tmp_path / "e")["unseen"] is None
+    assert find_seen_examples("test", digits_records, "", [model]) is None
 
 
 def test_broken_champion_does_not_stop_its_successor(digits_records, broken_model, trained_digits, tmp_path):
     params = dataclasses.replace(_CPU, champion=str(broken_model))
     assert evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation").promote
-
-
-def test_model_below_the_minimum_is_rejected_in_words(digits_records, trained_digits, tmp_path):
-    params = dataclasses.replace(_CPU, minimum={"accuracy": 0.9999})
-    result = evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
-    assert not result.promote
-    assert said(result)[0].startswith("failed: accuracy 0.")
-    assert "required at least 0.9999" in said(result)[0]
 
 
 @pytest.fixture(scope="module")

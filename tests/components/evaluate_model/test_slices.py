@@ -1,3 +1,5 @@
+"""An evaluation says how the model does on parts of the examples."""
+
 import dataclasses
 import json
 import re
@@ -15,8 +17,9 @@ from tpu_components.core.examples.records import read_batches
 from tpu_components.core.examples.slice_values import load_slices
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams
+from tpu_components.evaluate_model.evaluation import check_slices
+from tpu_components.evaluate_model.figures import find_slices
 from tpu_components.evaluate_model.gate import decide
-from tpu_components.evaluate_model.slices import check_slices, find_slices
 
 _FIGURES = {"accuracy": 0.9}
 

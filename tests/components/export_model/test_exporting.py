@@ -18,8 +18,7 @@ from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.trained import load_trained_model, predict
 from tpu_components.core.registry.versions import version_digest
 from tpu_components.create_tfrecords import WriteParams, write_records
-from tpu_components.export_model import ExportParams, comparing, export_model, exporting, verification
-from tpu_components.export_model.params import Compared
+from tpu_components.export_model import ExportParams, comparison, export_model, exporting, verification
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.inputs import predict_inputs
 from tpu_components.train_model import train_model
@@ -267,10 +266,10 @@ def test_a_figure_that_cannot_be_measured_is_not_judged():
     """R² of a split whose targets are all equal: agreement and difference still are."""
     same = {"r2": math.nan, "agreement": 1.0, "max_difference": 0.0, "drop_interval": None, "num_compared": 1}
     formats = {name: dict(same) for name in ("saved_model", "float", "int8")}
-    compared = Compared(1, "r2", math.nan)
-    assert comparing.find_too_far(ExportParams(), compared, formats) == {}
+    assert comparison.find_differing(ExportParams(), "r2", math.nan, formats) == {}
     formats["float"]["max_difference"] = 1.0
-    assert "it differs from the trained model" in comparing.find_too_far(ExportParams(), compared, formats)["float"]
+    differing = comparison.find_differing(ExportParams(), "r2", math.nan, formats)
+    assert "it differs from the trained model" in differing["float"]
 
 
 def _left_out(num_examples, num_lost, **params):
@@ -284,8 +283,7 @@ def _left_out(num_examples, num_lost, **params):
         "accuracy": 1 - num_lost / num_examples,
         "drop_interval": verification._drop_interval("classification", labels, expected, answers),
     }
-    compared = Compared(num_examples, "accuracy", 1.0)
-    return comparing.find_too_far(ExportParams(**params), compared, {"int8": facts}).get("int8")
+    return comparison.find_differing(ExportParams(**params), "accuracy", 1.0, {"int8": facts}).get("int8")
 
 
 def test_one_image_of_a_small_test_split_is_chance():

@@ -11,7 +11,7 @@ import pytest
 from tpu_components.core.examples.interface import MultiLabel, Regression
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.export_model import verification
-from tpu_components.export_model.formats.table import FORMATS
+from tpu_components.export_model.formats import FORMATS
 
 _SOURCE = Path(verification.__file__)
 
@@ -154,7 +154,7 @@ def test_large_splits_are_compared_on_a_sample_smaller_for_a_file_that_takes_one
     chosen = verification._choose(float_file, 25_000)
     assert len(set(chosen.tolist())) == 10_000
     assert chosen.tolist() == sorted(chosen.tolist())
-    monkeypatch.setattr(verification, "_takes_one", lambda interpreter: True)
+    monkeypatch.setattr(verification, "_takes_one", lambda path: path.suffix == ".tflite")
     assert verification._choose(float_file, 2000).tolist() == list(range(2000))
     assert len(set(verification._choose(float_file, 25_000).tolist())) == 2000
     assert len(set(verification._choose(float_file.parent, 25_000).tolist())) == 10_000

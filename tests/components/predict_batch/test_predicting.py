@@ -22,8 +22,8 @@ from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.predict_batch import PredictParams, predict_batch, predicting
 from tpu_components.predict_batch.inputs import Reader, UnusableError
-from tpu_components.predict_batch.joining import predict_to_file
-from tpu_components.predict_batch.planning import plan_answers
+from tpu_components.predict_batch.predicting import predict_to_file
+from tpu_components.predict_batch.prediction_files import plan_answers
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.inputs import predict_inputs
 from tpu_pipelines.runs.summary import Summary
@@ -159,7 +159,7 @@ def test_records_are_read_by_whoever_answers_them(export_dir, digits_records, tm
     shard.write_bytes(bytes(shard.stat().st_size))
     params = PredictParams(f"records:{tmp_path}/records", part_examples=100, num_workers=1)
     plan = plan_answers(params, str(export_dir))
-    assert (len(plan.inputs.keys), plan.num_files) == (1797, 18), "as the manifest says, and no shard was looked into"
+    assert (len(plan.inputs.keys), len(plan.names)) == (1797, 18), "as the manifest says, and no shard was looked into"
     with pytest.raises(InputError, match=rf"Cannot read {shard}: no record at byte 0. Write the records again"):
         predict_batch(params, export_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,9 +1,11 @@
+"""What is asked of a model is read from records."""
+
 import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Shard
 from tpu_components.core.examples.records import encode_example, frame_record
-from tpu_components.predict_batch.stored import Places, read_frames
+from tpu_components.predict_batch.inputs import Places, read_frames
 
 
 def test_records_are_found_by_their_places(tmp_path):

@@ -204,7 +204,7 @@ def test_of_several_stages_the_largest_is_compiled(cache_dir):
 def test_names_and_precision_are_the_same_for_the_second_of_several(tmp_path):
     """Keras numbers layers through a process, and forgets its settings when the numbers are reset."""
     some = [make_compilation(batch_size=size) for size in (8, 16)]
-    _, (second, _) = sandbox.compile_all(make_task(), some, LIMITS, tmp_path / "one")
+    _, second = sandbox.compile_all(make_task(), some, LIMITS, tmp_path / "one")
     alone = compile_one(make_task(), tmp_path / "other", batch_size=16)
     assert second.cost == alone.cost
     assert second.memory == alone.memory
@@ -327,7 +327,7 @@ def test_every_example_fits_every_chip(example, tmp_path):
     task = Task(dataclasses.replace(TRAINING, **model, **everything_for(interface)), interface, num_examples)
     compilations = [make_compilation(machine, training.batch_size_per_replica) for machine in _MACHINES]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
-    for machine, (outcome, _) in zip(_MACHINES, sandbox.compile_all(task, compilations, limits, tmp_path), strict=True):
+    for machine, outcome in zip(_MACHINES, sandbox.compile_all(task, compilations, limits, tmp_path), strict=True):
         assert (outcome.verdict, outcome.objection) == (FITS, ""), (machine, outcome.reason)
         assert outcome.cost.unknown_loops == 0
         assert outcome.memory.peak_bytes < load_catalogue().find(machine).generation.hbm_usable_bytes

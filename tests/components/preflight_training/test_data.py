@@ -18,7 +18,7 @@ from tpu_components.preflight_training.data import DataFacts, load_facts
 
 
 def _load(records, cache_dir, in_memory_mib=4096):
-    return load_facts(records, 256, in_memory_mib, 1000, cache_dir)
+    return load_facts(records, in_memory_mib, 1000, cache_dir)
 
 
 def test_facts_are_the_data_sets_own(digits_records, tmp_path):
@@ -38,7 +38,7 @@ def test_the_import_of_tensorflow_is_no_part_of_a_rate(digits_records, tmp_path)
         "import pathlib, sys\n"
         "from tpu_components.preflight_training import data\n"
         "data._rate = lambda open_pass: (float('tensorflow' in sys.modules),) * 3\n"
-        "facts = data.load_facts(pathlib.Path(sys.argv[1]), 256, 4096, 1000, pathlib.Path(sys.argv[2]))\n"
+        "facts = data.load_facts(pathlib.Path(sys.argv[1]), 4096, 1000, pathlib.Path(sys.argv[2]))\n"
         "print(facts.host.read_per_second)\n"
     )
     command = [sys.executable, "-c", code, str(digits_records), str(tmp_path)]
@@ -53,9 +53,9 @@ def test_a_compilation_is_over_before_anything_is_measured(digits_records, tmp_p
     def compile_it(interface, num_examples, num_validation):
         done.append((interface.input.shape, num_examples, num_validation))
 
-    load_facts(digits_records, 256, 4096, 1000, tmp_path, compile_it)
+    load_facts(digits_records, 4096, 1000, tmp_path, compile_it)
     assert done == [((8, 8, 1), 1259, 179), "measured", "measured"]
-    load_facts(digits_records, 256, 4096, 1000, tmp_path, compile_it)
+    load_facts(digits_records, 4096, 1000, tmp_path, compile_it)
     assert len(done) == 3
 
 

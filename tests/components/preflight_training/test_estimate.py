@@ -1,15 +1,15 @@
 """Arithmetic, calculated again by hand for chips of the catalogue."""
 
 import dataclasses
+import math
 
 import pytest
 
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.preflight_training import estimate
-from tpu_components.preflight_training.accuracy import Accuracy
 from tpu_components.preflight_training.estimate import (
+    Accuracy,
     StepTime,
-    bytes_per_cycle,
     gradient_bytes,
     time_epoch,
     time_layers,
@@ -58,8 +58,8 @@ def test_utilization_is_the_share_of_a_devices_peak():
 
 
 def test_memory_of_a_device_moves_its_chips_bandwidth_in_the_time_of_a_cycle():
-    assert bytes_per_cycle(_machine("v5e-8").generation) == pytest.approx(819e9 / 1.5e9)
-    assert bytes_per_cycle(_machine("v3-8").generation) == pytest.approx(900e9 / 2 / 0.94e9)
+    assert _machine("v5e-8").generation.device_bytes_per_cycle == pytest.approx(819e9 / 1.5e9)
+    assert _machine("v3-8").generation.device_bytes_per_cycle == pytest.approx(900e9 / 2 / 0.94e9)
 
 
 def test_a_generations_accuracy_corrects_all_times_alike(monkeypatch):
@@ -77,7 +77,7 @@ def test_a_generations_accuracy_corrects_all_times_alike(monkeypatch):
 
 def test_an_epochs_interval_ends_where_the_host_is_slower():
     """100 steps of 10 ms, expected between 5 and 20; a host that needs 12 ms for each."""
-    alone = time_epoch(_step(10.0), 12_800, 128, None)
+    alone = time_epoch(_step(10.0), 12_800, 128, math.inf)
     assert (alone.low_seconds, alone.seconds, alone.high_seconds) == pytest.approx((0.5, 1.0, 2.0))
     fed = time_epoch(_step(10.0), 12_800, 128, 128 / 0.012)
     assert (fed.low_seconds, fed.seconds, fed.high_seconds) == pytest.approx((1.2, 1.2, 2.0))
@@ -170,12 +170,12 @@ def test_notes_speak_of_the_forward_pass_alone():
 
 
 def test_an_epoch_counts_its_last_partial_batch_as_a_whole_one():
-    epoch = time_epoch(_step(2.0), num_examples=1025, global_batch=256, host_rate=None)
+    epoch = time_epoch(_step(2.0), num_examples=1025, global_batch=256, host_rate=math.inf)
     assert epoch.steps == 5
     assert epoch.device_seconds == epoch.seconds == pytest.approx(0.010)
     assert epoch.needed_per_second == pytest.approx(5 * 256 / 0.010)
     assert epoch.host_wait == 0
-    assert time_epoch(_step(2.0), 1024, 256, None).steps == 4
+    assert time_epoch(_step(2.0), 1024, 256, math.inf).steps == 4
 
 
 def test_a_slow_host_makes_the_device_wait():

@@ -10,9 +10,11 @@ from tests.components.preflight_training.conftest import DENSE
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import PaidMachine, parse_machine
-from tpu_components.preflight_training import PreflightParams, examining, preflight_training
+from tpu_components.preflight_training import PreflightParams, preflight_training, sandbox
+from tpu_components.preflight_training.compiler import FITS, Memory, Outcome
 from tpu_components.preflight_training.data import DataFacts, HostRate
-from tpu_components.preflight_training.examining import examine
+from tpu_components.preflight_training.examining import Examination
+from tpu_components.preflight_training.hlo import LayerCost, MatrixProduct, ProgramCost
 from tpu_components.preflight_training.params import timeout_seconds
 from tpu_components.train_model import TrainParams
 
@@ -23,12 +25,22 @@ _PARAMS = PreflightParams(TrainParams(DENSE, batch_size_per_replica=32, epochs=3
 _DATA = DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 1259, 1259 * 64, HostRate(50_000.0, 100_000.0, True, 24))
 
 
+@pytest.fixture
+def fitting(tmp_path, monkeypatch):
+    """A compiler for which every program fits, and takes 150,000 cycles; the folder that it keeps nothing in."""
+    layers = {"dense": LayerCost(150_000, 150_000, [MatrixProduct(32, 64, 10, 2.0 * 32 * 64 * 10, is_forward=True)])}
+    cost = ProgramCost(150_000, 0, layers, (), 0, ())
+    outcome = Outcome(FITS, memory=Memory(1 << 20, 1 << 19, 1 << 19, 1 << 20), cost=cost, parameters=650)
+    monkeypatch.setattr(sandbox, "compile_all", lambda task, compilations, *_: [outcome] * len(compilations))
+    return tmp_path
+
+
 def _examine(cache_dir, data=_DATA, **changes):
     of_training = {name: changes.pop(name) for name in tuple(changes) if hasattr(_PARAMS.training, name)}
     paid = PaidMachine(changes.pop("machine", "v5e-1"))
     training = dataclasses.replace(_PARAMS.training, **of_training)
     params = dataclasses.replace(_PARAMS, training=training, paid=paid, **changes)
-    (report,) = examine(params, data, [paid], cache_dir).machines
+    (report,) = Examination(params, [paid], cache_dir).report(data).machines
     return report
 
 
@@ -71,10 +83,10 @@ def test_time_and_price_follow_from_the_step(cache_dir):
     assert 0 < report.peak_bytes < report.capacity_bytes
 
 
-def test_the_machines_own_host_feeds_it(cache_dir):
+def test_the_machines_own_host_feeds_it(fitting):
     """What runs preflight on a platform has 4 CPUs: v5e-1's host has 24."""
     small = dataclasses.replace(_DATA, host=dataclasses.replace(_DATA.host, cpus=4))
-    report = _examine(cache_dir, small)
+    report = _examine(fitting, small)
     assert (report.host_cpus, report.feed_per_second) == (24, 600_000)
     assert report.epoch.seconds == pytest.approx(max(40 * 32 / 600_000, report.epoch.device_seconds))
     assert report.fed_by(small.host) == (
@@ -88,10 +100,10 @@ def test_the_machines_own_host_feeds_it(cache_dir):
     )
     streamed = dataclasses.replace(small.host, in_memory=False)
     files = dataclasses.replace(small, interface=Interface(ImageInput((8, 8, 1), "resized"), 10), host=streamed)
-    assert _examine(cache_dir, files).feed_per_second == 100_000, "Python hands on no more files"
+    assert _examine(fitting, files).feed_per_second == 100_000, "Python hands on no more files"
     whole = dataclasses.replace(files, interface=Interface(ImageInput((8, 8, 1), "encoded"), 10))
-    assert _examine(cache_dir, whole).feed_per_second == 17_000, "and copies the pixels of those that it resizes"
-    unknown = _examine(cache_dir, small, machine="v2-8")
+    assert _examine(fitting, whole).feed_per_second == 17_000, "and copies the pixels of those that it resizes"
+    unknown = _examine(fitting, small, machine="v2-8")
     assert (unknown.host_cpus, unknown.feed_per_second) == (0, 100_000), "nobody says what its host has"
 
 
@@ -110,12 +122,11 @@ def test_data_that_do_not_fit_beside_the_model_are_handed_over(cache_dir):
     large = dataclasses.replace(_DATA, num_examples=200_000_000, decoded_bytes=200_000_000 * 64)
     report = _examine(cache_dir, large, residency="auto", in_memory_mib=1 << 20)
     assert (report.verdict, report.is_resident) == ("fits", False)
-    # One example: no smaller batch is looked for.
-    must = _examine(cache_dir, large, residency="device", in_memory_mib=1 << 20, batch_size_per_replica=1)
+    must = _examine(cache_dir, large, residency="device", in_memory_mib=1 << 20)
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
 
 
-def test_the_validation_split_lies_on_the_device_too(cache_dir, monkeypatch):
+def test_the_validation_split_lies_on_the_device_too(cache_dir):
     """As in training: 16 GB a device hold the digits, but not 400 million to validate on, if the host holds these."""
 
     def examined(num_validation, residency="auto", in_memory_mib=1 << 20):
@@ -126,27 +137,25 @@ def test_the_validation_split_lies_on_the_device_too(cache_dir, monkeypatch):
     read_again = examined(400_000_000, in_memory_mib=1000)
     assert (read_again.is_resident, read_again.peak_bytes) == (True, without.peak_bytes)
     assert (some.is_resident, some.peak_bytes) == (True, without.peak_bytes + 64_000)
-    assert some.largest_batch.size <= without.largest_batch.size
     assert (many.verdict, many.is_resident) == ("fits", False)
-    monkeypatch.setattr(examining, "find_largest_batch", lambda *_: None)  # It would compile again.
     must = examined(400_000_000, "device")
     assert (must.verdict, must.is_resident) == ("does_not_fit", True)
     assert must.reason.startswith("the 25,600,000,000 bytes that it is validated on have no room beside")
 
 
-def test_a_training_gets_the_time_of_the_slower_host(cache_dir):
+def test_a_training_gets_the_time_of_the_slower_host(fitting):
     slow = dataclasses.replace(_DATA, host=HostRate(1.0, 0.1, False, 4))
-    report = _examine(cache_dir, slow)
+    report = _examine(fitting, slow)
     assert report.timeout_seconds == timeout_seconds(3 * 40 * 32 / 0.1)
-    assert _examine(cache_dir).timeout_seconds == 4 * 3600
+    assert _examine(fitting).timeout_seconds == 4 * 3600
 
 
-def test_a_run_that_nears_the_seven_days_of_a_task_on_vertex_is_warned_of(cache_dir):
-    report = _examine(cache_dir, dataclasses.replace(_DATA, host=HostRate(1.0, 0.001, False, 4)))
+def test_a_run_that_nears_the_seven_days_of_a_task_on_vertex_is_warned_of(fitting):
+    report = _examine(fitting, dataclasses.replace(_DATA, host=HostRate(1.0, 0.001, False, 4)))
     assert report.timeout_seconds == 7 * 24 * 3600
     (warning,) = [words for words in report.advice if "days" in words]
     assert re.match(r"The run may take [\d.,]+ days, and Vertex AI cancels a pipeline's task after 7\.", warning)
-    assert not [words for words in _examine(cache_dir).advice if "days" in words]
+    assert not [words for words in _examine(fitting).advice if "days" in words]
 
 
 @pytest.mark.parametrize(
@@ -160,28 +169,28 @@ def test_a_run_that_nears_the_seven_days_of_a_task_on_vertex_is_warned_of(cache_
         ({"max_host_wait": 0.01}, "v5e-1 would wait for data .*% of the time, max_host_wait=0.01"),
     ],
 )
-def test_each_budget_gives_its_reason(cache_dir, budget, reason):
-    report = _examine(cache_dir, **budget)
+def test_each_budget_gives_its_reason(fitting, budget, reason):
+    report = _examine(fitting, **budget)
     assert report.verdict == "fits"
     assert not report.passed
     (given,) = report.reasons
     assert re.search(reason, given)
 
 
-def test_budgets_that_are_kept_give_none(cache_dir):
-    assert _examine(cache_dir, max_step_ms=1e3, max_price_usd=10.0, max_host_wait=0.999).passed
+def test_budgets_that_are_kept_give_none(fitting):
+    assert _examine(fitting, max_step_ms=1e3, max_price_usd=10.0, max_host_wait=0.999).passed
 
 
-def test_a_price_budget_cannot_be_kept_without_a_price(cache_dir):
-    report = _examine(cache_dir, machine="7x-4", max_price_usd=100.0)
+def test_a_price_budget_cannot_be_kept_without_a_price(fitting):
+    report = _examine(fitting, machine="7x-4", max_price_usd=100.0)
     assert report.cost is None
     (reason,) = report.reasons
     assert reason.startswith("no trustworthy price is known for 7x-4")
 
 
-def test_a_step_larger_than_the_data_set_is_refused(cache_dir):
+def test_a_step_larger_than_the_data_set_is_refused(fitting):
     """As train_model refuses it."""
-    report = _examine(cache_dir, machine="v5e-8", batch_size_per_replica=158)
+    report = _examine(fitting, machine="v5e-8", batch_size_per_replica=158)
     (reason,) = report.reasons
     assert reason.startswith("one step takes 1,264 examples, and the training split has 1,259")
 
@@ -283,10 +292,10 @@ def test_a_mistake_leaves_nothing_behind(digits_records, cache_dir, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_each_of_several_machines_is_priced_where_and_how_it_is_paid_for(cache_dir):
+def test_each_of_several_machines_is_priced_where_and_how_it_is_paid_for(fitting):
     fallbacks = [{"name": "v5e-1", "region": "us-west4"}, {"name": "v6e-1", "region": "us-central1", "spot": True}]
     machine = parse_machine({"name": "v6e-1", "region": "asia-northeast1", "fallbacks": fallbacks})
-    report = examine(_PARAMS, _DATA, [one.paid for one in machine.candidates], cache_dir)
+    report = Examination(_PARAMS, [one.paid for one in machine.candidates], fitting).report(_DATA)
     expected = [one.paid.price for one in machine.candidates]
     assert [(one.cost.region, one.cost.kind, one.cost.usd_per_hour) for one in report.machines] == [
         (price.region, price.kind, price.usd_per_hour) for price in expected
@@ -295,11 +304,11 @@ def test_each_of_several_machines_is_priced_where_and_how_it_is_paid_for(cache_d
     assert [one.label for one in report.machines] == ["v6e-1 asia-northeast1", "v5e-1", "v6e-1 us-central1 spot"]
 
 
-def test_a_machine_is_priced_for_every_target_that_is_asked_for(cache_dir):
+def test_a_machine_is_priced_for_every_target_that_is_asked_for(fitting):
     """Compiled once; a cluster's run is cheaper by the factor, and stopped when the cluster stops it."""
     paid = PaidMachine("v5e-1")
     cluster = dataclasses.replace(paid, target="kubeflow", timeout_seconds=24 * 3600, attempts=2)
-    vertex, kubeflow = examine(_PARAMS, _DATA, [paid, cluster], cache_dir).machines
+    vertex, kubeflow = Examination(_PARAMS, [paid, cluster], fitting).report(_DATA).machines
     assert [vertex.label, kubeflow.label] == ["v5e-1 vertex", "v5e-1 kubeflow"]
     assert vertex.cost.usd_per_run == pytest.approx(1.15 * kubeflow.cost.usd_per_run)
     assert (vertex.cost.factor, kubeflow.cost.factor) == (1.15, 1.0)
@@ -307,10 +316,10 @@ def test_a_machine_is_priced_for_every_target_that_is_asked_for(cache_dir):
     assert kubeflow.cost.most_usd_per_run == pytest.approx(2 * 24 * 1.2)
 
 
-def test_the_spread_of_the_hosts_rate_widens_the_interval(cache_dir):
+def test_the_spread_of_the_hosts_rate_widens_the_interval(fitting):
     """Streamed from files at 100 examples a second, the passes at 80 to 130: the device waits."""
     host = HostRate(50.0, 100.0, False, 24, low_per_second=80.0, high_per_second=130.0)
-    report = _examine(cache_dir, dataclasses.replace(_DATA, host=host))
+    report = _examine(fitting, dataclasses.replace(_DATA, host=host))
     assert report.epoch.seconds == pytest.approx(40 * 32 / 100)
     assert report.epoch.low_seconds == pytest.approx(40 * 32 / 130)
     assert report.epoch.high_seconds == pytest.approx(40 * 32 / 80)
@@ -321,6 +330,10 @@ def test_largest_batch_is_guessed_where_it_is_not_searched(cache_dir):
     largest = _examine(cache_dir).largest_batch
     assert not largest.is_exact
     assert largest.size > 32
+    resident = {"residency": "auto", "in_memory_mib": 1 << 20}
+    validated = dataclasses.replace(_DATA, num_validation=100_000_000)
+    without, beside = (_examine(cache_dir, data, **resident).largest_batch for data in (_DATA, validated))
+    assert beside.size < without.size, "the validation split takes of the memory too"
 
 
 @pytest.mark.slow  # A dozen compilations: one or two minutes.
@@ -348,8 +361,8 @@ def test_largest_batch_and_its_successor_are_compiled(tmp_path):
     assert [examine_batch(size).verdict for size in (largest.size, largest.size + 1)] == ["fits", "does_not_fit"]
 
 
-def test_several_machines_come_in_the_order_asked_for(cache_dir):
+def test_several_machines_come_in_the_order_asked_for(fitting):
     machines = [PaidMachine(name) for name in ("v6e-1", "v5e-1")]
-    report = examine(_PARAMS, _DATA, machines, cache_dir)
+    report = Examination(_PARAMS, machines, fitting).report(_DATA)
     assert [one.machine for one in report.machines] == ["v6e-1", "v5e-1"]
     assert report.advice[0].startswith("Cheapest: v5e-1")

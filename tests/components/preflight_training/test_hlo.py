@@ -365,7 +365,7 @@ def test_cost_survives_json():
 
 
 _COUNT = """
-import dataclasses, json, os, sys
+import dataclasses, json, math, os, sys
 import keras
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.preflight_training import compiler
@@ -380,12 +380,13 @@ built, _ = compiler._without_values(lambda: compiler._build(task, compilation))
 devices = compiler._topology(compilation).devices
 traced = compiler.trace_program(built, task, compilation, devices, "tpu")
 compiled = traced.lower(lowering_platforms=("tpu",)).compile()
-cost = read_cost(compiled.as_text(), compiler._layer_names(built), compilation.bytes_per_cycle)
+layers = [layer.name for layer in built._flatten_layers(include_self=False)]
+cost = read_cost(compiled.as_text(), layers, compilation.bytes_per_cycle)
 print(json.dumps({
     "flops": sum(one.flops * one.times for layer in cost.layers.values() for one in layer.products),
     "flops_of_jax": compiled.cost_analysis()["flops"],
     "summed_bytes": sum(one.num_bytes * one.times for one in cost.collectives),
-    "parameters": compiler._num_parameters(built),
+    "parameters": sum(math.prod(variable.shape) for variable in built.trainable_variables),
     "guessed_share": cost.guessed_cycles / cost.cycles,
     "layers": sorted(cost.layers),
 }))

@@ -9,9 +9,8 @@ import pytest
 from tests.html_page import Page
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
 from tpu_components.core.examples.interface import ImageInput, Interface
-from tpu_components.preflight_training.accuracy import Accuracy
 from tpu_components.preflight_training.data import DataFacts, HostRate
-from tpu_components.preflight_training.estimate import EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.findings import Cost, MachineReport, PreflightReport
 from tpu_components.preflight_training.largest_batch import LargestBatch
 from tpu_components.preflight_training.report import as_text, write_report

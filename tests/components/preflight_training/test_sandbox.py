@@ -61,7 +61,7 @@ def test_crash_is_a_verdict_and_the_next_child_takes_up_the_rest(model_file, tmp
     before = "import os, sys\n    if not os.path.exists({0!r}):\n        open({0!r}, 'w').close()\n        os.abort()"
     task = make_task(model_file(before.format(str(tmp_path / "crashed"))))
     compilations = [make_compilation(batch_size=16), make_compilation(batch_size=8)]
-    (crashed, _), (fits, _) = sandbox.compile_all(task, compilations, LIMITS, tmp_path)
+    crashed, fits = sandbox.compile_all(task, compilations, LIMITS, tmp_path)
     assert crashed.verdict == sandbox.CRASHED
     assert "SIGABRT" in crashed.reason
     assert fits.verdict == FITS
@@ -117,11 +117,12 @@ def test_parameters_that_do_not_fit_the_model_are_a_mistake_of_the_user(tmp_path
 
 @pytest.mark.usefixtures("warm_compiler")
 def test_known_outcome_starts_no_process(tmp_path, monkeypatch):
-    ((first, was_known),) = sandbox.compile_all(make_task(), [make_compilation()], LIMITS, tmp_path)
+    first = compile_one(make_task(), tmp_path)
     assert first.verdict == FITS
-    assert not was_known
+    assert not first.is_cached
     _no_child_may_start(monkeypatch)
-    assert sandbox.compile_all(make_task(), [make_compilation()], LIMITS, tmp_path) == [(first, True)]
+    second = compile_one(make_task(), tmp_path)
+    assert (second, second.is_cached) == (first, True)
     # What decides the outcome is part of its key.
     for task, compilation in (
         (make_task(), make_compilation(batch_size=9)),
@@ -139,8 +140,8 @@ def test_comment_in_the_model_compiles_nothing_again_and_a_changed_layer_does(mo
     task = make_task(model_file())
     first = compile_one(task, tmp_path)
     model_file("# A comment.")
-    ((same, was_known),) = sandbox.compile_all(task, [make_compilation()], LIMITS, tmp_path)
-    assert not was_known  # A child has lowered it,
+    same = compile_one(task, tmp_path)
+    assert not same.is_cached  # A child has lowered it,
     assert same == first  # and found the very program compiled, with the time that took.
     model_file("layers.Flatten = layers.GlobalAveragePooling2D")
     assert compile_one(task, tmp_path).parameters == 20 != first.parameters

@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 
 from tpu_components.serving import connections
-from tpu_components.serving.connections import Connection, Places, connection_limit, head_fault
-from tpu_components.serving.server import _AcceptErrors, _Server
+from tpu_components.serving.connections import Connection, Places, connection_limit
+from tpu_components.serving.server import _handle_error, _Server
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
@@ -284,13 +284,24 @@ def test_a_body_may_come_in_small_chunks_but_not_in_very_many():
     run(scenario())
 
 
-def test_a_head_is_judged_as_far_as_it_has_come():
-    for end in range(len(GET) + 1):
-        assert head_fault(GET[:end]) == ""
-    assert head_fault(POST + b"any\nbody\r\n x\r\n\r\n") == ""
-    assert "line feed alone" in head_fault(b"GET / HTTP/1.1\n")
-    assert "goes on in the next line" in head_fault(b"GET / HTTP/1.1\r\nHost: x\r\n\ty")
-    assert "both Content-Length" in head_fault(POST[:-2] + b"transfer-encoding : chunked\r\n\r\n")
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (POST + b"\n x\r", ""),
+        (b"GET / HTTP/1.1\nHost: x\n\n", "line feed alone"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\ty\r\n\r\n", "goes on in the next line"),
+        (POST[:-2] + b"transfer-encoding: chunked\r\n\r\n", "both Content-Length"),
+    ],
+)
+def test_a_head_is_refused_with_its_fault_and_a_body_may_be_anything(sent, words):
+    async def scenario():
+        async with serving() as (port, _), connected(port, sent) as (reader, _):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 " if words else b"HTTP/1.1 200 ")
+            if words:
+                assert words in json.loads(await end_of(reader))["error"]
+
+    run(scenario())
 
 
 def test_the_limit_leaves_files_for_everything_else(monkeypatch):
@@ -302,9 +313,8 @@ def test_the_limit_leaves_files_for_everything_else(monkeypatch):
 
 
 def test_an_error_of_accepting_is_told_once(capsys):
-    tell = _AcceptErrors()
     for _ in range(1000):
         error = OSError(24, "Too many open files")
-        tell(None, {"message": "socket.accept() out of system resource", "exception": error})
+        _handle_error(None, {"message": "socket.accept() out of system resource", "exception": error})
     (line,) = capsys.readouterr().err.splitlines()
     assert "Cannot accept connections: Too many open files" in json.loads(line)["message"]

@@ -14,8 +14,7 @@ from tpu_components.core.examples.generation import Alphabet
 from tpu_components.core.examples.images import decode_pixels
 from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule
 from tpu_components.serving.exported import ExportedModel, PromptReader
-from tpu_components.serving.instances import TooLargeError, parse_image, parse_request, render_predictions
-from tpu_components.serving.kserve import parse_infer
+from tpu_components.serving.instances import TooLargeError, parse_image, parse_infer, parse_request, render_predictions
 from tpu_components.serving.params import ServeParams
 
 LIMITS = ServeParams(max_instances=4, max_image_pixels=10_000)
@@ -224,13 +223,14 @@ def test_bad_body_is_refused(body, message):
 
 
 def test_characters_beyond_the_first_plane_may_be_escaped():
-    model = PromptReader(CorpusInput(8, 4), ("\N{GRINNING FACE}", "a"))
+    names = ("", "", "\N{GRINNING FACE}", "a")
+    model = PromptReader(CorpusInput(8, 4), names)
     asked = [
         parse_request(json.dumps({"instances": ["\N{GRINNING FACE}a"]}, ensure_ascii=how).encode(), model, LIMITS)
         for how in (False, True)
     ]
     assert np.array_equal(asked[0].inputs, asked[1].inputs)
-    assert asked[0].inputs[0, :2].tolist() == Alphabet(model.class_names).encode("\N{GRINNING FACE}a").tolist()
+    assert asked[0].inputs[0, :2].tolist() == Alphabet(names).encode("\N{GRINNING FACE}a").tolist()
 
 
 def test_too_many_instances_are_refused():

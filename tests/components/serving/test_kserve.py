@@ -11,9 +11,8 @@ from PIL import Image
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tpu_components.core.examples.interface import ImageInput
-from tpu_components.serving.application import Application
+from tpu_components.serving.application import Application, Metrics
 from tpu_components.serving.exported import ExportedModel
-from tpu_components.serving.metrics import Metrics
 from tpu_components.serving.params import ServeParams
 
 _SHAPE = ImageInput((2, 2, 1), "raw")
@@ -137,12 +136,12 @@ def test_a_model_has_the_name_that_it_is_given():
 
 
 def test_metrics_are_as_prometheus_reads_them():
-    metrics = Metrics()
+    metrics = Metrics({"held_bytes": lambda: 12})
     metrics.count("predict", 200, 0.004, 3)
     metrics.count("predict", 200, 99.0, 1)
     metrics.count("predict", 400, 0.004, 0)
     metrics.count("other", 404, 0.0, 0)
-    text, _ = metrics.render({"held_bytes": 12})
+    text, _ = metrics.render()
     lines = text.splitlines()
     assert 'tpu_pipelines_requests_total{route="predict",status="200"} 2.0' in lines
     assert 'tpu_pipelines_requests_total{route="other",status="404"} 1.0' in lines
@@ -186,7 +185,7 @@ def test_the_server_counts_by_route_and_never_by_what_a_client_writes():
             await app.asgi(scope, None, lambda message: asyncio.sleep(0))
 
     asyncio.run(scenario())
-    text, _ = app._metrics.render({})
+    text, _ = app._metrics.render()
     assert 'requests_total{route="other",status="404"} 2.0' in text
     assert 'requests_total{route="health",status="503"} 1.0' in text
     assert "secret" not in text

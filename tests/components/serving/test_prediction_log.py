@@ -15,11 +15,11 @@ import tests
 from tests.components.serving.test_application import BODY, Model, call
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.registry.reference import version_at
 from tpu_components.serving.application import Application
 from tpu_components.serving.exported import ExportedModel
 from tpu_components.serving.params import ServeParams
 from tpu_components.serving.prediction_log import PredictionLog
-from tpu_components.serving.server import _open_log
 
 _INPUT = ImageInput((1, 1, 1), "raw")
 _SURE = np.array([[0.25, 0.75]], np.float32)
@@ -63,14 +63,14 @@ def test_what_was_asked_is_logged_where_that_is_wanted(tmp_path):
 
 def test_a_line_names_the_registered_version_where_the_export_lies_in_a_registry(tmp_path):
     path = tmp_path / "log.jsonl"
-    params = ServeParams(log=str(path), log_share=1.0)
     for place in (
         "runs/registry/flowers/versions/0002/export",
         "gs://bucket/registry/flowers/versions/0002/export",
         "e",
     ):
-        with _open_log(params, place) as log:
-            log.add(model_of(), _SURE, 0.001)
+        log = PredictionLog(str(path), 1.0, registered=version_at(place))
+        log.add(model_of(), _SURE, 0.001)
+        log.close()
     names = [(line["model"], line["version"]) for line in lines_of(path)]
     assert names == [("flowers", "0002"), ("flowers", "0002"), ("pets", "")]
 

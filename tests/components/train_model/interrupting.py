@@ -10,7 +10,7 @@ import pytest
 from tpu_components.core.base import termination
 from tpu_components.train_model import TrainParams, train_model
 from tpu_components.train_model.checkpoint import load_arrays
-from tpu_components.train_model.training import _Session
+from tpu_components.train_model.session import Session
 
 
 def train_until_sigterm(params: TrainParams, records: Path, output: Path, looks: int) -> tuple[int, int]:
@@ -19,15 +19,15 @@ def train_until_sigterm(params: TrainParams, records: Path, output: Path, looks:
     Returns:
         The epochs that its checkpoint has, and the steps within the one after.
     """
-    look, count = _Session.is_due, itertools.count(1)
+    look, count = Session.is_due, itertools.count(1)
 
-    def look_and_hear(session: _Session, seconds: float) -> bool:
+    def look_and_hear(session: Session, step: int) -> bool:
         if next(count) == looks:
             os.kill(os.getpid(), signal.SIGTERM)
-        return look(session, seconds)
+        return look(session, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Session, "is_due", look_and_hear)
+        patch.setattr(Session, "is_due", look_and_hear)
         with pytest.raises(termination.Terminated), termination.heard():
             train_model(params, records, output)
     assert not output.exists()

@@ -8,11 +8,11 @@ import textwrap
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
 from tests.components.conftest import EVERYTHING, command_of
+from tests.components.train_model.weights import weights_of
 from tests.hosts import HostProcesses
 
 pytestmark = pytest.mark.slow  # A host takes 10 s to start.
@@ -39,15 +39,8 @@ def _train(params, num_hosts, records, output):
         return hosts.result()
 
 
-def _weights(path):
-    found = {}
-    with h5py.File(path / "last.weights.h5") as file:
-        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    return found
-
-
 def _assert_same(one_dir, other_dir, is_exact):
-    one, other = _weights(one_dir), _weights(other_dir)
+    one, other = weights_of(one_dir), weights_of(other_dir)
     assert one.keys() == other.keys()
     for name, expected in one.items():
         if is_exact:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.models.step.hyperparameters import Stage
 from tpu_components.core.step import command_line
 from tpu_components.core.step.step_inputs import params_from
-from tpu_components.train_model import TrainParams, TrainResult, following, jobset
+from tpu_components.train_model import TrainParams, TrainResult, heartbeat, jobset
 from tpu_components.train_model.jobset import JOBSET_VARIABLE, State, train_on_hosts
 
 _GOOD = "echo trained"
@@ -139,21 +140,21 @@ def test_hosts_whose_time_is_over_end_and_are_not_started_again(cluster):
 
 def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(cluster, tmp_path, monkeypatch):
     """A step that was killed at once can delete nothing."""
-    monkeypatch.setattr(following, "_SAY_EVERY_SECONDS", 0.1)  # The hosts take their time to start on a busy machine.
+    monkeypatch.setattr(heartbeat, "_EVERY_SECONDS", 0.1)  # The hosts take their time to start on a busy machine.
     hosts = (
         f"import os, sys, time; os.environ['TPU_PIPELINES_FOLLOWED'] = '{tmp_path}/followed'\n"
         "from tpu_components.core.base import termination\n"
         "from tpu_components.core.base.errors import InputError\n"
-        "from tpu_components.train_model import following\n"
-        "following._LONGEST_SECONDS, following._SAY_EVERY_SECONDS = 1.5, 0.1\n"
+        "from tpu_components.train_model import heartbeat\n"
+        "heartbeat._LONGEST_SECONDS, heartbeat._EVERY_SECONDS = 1.5, 0.1\n"
         "try:\n"
-        "    with termination.heard(), following.while_followed(): print('begun', flush=True); time.sleep(60)\n"
+        "    with termination.heard(), heartbeat.required(): print('begun', flush=True); time.sleep(60)\n"
         "except InputError as error: sys.exit(f'error: {error}' and 2)\n"
         "except termination.Terminated: print('saved', flush=True); raise\n"
     )
     (tmp_path / "hosts.py").write_text(hosts)
     training = jobset._JobSet("digits-1")
-    with following.followed(tmp_path / "followed"):
+    with heartbeat.beating(tmp_path / "followed"):
         training.create(_manifest(f"exec python3 {tmp_path}/hosts.py"))
         while not any("begun" in path.read_text() for path in tmp_path.glob("*.log")):
             time.sleep(0.02)
@@ -169,7 +170,7 @@ def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(c
 
 def test_a_host_that_finds_nobody_who_follows_does_not_begin(digits_records, tmp_path):
     (tmp_path / "followed").write_text(str(time.time() - 3600))
-    environment = {**os.environ, following.FILE_VARIABLE: str(tmp_path / "followed")}
+    environment = {**os.environ, heartbeat.FILE_VARIABLE: str(tmp_path / "followed")}
     flags = ["--records", str(digits_records), "--output", str(tmp_path / "model"), "--model", "digits_cnn"]
     command = [sys.executable, "-m", "tpu_components.train_model", *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -179,9 +180,9 @@ def test_a_host_that_finds_nobody_who_follows_does_not_begin(digits_records, tmp
 
 
 def test_hosts_are_told_again_and_again_that_they_are_followed(tmp_path, monkeypatch):
-    monkeypatch.setattr(following, "_SAY_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "_EVERY_SECONDS", 0.01)
     file = tmp_path / "hosts" / "followed"
-    with following.followed(file):
+    with heartbeat.beating(file):
         first = file.read_text()
         while file.read_text() in ("", first):
             time.sleep(0.01)
@@ -302,6 +303,7 @@ def test_what_hosts_fail_with_is_told_again_to_the_same_run_and_tried_again_by_a
     assert made[1] is not made[2]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_step_that_is_ended_ends_its_hosts(cluster, quick, digits_records, tmp_path, monkeypatch):
     ask = {"manifest": _manifest(_GOOD), "shared": str(tmp_path / "shared")}
     monkeypatch.setenv(JOBSET_VARIABLE, json.dumps(ask))
@@ -316,3 +318,4 @@ def test_a_step_that_is_ended_ends_its_hosts(cluster, quick, digits_records, tmp
         train_on_hosts(jobset.asked(), quick, digits_records, tmp_path / "model", poll_seconds=0.05)
     assert cluster.jobsets == {}
     assert not (tmp_path / "model").exists()
+    gc.collect()  # SIGTERM may come in the middle of a request, whose connection is then left to the collector.

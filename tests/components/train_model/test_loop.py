@@ -126,6 +126,7 @@ print(train_until_sigterm(params, records, output, looks=6 + 3))
 """
 
 
+@pytest.mark.heavy  # A process that imports JAX and TensorFlow: 5 s.
 def test_sigterm_ends_a_training_at_the_end_of_its_block_of_steps_with_a_checkpoint(
     dense, digits_records, tmp_path, run_with_jax
 ):

@@ -3,20 +3,13 @@
 import json
 from dataclasses import replace
 
-import h5py
 import numpy as np
 import pytest
 
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
+from tests.components.train_model.weights import weights_of
 from tpu_components.create_tfrecords import write_records
 from tpu_components.train_model import train_model
-
-
-def _weights(path):
-    found = {}
-    with h5py.File(path / "last.weights.h5") as file:
-        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    return found
 
 
 def _train(run_step, params, digits_records, output):
@@ -27,7 +20,7 @@ def _train(run_step, params, digits_records, output):
 
 def _assert_same(one_dir, other_dir):
     """Equal but for the order in which float32 sums gradients over examples: 1e-4 after 40 steps."""
-    one, other = _weights(one_dir), _weights(other_dir)
+    one, other = weights_of(one_dir), weights_of(other_dir)
     assert one.keys() == other.keys()
     for name, expected in one.items():
         if expected.dtype.kind == "f":
@@ -163,7 +156,7 @@ def test_eight_replicas_learn_from_augmented_images_as_one_does(quick, digits_re
     assert eighths["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], abs=0.1)
     assert eighths["metrics"]["accuracy"] == pytest.approx(whole["metrics"]["accuracy"], abs=0.05)
     _train(run_step, shared, digits_records, tmp_path / "again")
-    one, other = _weights(tmp_path / "eight"), _weights(tmp_path / "again")
+    one, other = weights_of(tmp_path / "eight"), weights_of(tmp_path / "again")
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 

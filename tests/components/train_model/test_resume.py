@@ -6,14 +6,13 @@ import subprocess
 import time
 from dataclasses import asdict, replace
 
-import h5py
 import keras
-import numpy as np
 import pytest
 
 from tests.components.conftest import EVERYTHING, QUICK
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
 from tests.components.train_model.interrupting import train_until_sigterm
+from tests.components.train_model.weights import assert_equal_models
 from tests.sharing import made_once
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.create_tfrecords import write_records
@@ -22,13 +21,6 @@ from tpu_components.train_model.checkpoint import load_arrays
 from tpu_components.train_model.params import Stage
 
 _WATCHED_SECONDS = 120
-
-
-def _weights(path):
-    found = {}
-    with h5py.File(path) as file:
-        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    return found
 
 
 def _metrics(model_dir):
@@ -62,11 +54,7 @@ def _assert_killed_training_continues(params, digits_records, reference, tmp_pat
     done = run_step("train_model", params, **paths)
     assert done.returncode == 0, done.stderr
     assert f"continuing at epoch {stood.epoch + 1}, step {stood.step} of" in done.stderr
-    for name in ("last.weights.h5", "best.weights.h5"):
-        expected, received = _weights(reference / name), _weights(tmp_path / "killed" / name)
-        assert expected.keys() == received.keys()
-        for path in expected:
-            assert np.array_equal(expected[path], received[path]), path
+    assert_equal_models(reference, tmp_path / "killed")
     assert _metrics(tmp_path / "killed") == _metrics(reference)
     result = json.loads(done.stdout)
     num_examples = Manifest.load(digits_records).splits["train"].num_examples
@@ -99,10 +87,7 @@ def test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weig
     assert stood == (1, 5), "40 steps an epoch; whether a checkpoint is due is asked after all but the last"
     keras.utils.clear_session()
     train_model(_PARAMS, digits_records, tmp_path / "ended")
-    for name in ("last.weights.h5", "best.weights.h5"):
-        expected, received = _weights(whole / name), _weights(tmp_path / "ended" / name)
-        assert expected.keys() == received.keys()
-        assert all(np.array_equal(expected[path], received[path]) for path in expected)
+    assert_equal_models(whole, tmp_path / "ended")
 
 
 _IN_STAGES = (Stage(1, ("conv*",), 0.01), Stage(2))

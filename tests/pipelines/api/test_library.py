@@ -12,6 +12,7 @@ import pytest
 import tpu_pipelines as tp
 from tests.cli import REPOSITORY
 from tpu_pipelines.api import library
+from tpu_pipelines.runs.summary import Summary
 
 NOTEBOOK = REPOSITORY / "pipelines" / "examples" / "first_model.ipynb"
 
@@ -37,7 +38,7 @@ def test_every_name_is_documented_and_typed():
 
 
 def test_look_and_check_say_what_the_commands_say(image_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("tpu_pipelines.checking.config_check.check_model", lambda config, interface: [])
+    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface: [])
     root = image_folder()
     assert tp.look(root, channels=1).class_examples == {"cat": 10, "dog": 10}
     assert tp.look(root).params.source == f"images:{root}"
@@ -68,7 +69,7 @@ def test_a_finished_run_can_be_looked_at_and_asked(finished_run):
 
 def test_what_data_say_is_escaped_in_a_notebook_and_what_is_no_number_left_out(tmp_path):
     summary = {"config": {"name": "x"}, "status": "rejected", "metrics": {"loss": None}, "steps": {}}
-    run = tp.Run(tmp_path, {**summary, "gate": {"promote": False, "reasons": ["failed: <script>"]}})
+    run = tp.Run(tmp_path, Summary.parse({**summary, "gate": {"promote": False, "reasons": ["failed: <script>"]}}))
     assert "loss" not in run._repr_html_()
     assert "<li>failed: &lt;script&gt;</li>" in run._repr_html_()
 
@@ -118,10 +119,9 @@ def test_a_model_is_kept_by_its_content(tmp_path):
 @pytest.mark.parametrize(("failure", "error"), [(True, tp.InputError), (False, tp.RunFailedError)])
 def test_a_run_that_failed_is_an_error(monkeypatch, tmp_path, failure, error):
     from tpu_pipelines.runs.run_local import RunOutcome
-    from tpu_pipelines.runs.summary import Summary
 
     summary = Summary("failed", error="train_model: it diverged", config={"name": "digits"})
-    monkeypatch.setattr("tpu_pipelines.runs.run_local.run_local", lambda *_, **__: RunOutcome(summary, failure))
+    monkeypatch.setattr("tpu_pipelines.api.library.run_local", lambda *_, **__: RunOutcome(summary, failure))
     with pytest.raises(error, match="it diverged"):
         tp.run("digits", workspace=tmp_path)
 

@@ -6,8 +6,7 @@ import pytest
 
 from tests.cli import tpu_pipelines_here
 from tests.signing_keys import write_keys
-from tpu_pipelines.checking.check_list import UNASKED, examine
-from tpu_pipelines.checking.config_check import contradicted_by, contradictions
+from tpu_pipelines.checking.check_list import UNASKED, contradicted_by, contradictions, examine
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.doctor.findings import errors_in
 from tpu_pipelines.starting.data_overview import DataOverview
@@ -20,7 +19,7 @@ def check_config(config, workspace):
 @pytest.fixture(autouse=True)
 def quick_models(monkeypatch):
     """The process that builds a model has tests of its own."""
-    monkeypatch.setattr("tpu_pipelines.checking.config_check.check_model", lambda config, interface: [])
+    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface: [])
 
 
 def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.cli import assert_user_error, tpu_pipelines_here
+from tests.cli import QUICK, assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.footprint import Footprint
 from tpu_pipelines.checking.footprints import FootprintComparison, NamedFootprint, load_baseline
@@ -117,21 +117,18 @@ def test_the_summary_says_what_a_reviewer_asks_for():
     )
 
 
-def test_preflight_fails_where_the_training_is_slower_than_that_of_a_report(warm, tmp_path):
-    workspace = ("--workspace", str(tmp_path / "runs"))
-    small = ("--set", "model.parameters={filters: 4, units: 8}")
-    with warm.takes_over():
-        assert tpu_pipelines_here("preflight", "digits", *small, *workspace).returncode == 0
+def test_preflight_fails_where_the_training_is_slower_than_that_of_a_report(finished_run, warm, tmp_path):
     before = tmp_path / "before"
     before.mkdir()
-    found = json.loads((tmp_path / "runs" / "digits-preflight" / "preflight.json").read_text())
+    found = json.loads((finished_run[0] / "digits" / "preflight" / "preflight.json").read_text())
     found["machines"][0]["step"]["compute_ms"] /= 2
     (before / "preflight.json").write_text(json.dumps(found))
     summary = tmp_path / "summary.md"
-    done = tpu_pipelines_here(
-        *("preflight", "digits", *small, *workspace, "--json"),
-        *("--against", str(before / "preflight.json"), "--markdown", str(summary)),
-    )
+    with warm.takes_over():
+        done = tpu_pipelines_here(
+            *("preflight", "digits", *QUICK, "--workspace", str(tmp_path / "runs"), "--json"),
+            *("--against", str(before / "preflight.json"), "--markdown", str(summary)),
+        )
     assert done.returncode == 3, done.stderr
     against = json.loads(done.stdout)["against"]
     assert "100% more than" in against["broken"][0]

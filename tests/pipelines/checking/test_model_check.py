@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from tpu_components.core.base.errors import InputError
-from tpu_pipelines.checking.checks import check_data
-from tpu_pipelines.checking.model_check import check_model_works, needs_check
+from tpu_pipelines.checking.checks import check_data, check_model_works, needs_check
 from tpu_pipelines.config.configuration import load_config
 
 

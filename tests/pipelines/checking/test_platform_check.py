@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from tpu_components.core.base.container_images import LOCAL_IMAGE
-from tpu_pipelines.checking.check_list import UNASKED, examine
-from tpu_pipelines.checking.platform_check import PlatformChecks
+from tpu_pipelines.checking.check_list import UNASKED, examine, platform_checks
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import Cost, ask_all, errors_in
@@ -24,7 +23,7 @@ def image(monkeypatch):
 
 
 def _found(config, settings=_SETTINGS, target="vertex"):
-    findings = ask_all(PlatformChecks(config, target, settings).checks())
+    findings = ask_all(platform_checks(config, target, settings))
     return [(finding.about, finding.state, finding.said) for finding in findings]
 
 
@@ -55,7 +54,7 @@ def test_what_is_there_is_said(image, tmp_path):
 
 
 def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(image, tmp_path, monkeypatch):
-    monkeypatch.setattr("tpu_pipelines.checking.config_check.check_model", lambda config, interface: [])
+    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface: [])
     deploy = f"deploy={{registry: vertex, serving_image: '{image}'}}"
     config = load_config("digits", ["machine=v5e-4", deploy])
     assert errors_in(examine(config, UNASKED, "vertex", _SETTINGS, workspace=tmp_path)) == []

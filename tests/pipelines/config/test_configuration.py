@@ -247,21 +247,20 @@ def test_unknown_example_names_the_nearest():
         load_config("digts")
 
 
-def test_missing_and_malformed_files_are_refused(tmp_path):
-    with pytest.raises(InputError, match="No such file"):
-        load_config(str(tmp_path / "none.yaml"))
-    (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(InputError, match="it is not YAML"):
-        load_config(str(tmp_path / "bad.yaml"))
-    (tmp_path / "list.yaml").write_text("- 1")
-    with pytest.raises(InputError, match="expected sections, received list"):
-        load_config(str(tmp_path / "list.yaml"))
-
-
-def test_keys_given_twice_are_refused(tmp_path):
-    (tmp_path / "twice.yaml").write_text("name: a\nname: b\n")
-    with pytest.raises(InputError, match="the key 'name' is given twice"):
-        load_config(str(tmp_path / "twice.yaml"))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("a: [", "it is not YAML"),
+        ("- 1", "expected sections, received list"),
+        ("name: a\nname: b\n", "the key 'name' is given twice"),
+    ],
+)
+def test_missing_and_malformed_files_are_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(InputError, match=message):
+        load_config(str(tmp_path / "mine.yaml"))
 
 
 @pytest.mark.parametrize(

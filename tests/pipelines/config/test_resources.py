@@ -4,7 +4,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.preflight_training.params import timeout_seconds
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.resources import paid_on
-from tpu_pipelines.config.step_resources import gib
+from tpu_pipelines.config.steps import gib
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,7 @@ def anew(tmp_path, monkeypatch):
     monkeypatch.setenv("TPU_PIPELINES_CACHE_DIR", str(tmp_path))
 
     def forget():
+        monkeypatch.setattr(cache_keys, "STEPS", ("deploy_model",))
         monkeypatch.setattr(fingerprint, "references_known", {})
         monkeypatch.setattr(cache_keys, "_codes", functools.cache(cache_keys._codes.__wrapped__))
         return {step: code.digest for step, code in cache_keys._codes().items()}

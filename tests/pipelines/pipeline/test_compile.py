@@ -26,7 +26,7 @@ from tpu_components.core.models import lookup
 from tpu_components.core.models.lookup import bundle_of
 from tpu_components.train_model.component import train_model
 from tpu_pipelines import cli
-from tpu_pipelines.checking.platform_check import model_findings
+from tpu_pipelines.checking.check_list import model_findings
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.pipeline import cache_keys
@@ -943,7 +943,10 @@ def test_the_command_says_what_it_wrote_and_imports_no_framework(tmp_path):
     hint = "cannot fetch the step image 'tpu-pipelines/python:latest'"
     assert done.stderr.count(hint) == len(TARGETS)
     for target in TARGETS:
-        assert "team: vision" in (tmp_path / f"{target}.yaml").read_text()
+        text = (tmp_path / f"{target}.yaml").read_text()
+        assert "team: vision" in text
+        images = set(re.findall(r"image(?:_uri)?: (\S+)", text))
+        assert images <= {"tpu-pipelines/python:latest", "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
 
 
 def test_an_image_named_by_a_tag_is_hinted_at(tmp_path, monkeypatch):
@@ -978,24 +981,13 @@ def test_an_image_that_was_named_is_checked_when_it_is_compiled(tmp_path, monkey
     assert_user_error(done, "Vertex AI cannot fetch the step image 'steps:1'")
 
 
-def test_an_image_named_by_digest_is_used_everywhere_without_a_hint(tmp_path):
-    image = f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}"
-    words = [sys.executable, "-m", "tpu_pipelines.cli", *command(tmp_path / "pipeline.yaml", "vertex")]
-    environment = os.environ | {"TPU_PIPELINES_IMAGE": image}
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
-    assert done.stderr == ""
-    text = (tmp_path / "pipeline.yaml").read_text()
-    images = set(re.findall(r"image(?:_uri)?: (\S+)", text))
-    assert images == {image, "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
-
-
-def test_steps_without_a_tpu_run_in_an_image_of_their_own_where_it_is_named(tmp_path):
-    images = {f"TPU_PIPELINES_{name}IMAGE": f"europe-docker.pkg.dev/p/r/{name}i:1" for name in ("", "STEPS_")}
+def test_images_named_by_digest_are_used_without_a_hint_and_another_one_for_steps_without_a_tpu(tmp_path):
+    images = {f"TPU_PIPELINES_{name}IMAGE": f"docker.io/p/{name}i@sha256:{'0' * 64}".lower() for name in ("", "STEPS_")}
     words = [sys.executable, "-m", "tpu_pipelines.cli", *command(tmp_path / "pipeline.yaml", "kubeflow")]
-    subprocess.run(words, capture_output=True, check=True, env=os.environ | images)
-    executors = yaml.safe_load((tmp_path / "pipeline.yaml").read_text().partition("\n---\n")[0])["deploymentSpec"][
-        "executors"
-    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | images)
+    assert done.stderr == ""
+    spec = yaml.safe_load((tmp_path / "pipeline.yaml").read_text().partition("\n---\n")[0])
+    executors = spec["deploymentSpec"]["executors"]
     training, others = images.values()
     used = {name: executor["container"]["image"] for name, executor in executors.items() if "container" in executor}
     with_tpu = {"exec-preflight-training", "exec-train-model"}

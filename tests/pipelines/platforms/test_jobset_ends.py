@@ -21,7 +21,7 @@ from tests.fakes.kubernetes import FakeKubernetes
 from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import State
 from tpu_components.create_tfrecords import WriteParams, write_records
-from tpu_components.train_model import following
+from tpu_components.train_model import heartbeat
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import Retrying
@@ -99,7 +99,7 @@ class World:
         """When the hosts were last told that they are followed, as they read it."""
         (jobset,) = self.cluster.jobsets.values()
         (trainer,) = jobset.job["template"]["spec"]["containers"]
-        (name,) = (one["value"] for one in trainer["env"] if one["name"] == following.FILE_VARIABLE)
+        (name,) = (one["value"] for one in trainer["env"] if one["name"] == heartbeat.FILE_VARIABLE)
         return Path(name).read_text()
 
     def left_after_a_minute(self):

@@ -29,7 +29,6 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, PlatformError
 from tpu_components.core.base.states import State
 from tpu_components.core.files.vertex_clients import VertexService
-from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.core.models.ready import digits_cnn
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_pipelines.cli.main import main
@@ -37,7 +36,7 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.platforms.jobs import Retrying
 from tpu_pipelines.platforms.vertex import Vertex, is_out_of_capacity
-from tpu_pipelines.runs.run_findings import RunFindings
+from tpu_pipelines.retraining.job_summary import RunFindings
 from tpu_pipelines.submission.schedule import upsert
 from tpu_pipelines.submission.submit import plan_submission, submit, wait
 
@@ -185,24 +184,6 @@ def test_a_dry_run_says_exactly_what_is_sent(plan, fake, vertex):
     assert call.request == sent
 
 
-def test_every_machine_of_the_catalogue_reaches_its_custom_job(fake, vertex, clock):
-    single = [one for one in load_catalogue().slices if one.hosts == 1]
-    for one in single[:: len(single) // 2]:  # Of all of them the request is looked at in test_compile.
-        machine = json.dumps({"name": one.name, "region": one.regions[0]})
-        plan = plan_submission(load_config("digits", [f"machine={machine}"]), "vertex", SETTINGS)
-        assert run(plan, vertex, clock).state is State.SUCCEEDED
-        name, job = list(fake.custom_jobs.items())[-1]
-        (pool,) = job.job_spec.worker_pool_specs
-        assert pool.machine_spec == v1.MachineSpec({key: value for key, value in one.vertex_fields.items() if value})
-        assert name.split("/")[3] == one.regions[0]
-
-
-def test_a_second_submit_finds_the_first(plan, fake, vertex):
-    first, second = submit(plan, vertex), submit(plan, vertex)
-    assert first.job_id == second.job_id
-    assert len(fake.called("create_pipeline_job")) == 1
-
-
 def test_many_submits_at_once_give_one_job(plan, fake, clock):
     fake.latency_seconds = 0.02
     barrier = threading.Barrier(8)
@@ -246,12 +227,21 @@ def test_the_same_machine_elsewhere_can_be_a_fallback(plan, fake, vertex, clock)
     assert machines(fake)[-1] == (V5E, "us-east1", "SUCCEEDED")
 
 
-def test_without_any_machine_the_run_fails_in_the_services_words(plan, fake, vertex, clock):
-    fake.stock_out = {V5E, V6E}
+@pytest.mark.parametrize(
+    ("lacking", "said", "num_custom_jobs"),
+    [
+        ("stock_out", "train_model: Resources are insufficient in region: us-east1.", 3),
+        ("without_quota", "exceed quota limits: aiplatform.googleapis.com/custom_model_training_tpu_v5e", 0),
+    ],
+)
+def test_without_any_machine_the_run_fails_in_the_services_words(
+    plan, fake, vertex, clock, lacking, said, num_custom_jobs
+):
+    setattr(fake, lacking, {V5E, V6E})
     end = run(plan, vertex, clock)
     assert (end.state, end.lacks_machine) == (State.FAILED, True)
-    assert "train_model: Resources are insufficient in region: us-east1." in end.error
-    assert len(fake.pipeline_jobs) == 3
+    assert said in end.error
+    assert (len(fake.pipeline_jobs), len(fake.custom_jobs)) == (3, num_custom_jobs)
 
 
 def test_a_machine_that_does_not_come_in_time_is_given_up(plan, fake, vertex, clock):
@@ -269,13 +259,6 @@ def test_a_quota_refused_at_creation_leaves_no_custom_job_and_falls_back(plan, f
     end = run(plan, vertex, clock)
     assert (end.state, end.machine) == (State.SUCCEEDED, "v6e-4")
     assert machines(fake) == [(V6E, "us-central1", "SUCCEEDED")]
-
-
-def test_without_any_quota_the_run_fails_in_the_services_words(plan, fake, vertex, clock):
-    fake.without_quota = {V5E, V6E}
-    end = run(plan, vertex, clock)
-    assert (end.state, end.lacks_machine, machines(fake)) == (State.FAILED, True, [])
-    assert "quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_tpu_v5e" in end.error
 
 
 def test_a_training_is_stopped_by_what_preflight_estimates(plan, fake, clock):
@@ -324,21 +307,21 @@ def test_a_storm_of_errors_is_waited_out(plan, fake, vertex, clock, status):
     assert sum(clock.slept) > 60
 
 
-@pytest.mark.parametrize("status", ["PERMISSION_DENIED", "INVALID_ARGUMENT", "UNAUTHENTICATED"])
-def test_a_refusal_is_not_tried_again(plan, fake, vertex, clock, status):
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [
+        ("PERMISSION_DENIED", r".*Injected into create_pipeline_job\. Give the account .* roles/aiplatform\.user"),
+        ("INVALID_ARGUMENT", ""),
+        ("UNAUTHENTICATED", ""),
+    ],
+)
+def test_a_refusal_is_not_tried_again(plan, fake, vertex, clock, status, hint):
     fake.fail_next(1, status, "create_pipeline_job")
-    with pytest.raises(InputError, match=r"Vertex AI refused to create pipeline job in my-project, us-central1"):
+    refused = r"Vertex AI refused to create pipeline job in my-project, us-central1"
+    with pytest.raises(InputError, match=refused + hint):
         run(plan, vertex, clock)
     assert Counter(call.method for call in fake.calls)["create_pipeline_job"] == 1
     assert clock.slept == []
-
-
-def test_a_refusal_repeats_the_services_words_and_says_what_to_do(plan, fake, vertex, clock):
-    fake.fail_next(1, "PERMISSION_DENIED")
-    with pytest.raises(
-        InputError, match=r"Injected into get_pipeline_job\. Give the account .* roles/aiplatform\.user"
-    ):
-        run(plan, vertex, clock)
 
 
 def test_a_service_that_stays_away_is_an_error_that_loses_nothing(plan, fake, vertex, clock):

@@ -6,9 +6,8 @@ import pytest
 
 from tpu_components.core.base.states import result_of
 from tpu_components.core.results.evaluation_info import Decision, Difference, EvaluatedModel, Evaluation, Rule, Slice
-from tpu_pipelines.retraining.job_summary import render_junit, render_markdown, render_runs
+from tpu_pipelines.retraining.job_summary import RunFindings, render_junit, render_markdown, render_runs
 from tpu_pipelines.retraining.retrain import RunDecision
-from tpu_pipelines.runs.run_findings import RunFindings
 from tpu_pipelines.runs.summary import Summary
 
 _CHANGED = RunDecision(True, "runs/digits", ("data",), "changed since runs/digits: data")

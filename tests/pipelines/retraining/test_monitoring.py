@@ -89,7 +89,7 @@ def test_requests_of_many_instances_raise_no_more_false_alarms(version, tmp_path
     for _ in range(tries):
         lines = []
         for ms in np.where(generator.random(150) < 0.05, 60.0, 40.0):
-            for place in np.flatnonzero(generator.random(128) < 0.1).tolist():
+            for place in np.flatnonzero(generator.random(64) < 0.1).tolist():
                 lines.append(json.dumps({**line, "ms": ms, "instance": place, "share": 0.1}))
         path.write_text("\n".join(lines))
         alarms += "latency" in drifted(watch(path, version, latency_ms=50))
@@ -211,8 +211,8 @@ def test_a_log_without_predictions_of_the_version_is_refused(version, outputs, w
 
 def test_false_alarms_are_rare(version, outputs, write):
     """Of pairs that are drawn from the same answers; the version's own are one half of them."""
-    from tpu_components.core.drift.answers import sketch_outputs
     from tpu_components.core.drift.comparison import find_shifts
+    from tpu_components.core.drift.sketches import sketch_outputs
 
     generator, alarms = np.random.default_rng(0), 0
     names = [f"{i}" for i in range(outputs.shape[1])]

@@ -19,7 +19,7 @@ from tpu_components.core.files import storage
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.pipeline import cache_keys
-from tpu_pipelines.retraining import retrain_history
+from tpu_pipelines.retraining import retrain as deciding
 from tpu_pipelines.retraining.retrain import Occasion, decide_here
 from tpu_pipelines.runs.run_local import fingerprints_here
 
@@ -55,12 +55,15 @@ def test_what_was_run_before_is_not_run_again(fake, retrain):
     assert len(fake.pipeline_jobs) == 1
 
 
-@pytest.mark.parametrize(
-    "override", ["training.epochs=31", "gate.minimum.accuracy=0.5", "machine.boot_disk_size_gb=200"]
-)
-def test_a_changed_configuration_is_run_and_named(fake, retrain, override):
+def test_a_changed_configuration_is_run_and_named_and_where_else_it_may_run_is_no_change(fake, retrain):
     _, _, first = retrain("--wait")
-    _, decision, second = retrain("--wait", "--set", override)
+    # A step that is left out is no other code.
+    for override in ("training.epochs=31", "machine.boot_disk_size_gb=200", "preflight=false"):
+        _, decision, _ = retrain("--dry-run", "--set", override)
+        assert (decision["needed"], decision["changed"]) == (True, ["configuration"])
+    machine = "machine={name: v5e-4, fallbacks: [v6e-4], max_wait_seconds: 60}"
+    assert not retrain("--wait", machine=machine)[1]["needed"]
+    _, decision, second = retrain("--wait", "--set", "gate.minimum.accuracy=0.5")
     assert (decision["needed"], decision["changed"]) == (True, ["configuration"])
     assert decision["since"] == first["job_id"] != second["job_id"]
     assert len(fake.pipeline_jobs) == 2
@@ -106,12 +109,6 @@ def test_another_place_to_run_is_another_run_of_the_same(fake, retrain, monkeypa
     _, decision, _ = retrain("--wait")
     assert (decision["needed"], decision["changed"]) == (True, [])
     assert decision["reason"].endswith(": where or with what it runs")
-
-
-def test_where_else_it_may_run_is_no_change(fake, retrain):
-    retrain("--wait")
-    _, decision, _ = retrain("--wait", machine="machine={name: v5e-4, fallbacks: [v6e-4], max_wait_seconds: 60}")
-    assert not decision["needed"]
 
 
 def test_what_the_gate_refused_stays_refused(fake, retrain):
@@ -267,21 +264,15 @@ def test_every_decision_is_kept_with_its_reasons_run_price_and_outcome(
 
 
 def test_a_run_that_two_found_needed_at_once_is_paid_once(tmp_path):
-    run = retrain_history.Entry("", True, ("data",), "changed", "digits-1", "promoted", "v5e-4", 0.5, 2.4)
+    run = deciding.Entry("", True, ("data",), "changed", "digits-1", "promoted", "v5e-4", 0.5, 2.4)
     for second in (1, 2):
         at = f"2026-11-23T03:07:0{second}+00:00"
-        retrain_history.record(str(tmp_path), dataclasses.replace(run, at=at))
-    later, first = retrain_history.entries(str(tmp_path), lambda run: None, lambda machine: None, print)
+        deciding.record(str(tmp_path), dataclasses.replace(run, at=at))
+    later, first = deciding.entries(str(tmp_path), lambda run: None, lambda machine: None, print)
     assert (first.training_hours, first.usd) == (0.5, 2.4)
     assert (later.needed, later.run, later.training_hours, later.usd) == (True, "digits-1", 0.0, None)
-    retrain_history.write_page([later, first], "digits", tmp_path / "page.html")
+    deciding.write_page([later, first], "digits", tmp_path / "page.html")
     assert "2 decisions, 1 run, 2.40 $" in " ".join((tmp_path / "page.html").read_text().split())
-
-
-def test_a_step_that_is_left_out_is_no_other_code(fake, retrain):
-    retrain("--wait")
-    _, decision, _ = retrain("--dry-run", "--set", "preflight=false")
-    assert decision["changed"] == ["configuration"]
 
 
 def test_a_dry_run_says_it_in_words(fake, federated, capfd):
@@ -384,7 +375,7 @@ def test_a_run_that_is_refused_is_kept_and_told_as_failed(tmp_path, capsys):
     assert "divide the examples by 'length'" in shown
     assert "Another run is writing to" in shown
     assert 'failures="1"' in files[1].read_text()
-    second, first = retrain_history.entries(
+    second, first = deciding.entries(
         str(tmp_path / "registry/digits/decisions"), lambda run: None, lambda name: None, print
     )
     assert (first.outcome, first.run, "'length'" in first.reason) == ("failed", "", True)
@@ -396,7 +387,7 @@ def test_a_run_here_that_is_killed_stands_as_started(tmp_path, capsys, monkeypat
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tpu_pipelines.runs.run_local.run_local", killed)
+    monkeypatch.setattr("tpu_pipelines.cli.retraining.run_local", killed)
     command = ["retrain", "digits", "--target", "local", "--workspace", str(tmp_path)]
     assert main(command) == 1
     assert main([*command, "--history"]) == 0

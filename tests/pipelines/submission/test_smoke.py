@@ -120,7 +120,7 @@ def test_a_run_that_fails_is_told_with_its_reason_and_not_sent_again(fake, envir
     assert main([*SMOKE, "--yes", "--json", "--set", "preflight=false"]) == 1
     rows, _ = said(capfd)
     assert rows["first run"].endswith(": failed, train_model: The TPU is not there.")
-    assert rows["surroundings of the training"] == "not told: it failed before, or may not write into the bucket"
+    assert rows["environment of the training"] == "not told: it failed before, or may not write into the bucket"
     assert len(fake.pipeline_jobs) == 1
 
 
@@ -141,7 +141,7 @@ def test_a_report_that_cannot_be_left_spoils_no_training(tmp_path, monkeypatch, 
     monkeypatch.setenv(REPORT_VARIABLE, "gs://nobody-has-this-one/report.json")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     monkeypatch.setattr(storage, "upload", _refuse)
-    monkeypatch.setattr(environment_report, "describe_surroundings", lambda device, folder: {})
+    monkeypatch.setattr(environment_report, "describe_environment", lambda device, folder: {})
     environment_report.leave_report(None, tmp_path, surroundings_result(), time.time())
     assert "could not write the environment report: no such bucket" in capfd.readouterr().err
 

@@ -13,19 +13,20 @@ from tests.fakes.clock import Clock
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
 from tpu_components.core.base.states import State
+from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import parse_machine
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.platforms.jobs import Job, Retrying, Submission
-from tpu_pipelines.platforms.schedules import comparable
-from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait, without_cache
+from tpu_pipelines.pipeline import compile as compiling
+from tpu_pipelines.platforms.jobs import Job, Retrying, Submission, comparable
+from tpu_pipelines.submission.submit import RunPlan, describe, plan_submission, submit, wait, without_cache
 
 SETTINGS = Settings(project="my-project", region="us-central1", bucket="gs://my-bucket")  # Has v5e and v6e.
 MACHINES = ("v5e-4", "v6e-4", "v5e-8")
 
 
 class Platform:
-    """A `Submitter` that keeps its jobs in a dictionary; `script` says what becomes of one at each look at it."""
+    """A `Platform` that keeps its jobs in a dictionary; `script` says what becomes of one at each look at it."""
 
     def __init__(self, script=None, outages=0):
         self.jobs, self.created, self.cancelled = {}, [], []
@@ -343,3 +344,54 @@ def test_what_a_pod_mounts_makes_it_another_run(setting):
     assert plain.job_id != mounting.job_id
     contents = [{"labels": job.labels, "pipelineSpec": job.package} for job in (plain, mounting)]
     assert operator.ne(*comparable(*contents)), "a schedule of the one is not left as it is for the other"
+
+
+def _plan_of(config):
+    return plan_submission(config, "vertex", SETTINGS)
+
+
+def _prices(config, plan, target):
+    """What a dry run says of the price."""
+    return [finding.said for finding in describe(config, plan, target) if finding.about == "price"]
+
+
+@pytest.mark.slow  # Compiles for two TPUs: half a minute.
+def test_prices_are_those_of_preflight_for_every_machine():
+    config = load_config("digits", ["machine={name: v5e-4, fallbacks: [v6e-4]}", "training.epochs=1"])
+    first, second, *_ = _prices(config, _plan_of(config), "vertex")
+    assert first.startswith("fits v5e-4 (<1% of its memory), ")
+    assert second.startswith("fits v6e-4 ")
+    # Four hours, after which the training is stopped, of 4 × $1.20 × 1.15.
+    assert first.endswith(" a run expected, plus start-up, at most $22.08, at Vertex AI's price")
+    machine = _prices(config, _plan_of(config), "kubeflow")[0]
+    # A cluster takes no estimate: a day of 4 × $1.20.
+    assert machine.endswith(" a run expected, plus start-up, at most $115.20, at Compute Engine's list price")
+
+
+def test_a_price_that_cannot_be_known_says_why():
+    config = load_config("digits", ["machine=v5e-4"])
+    plan = dataclasses.replace(_plan_of(config), data=None)
+    assert _prices(config, plan, "vertex") == ["not known before the data are there: tpu-pipelines preflight digits"]
+    config = load_config("digits", ["machine=v5e-4", "preflight=false"])
+    plan = _plan_of(config)
+    assert _prices(config, plan, "vertex") == ["preflight is switched off"]
+
+
+def test_a_bucket_is_listed_once_and_before_any_machine_is_compiled_for(bucket, monkeypatch):
+    for name in (f"{kind}/{number}.png" for kind in ("cats", "dogs") for number in range(10)):
+        bucket.blob(f"photos/{name}").upload_from_string(b"picture")
+    done = []
+
+    def record(module, name, word):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *arguments: (done.append(word), real(*arguments))[1])
+
+    record(storage, "each_file", "list")
+    record(compiling, "compile_pipeline", "compile")
+    machine, batch = "machine={name: v5e-4, fallbacks: [v6e-4]}", "training.batch_size_per_replica=1"
+    source = "images:gs://bucket/photos"
+    config = load_config("digits", [machine, batch, f"data.source={source}", "preflight=false"])
+    said = "\n".join(map(str, describe(config, _plan_of(config), "vertex")))
+    assert f"{source}, " in said
+    assert "v5e-4 in us-central1, then v6e-4 in us-central1" in said
+    assert done == ["list", "compile", "compile"]

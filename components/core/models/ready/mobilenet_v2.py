@@ -39,6 +39,11 @@ def build_model(
             f"mobilenet_v2 takes images in colour, of at least 32×32 pixels. Received: {height}×{width}×{channels}. "
             "Set data.channels=3 and data.image_size."
         )
+    if weights and not storage.is_remote(weights) and not Path(weights).is_file():
+        raise InputError(
+            f"Cannot load the weights {weights!r}: there is no such file. Expected one that "
+            "keras.applications.MobileNetV2(include_top=False).save_weights(…) wrote. Check model.parameters.weights."
+        )
     backbone = keras.applications.MobileNetV2(
         image_shape, alpha, include_top=False, weights=None, pooling="avg", name="backbone"
     )
@@ -52,11 +57,6 @@ def build_model(
 
 
 def _load(backbone: Any, weights: str) -> None:
-    if not storage.is_remote(weights) and not Path(weights).is_file():
-        raise InputError(
-            f"Cannot load the weights {weights!r}: there is no such file. Expected one that "
-            "keras.applications.MobileNetV2(include_top=False).save_weights(…) wrote. Check model.parameters.weights."
-        )
     with tempfile.TemporaryDirectory(prefix="weights-") as folder, warnings.catch_warnings():
         warnings.filterwarnings("error", "Skipping nested container|A total of")  # Keras leaves such layers random.
         try:

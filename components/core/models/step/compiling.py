@@ -6,20 +6,19 @@ Training runs the compiled step; preflight compiles the same step for a TPU.
 import functools
 import inspect
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.examples.interface import CLASSIFICATION, PADDING, Interface
-from tpu_components.core.models.step import vocabulary
 from tpu_components.core.models.step.augmentation import check_labels
 from tpu_components.core.models.step.hyperparameters import OF_THE_TASK, TrainParams
 from tpu_components.core.models.step.wrapping import (
-    average_weights,
-    prepare_batches,
+    extend_step,
     sum_repeated_rows,
     synchronize_normalization,
 )
@@ -28,6 +27,12 @@ _LABELS = np.array([0, 1, 0])  # Classes of three examples, to try a loss on.
 # Metric of the loss without penalties; only models with regularisers have it.
 UNPENALIZED_LOSS = "unpenalized_loss"
 _DECAYED_ROLES = ("kernel", "embedding")
+# Module of Keras, and its base class.
+_KINDS = {
+    "optimizer": ("optimizers", "optimizers.Optimizer"),
+    "learning_rate_schedule": ("optimizers.schedules", "optimizers.schedules.LearningRateSchedule"),
+    "loss": ("losses", "losses.Loss"),
+}
 
 
 def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, optimizer: str) -> float:
@@ -81,27 +86,15 @@ def exempt_from_decay(model: Any) -> list[Any]:
         layers.RMSNormalization,
         layers.PReLU,
     )
-    theirs = {
-        id(variable)
-        for layer in model._flatten_layers()
-        if isinstance(layer, normalizing)
-        for variable in layer.trainable_variables
-    }
-
-    def is_exempt(variable: Any) -> bool:
-        if id(variable) in theirs or "bias" in variable.name:
-            return True
-        return len(variable.shape) < 2 and not any(role in variable.name for role in _DECAYED_ROLES)
-
-    return [variable for variable in model.trainable_variables if is_exempt(variable)]
-
-
-def _is_penalized(model: Any) -> bool:
-    """Return whether Keras adds penalties to the model's loss, of weights or of activations."""
-    layers = model._flatten_layers()
-    return any(getattr(variable, "regularizer", None) for variable in model.trainable_variables) or any(
-        getattr(layer, "activity_regularizer", None) for layer in layers
-    )
+    normalized = [layer for layer in model._flatten_layers() if isinstance(layer, normalizing)]
+    exempt = {id(variable) for layer in normalized for variable in layer.trainable_variables}
+    return [
+        variable
+        for variable in model.trainable_variables
+        if id(variable) in exempt
+        or "bias" in variable.name
+        or (len(variable.shape) < 2 and not any(role in variable.name for role in _DECAYED_ROLES))
+    ]
 
 
 def _add_float32_loss(layer: Any, loss: Any) -> None:
@@ -119,28 +112,25 @@ def _learning_rate(settings: TrainParams, num_replicas: int, steps_per_epoch: in
     peak = scale_learning_rate(settings.learning_rate, num_replicas, settings.learning_rate_scaling, optimizer)
     total = steps_per_epoch * settings.epochs
     warmup = warmup_steps(settings.warmup_epochs, steps_per_epoch, total)
-    if settings.learning_rate_schedule in ("constant", "cosine"):
+    name = settings.learning_rate_schedule
+    if name in ("constant", "cosine"):
         if settings.schedule_parameters:
-            raise InputError(
-                f"learning_rate_schedule={settings.learning_rate_schedule} has no parameters. Remove them."
-            )
-        if settings.learning_rate_schedule == "constant" and not warmup:
+            raise InputError(f"learning_rate_schedule={name} has no parameters. Remove them.")
+        if name == "constant" and not warmup:
             return peak
         return keras.optimizers.schedules.CosineDecay(
             0.0 if warmup else peak,
             decay_steps=total - warmup,
-            alpha=0.0 if settings.learning_rate_schedule == "cosine" else 1.0,  # 1.0: constant.
+            alpha=0.0 if name == "cosine" else 1.0,  # 1.0: constant.
             warmup_target=peak if warmup else None,
             warmup_steps=warmup,
         )
-    name = settings.learning_rate_schedule
-    known = inspect.signature(vocabulary.class_of("learning_rate_schedule", name)).parameters
     parameters = in_steps(settings.schedule_parameters, steps_per_epoch)
     if "values" in parameters:  # Learning rates, for one replica as `learning_rate` is.
         parameters["values"] = [value * peak / settings.learning_rate for value in parameters["values"]]
-    if "decay_steps" in known:
+    if "decay_steps" in inspect.signature(class_of("learning_rate_schedule", name)).parameters:
         parameters.setdefault("decay_steps", total - warmup)
-    schedule = vocabulary.create("learning_rate_schedule", name, parameters, initial_learning_rate=peak)
+    schedule = _create("learning_rate_schedule", name, parameters, initial_learning_rate=peak)
     return _warmed_up(schedule, warmup) if warmup else schedule
 
 
@@ -181,7 +171,7 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
 
 
 def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
-    known = inspect.signature(vocabulary.class_of("optimizer", settings.optimizer)).parameters
+    known = inspect.signature(class_of("optimizer", settings.optimizer)).parameters
     parameters = dict(settings.optimizer_parameters)
     own: dict[str, Any] = dict.fromkeys(("ema_momentum", "ema_overwrite_frequency"))
     own |= {"learning_rate": _learning_rate(settings, num_replicas, steps_per_epoch), "use_ema": False}
@@ -191,7 +181,7 @@ def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, m
         # None computes nothing; some optimizers decay unless they are told not to.
         if name in known and (settings.weight_decay or known[name].default is not None):
             parameters.setdefault(name, settings.weight_decay)
-    optimizer = vocabulary.create("optimizer", settings.optimizer, parameters, **own)
+    optimizer = _create("optimizer", settings.optimizer, parameters, **own)
     optimizer.exclude_from_weight_decay(var_list=exempt_from_decay(model))
     return optimizer
 
@@ -292,14 +282,14 @@ def _plain_loss(settings: TrainParams, interface: Interface) -> Any:
         raise InputError(
             f"loss={settings.loss} is not for a language model, which learns the next character. Remove it."
         )
-    each = vocabulary.create("loss", settings.loss, settings.loss_parameters, reduction="none")
+    each = _create("loss", settings.loss, settings.loss_parameters, reduction="none")
     takes_numbers = not _judges_each(each, np.eye(3)[_LABELS])
     if takes_numbers and not _judges_each(each, _LABELS):
         raise InputError(
             f"loss={settings.loss} is not for {interface.task_name}: it does not judge each example alone."
         )
-    is_of_several = interface.task_name == CLASSIFICATION
-    if takes_numbers and (settings.softens_labels or not is_of_several):
+    has_class_numbers = interface.task_name == CLASSIFICATION and not settings.softens_labels
+    if takes_numbers and not has_class_numbers:
         raise InputError(
             f"loss={settings.loss} takes the number of a class; label_smoothing, mixup_alpha and "
             f"data.task={interface.task_name} give a number for each class. Choose another loss."
@@ -308,7 +298,7 @@ def _plain_loss(settings: TrainParams, interface: Interface) -> Any:
     def loss(targets: Any, outputs: Any) -> Any:
         from keras import ops
 
-        if is_of_several and not settings.softens_labels and not takes_numbers:
+        if has_class_numbers and not takes_numbers:
             targets = ops.one_hot(ops.cast(targets, "int32"), outputs.shape[-1], dtype=outputs.dtype)
         return each(targets, outputs)
 
@@ -335,6 +325,63 @@ def _why_not_built(error: BaseException, inputs: np.ndarray) -> str:
         )
     said = next((line.strip() for line in text.splitlines() if "Error" in line or "expected" in line.lower()), text)
     return f"The model cannot take a step on {inputs.shape[1:]} {inputs.dtype} examples: {said[:400]}"
+
+
+def _create(kind: str, name: str, parameters: Mapping[str, Any], **own: Any) -> Any:
+    """Return an object that Keras names.
+
+    Args:
+        kind: `optimizer`, `learning_rate_schedule` or `loss`.
+        name: Name of the class, in any case and with or without underscores: `AdamW`, `adamw`, `binary_crossentropy`.
+        parameters: Parameters of the class that the user has set.
+        own: Parameters that this project sets, each where the class has it. The user cannot set these.
+
+    Raises:
+        InputError: If there is no such class, a parameter is unknown, missing or refused by the class.
+    """
+    keras_class = class_of(kind, name)
+    known = inspect.signature(keras_class).parameters
+    free = [item for item in known if item not in own and item not in ("kwargs", "name", "dtype")]
+    for parameter in parameters:
+        if parameter not in free:
+            raise InputError(
+                f"{kind} {name!r} has no parameter {parameter!r}: expected some of {', '.join(free)}."
+                + did_you_mean(parameter, free)
+            )
+    missing = [item for item in free if known[item].default is inspect.Parameter.empty and item not in parameters]
+    if missing:
+        raise InputError(f"{kind} {name!r} needs {', '.join(missing)}. Set them beside its name.")
+    try:
+        return keras_class(**{item: value for item, value in own.items() if item in known}, **parameters)
+    except Exception as error:  # Keras checks values with errors of several kinds.
+        raise InputError(f"Cannot make the {kind} {name!r} with {dict(parameters)}: {describe(error)}") from error
+
+
+def class_of(kind: str, name: str) -> Any:
+    """Return the class that Keras names so.
+
+    Raises:
+        InputError: If there is none.
+    """
+    classes = _classes(kind)
+    if (plain := _plain(name)) not in classes:
+        names = {key: keras_class.__name__ for key, keras_class in classes.items()}
+        near = did_you_mean(plain, names)
+        raise InputError(f"Keras has no {kind} {name!r}: expected one of {', '.join(names.values())}.{near}")
+    return classes[plain]
+
+
+def _classes(kind: str) -> dict[str, Any]:
+    """Return Keras's public classes of a kind, by their names in lower case without underscores."""
+    import keras
+
+    module, base = (operator.attrgetter(path)(keras) for path in _KINDS[kind])
+    classes = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, base)]
+    return {_plain(value.__name__): value for value in classes if value is not base}
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 def compile_model(
@@ -367,14 +414,15 @@ def compile_model(
     import keras
 
     vars(model).pop("train_step", None)  # Removes the wrapper of an earlier stage.
-    softened = settings.softens_labels
     check_labels(settings, interface.task_name)
     task = interface.task
     if settings.weighs_classes and not class_weights:
         class_weights = (1.0,) * interface.num_classes
     loss = _loss(settings, interface, class_weights)
     metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric]
-    if _is_penalized(model):
+    regularized = [getattr(variable, "regularizer", None) for variable in model.trainable_variables]
+    regularized += [getattr(layer, "activity_regularizer", None) for layer in model._flatten_layers()]
+    if any(regularized):  # Keras then adds penalties to the loss.
         metrics.append(keras.metrics.MeanMetricWrapper(keras.losses.get(loss), name=UNPENALIZED_LOSS))
     model.compile(
         optimizer=_optimizer(settings, num_replicas, steps_per_epoch, model),
@@ -387,13 +435,12 @@ def compile_model(
         layer.add_loss = functools.partial(_add_float32_loss, layer)
     # Creates the metrics' variables, which `fit` would create in its first step: a checkpoint is restored earlier.
     inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1, with_margin=False))
-    if softened:
+    if settings.softens_labels:
         targets = np.ones((1, *interface.output_shape), np.float32)
     try:
         model._symbolic_build(data_batch=(inputs, targets, weights))
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(_why_not_built(error, inputs)) from error
-    prepare_batches(model, settings, num_replicas, are_larger=interface.input.fed_shape != interface.input.shape)
     synchronize_normalization(model, num_replicas)
     sum_repeated_rows(model.optimizer)
-    return average_weights(model, settings.ema_decay) if settings.ema_decay else model.variables
+    return extend_step(model, settings, num_replicas, interface.input.fed_shape != interface.input.shape)

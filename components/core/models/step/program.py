@@ -52,21 +52,18 @@ class Array(NamedTuple):
     shared_axis: int | None = None
 
 
-def runs_blocks(steps_per_execution: int, accelerator: str) -> bool:
-    """Return whether steps run in a loop on the device: not on a CPU, unless `steps_per_execution` is set.
+def block_steps_of(steps_per_execution: int, accelerator: str, batch_bytes: int) -> int:
+    """Return the number of batches that the host streams at once to a program with a loop over steps; 0: no loop.
 
-    On a CPU, XLA runs a convolution in a loop on one thread, 15 times slower than outside.
-    """
-    return steps_per_execution > 1 or (steps_per_execution == 0 and accelerator != "cpu")
-
-
-def steps_handed_over(steps_per_execution: int, batch_bytes: int) -> int:
-    """Return the number of batches that the host streams at once to a program with a loop.
+    Steps run in a loop on the device, except on a CPU unless `steps_per_execution` is set: there, XLA runs a
+    convolution in a loop on one thread, 15 times slower than outside.
 
     Example:
-        >>> steps_handed_over(0, 128 * 3072), steps_handed_over(7, 1), steps_handed_over(0, 2**30)
-        (100, 7, 1)
+        >>> block_steps_of(0, "tpu", 128 * 3072), block_steps_of(7, "cpu", 1), block_steps_of(0, "cpu", 1)
+        (100, 7, 0)
     """
+    if steps_per_execution == 1 or (steps_per_execution == 0 and accelerator == "cpu"):
+        return 0
     return steps_per_execution or max(1, min(_MAX_BLOCK_STEPS, _BLOCK_BYTES // batch_bytes))
 
 
@@ -74,10 +71,10 @@ def plan_program(
     model: Any, batch: Batch, num_examples: int, settings: TrainParams, is_resident: bool, accelerator: str
 ) -> "Program":
     """Return the training program of a model for a kind of device."""
-    block_steps = 0
-    if runs_blocks(settings.steps_per_execution, accelerator):
-        batch_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in batch)
-        block_steps = 1 if is_resident else steps_handed_over(settings.steps_per_execution, batch_bytes)
+    batch_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in batch)
+    block_steps = block_steps_of(settings.steps_per_execution, accelerator, batch_bytes)
+    if is_resident:
+        block_steps = min(block_steps, 1)
     return Program(model, batch, num_examples, is_resident, block_steps, settings.sharding)
 
 

@@ -4,9 +4,13 @@ If weights are fully sharded, each device keeps a part of every large weight and
 a weight where it is used, and reduces its gradient to each device's part.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.device import Device
 
 REPLICATED, FULLY_SHARDED = "replicated", "fully_sharded"
 SHARDINGS = (REPLICATED, FULLY_SHARDED)
@@ -39,9 +43,18 @@ def placed(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
     return shared(mesh, cut_axis(shape, mesh.size) if sharding == FULLY_SHARDED else None)
 
 
-def fully_shard(distribution: Any) -> Any:
-    """Return a Keras DataParallel over the same devices that shards large variables."""
+def fully_shard(device: Device) -> Device:
+    """Return a device whose replicas, if it has several, keep parts of large variables; sets Keras's distribution.
+
+    Raises:
+        InputError: If the backend is not JAX.
+    """
     import keras
+
+    if device.backend != "jax":
+        raise InputError(f"sharding=fully_sharded needs backend=jax. Received: backend={device.backend}.")
+    if device.distribution is None:
+        return device
 
     class FullySharded(keras.distribution.DataParallel):
         """DataParallel distribution with sharded variables."""
@@ -54,7 +67,9 @@ def fully_shard(distribution: Any) -> Any:
             named = [self.batch_dim_name if place == axis else None for place in range(len(variable.shape))]
             return keras.distribution.TensorLayout(named, self.device_mesh)
 
-    return FullySharded(device_mesh=distribution.device_mesh, auto_shard_dataset=False)
+    distribution = FullySharded(device_mesh=device.distribution.device_mesh, auto_shard_dataset=False)
+    keras.distribution.set_distribution(distribution)
+    return dataclasses.replace(device, distribution=distribution)
 
 
 def computed_in(model: Any) -> list[str]:

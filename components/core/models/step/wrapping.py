@@ -13,51 +13,82 @@ from tpu_components.core.models.step.augmentation import Draws, augment, check_i
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
 
-def prepare_batches(model: Any, settings: TrainParams, num_replicas: int, are_larger: bool = False) -> None:
-    """Augment every batch that the compiled model trains on, if `settings` say so.
+def extend_step(model: Any, settings: TrainParams, num_replicas: int, has_margin: bool = False) -> Sequence[Any]:
+    """Augment every batch of the compiled model, and average the weights after every step, if `settings` say so.
+
+    The running averages are of all weights, including batch-normalisation statistics. After t steps, the next step
+    keeps `min(ema_decay, t / (t + 9))` of the average. So the average starts as the weight itself, and forgets the
+    initial weights within the first hundred steps.
 
     Args:
         model: Compiled model.
-        settings: Augmentations to apply.
+        settings: Augmentations to apply, and `ema_decay`.
         num_replicas: Number of replicas that share a batch.
-        are_larger: Whether images have a margin around the model's input.
+        has_margin: Whether images have a margin around the model's input.
+
+    Returns:
+        The variables to validate and save, in the order of `model.variables`: the averages, which are variables of the
+        optimizer, or the weights. A variable that is no weight, such as dropout's random state, has no average.
 
     Raises:
         InputError: If the model's input cannot be augmented.
     """
     import keras
+    from keras import ops
 
     check_images(settings, model.input_shape)
-    if not settings.moves_pixels and not settings.softens_labels and not are_larger:
-        return
-    uses_jax = keras.backend.backend() == "jax"
-    # A variable, so that the program does not depend on the seed. Keras has seeded Python's generator.
-    seed = model.optimizer.add_variable(
-        (),
-        keras.initializers.Constant(random.randrange(2**31)),
-        dtype="int32",
-        aggregation="only_first_replica",
-        name="augmentation_seed",
-    )
-    places = _places(model.optimizer.variables)
-    groups = num_replicas if uses_jax else 1  # TensorFlow's step gets the batch of one replica.
-    plain = model.train_step
+    optimizer, plain, uses_jax = model.optimizer, model.train_step, keras.backend.backend() == "jax"
+    augments = settings.moves_pixels or settings.softens_labels or has_margin
+    add_variable = functools.partial(optimizer.add_variable, aggregation="only_first_replica")
+    if augments:
+        # A variable, so that the program does not depend on the seed. Keras has seeded Python's generator.
+        initial = keras.initializers.Constant(random.randrange(2**31))
+        seed = add_variable((), initial, dtype="int32", name="augmentation_seed")
+    weights, averages = dict[int, Any](), dict[int, Any]()
+    for i, variable in enumerate(model.variables if settings.ema_decay else ()):
+        if keras.backend.is_float_dtype(variable.dtype):
+            weights[i] = variable
+            averages[i] = add_variable(variable.shape, dtype=variable.dtype, name=f"average_{i}")
 
-    def prepare(data: Any, seed_value: Any, step: Any) -> Any:
-        images, labels, weights = data
-        draws = Draws(seed_value, step)
+    def prepare(data: Any) -> Any:
+        if not augments:
+            return data
+        images, labels, sample_weights = data
+        # `iterations` would count updates, fewer than steps where gradients are accumulated.
+        draws = Draws(seed.value, optimizer._iterations.value)
+        groups = num_replicas if uses_jax else 1  # TensorFlow's step gets the batch of one replica.
         size = model.input_shape[1:3]
-        return *augment(images, labels, settings, draws, model.output_shape[-1], groups, size), weights
+        return *augment(images, labels, settings, draws, model.output_shape[-1], groups, size), sample_weights
+
+    def average(steps: Any) -> None:
+        """Update the averages after a step, given the number of steps before it."""
+        steps = ops.cast(steps, "float32")
+        kept = ops.minimum(settings.ema_decay, steps / (steps + 9))
+        for i, variable in averages.items():
+            weight = weights[i].value
+            variable.assign(weight + ops.cast(kept, variable.dtype) * (variable.value - weight))
 
     @functools.wraps(plain)  # Keeps the program's name.
     def jax_step(state: Any, data: Any) -> Any:
-        step = state[2][places[id(_steps_taken(model))]]
-        return plain(state, prepare(data, state[2][places[id(seed)]], step))
+        with keras.StatelessScope(state_mapping=zip(optimizer.variables, state[2], strict=True)):
+            data, steps = prepare(data), optimizer._iterations.value
+        logs, state = plain(state, data)
+        variables = [*model.trainable_variables, *model.non_trainable_variables, *optimizer.variables]
+        values = [*state[0], *state[1], *state[2]]
+        with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
+            average(steps)
+            return logs, (*state[:2], [variable.value for variable in optimizer.variables], state[3])
 
+    @functools.wraps(plain)
     def tensorflow_step(data: Any) -> Any:
-        return plain(prepare(data, seed.value, _steps_taken(model).value))
+        steps = ops.copy(optimizer._iterations.value)
+        logs = plain(prepare(data))
+        average(steps)
+        return logs
 
-    model.train_step = jax_step if uses_jax else tensorflow_step
+    if augments or averages:
+        model.train_step = jax_step if uses_jax else tensorflow_step
+    return [averages.get(i, variable) for i, variable in enumerate(model.variables)]
 
 
 def sum_repeated_rows(optimizer: Any) -> None:
@@ -129,62 +160,3 @@ def _moments_of_all_replicas(layer: Any, plain: Callable[[Any, Any], Any], input
     (squares,) = add_up(weights * tf.square(inputs - mean))
     variance = tf.math.divide_no_nan(squares, count)
     return tf.squeeze(mean, layer._reduction_axes), tf.squeeze(variance, layer._reduction_axes)
-
-
-def average_weights(model: Any, decay: float) -> Sequence[Any]:
-    """Keep a running average of every weight of the compiled model, including batch-normalisation statistics.
-
-    After t steps, the next step keeps `min(decay, t / (t + 9))` of the average. So the average starts as the weight
-    itself, and forgets the initial weights within the first hundred steps.
-
-    Returns:
-        The optimizer's variables with the averages, in the order of `model.variables`. A variable that is no weight,
-        such as dropout's random state, takes the place of its average.
-    """
-    import keras
-
-    weights = {i: v for i, v in enumerate(model.variables) if keras.backend.is_float_dtype(v.dtype)}
-    averages = {
-        i: model.optimizer.add_variable(
-            weight.shape, dtype=weight.dtype, aggregation="only_first_replica", name=f"average_{i}"
-        )
-        for i, weight in weights.items()
-    }
-    plain = model.train_step
-    places = _places(model.optimizer.variables)
-    trained, others = _places(model.trainable_variables), _places(model.non_trainable_variables)
-
-    def updated(average: Any, weight: Any, step: Any) -> Any:
-        steps = keras.ops.cast(step, "float32")
-        kept = keras.ops.cast(keras.ops.minimum(decay, steps / (steps + 9)), average.dtype)
-        return weight + kept * (average - weight)
-
-    @functools.wraps(plain)  # Keeps the program's name.
-    def jax_step(state: Any, data: Any) -> Any:
-        step = state[2][places[id(_steps_taken(model))]]
-        logs, (trained_values, other_values, optimizer_values, metric_values) = plain(state, data)
-        optimizer_values = list(optimizer_values)
-        for i, weight in weights.items():
-            value = trained_values[trained[id(weight)]] if id(weight) in trained else other_values[others[id(weight)]]
-            place = places[id(averages[i])]
-            optimizer_values[place] = updated(optimizer_values[place], value, step)
-        return logs, (trained_values, other_values, optimizer_values, metric_values)
-
-    def tensorflow_step(data: Any) -> Any:
-        step = keras.ops.copy(_steps_taken(model).value)
-        logs = plain(data)
-        for i, weight in weights.items():
-            averages[i].assign(updated(averages[i].value, weight.value, step))
-        return logs
-
-    model.train_step = jax_step if keras.backend.backend() == "jax" else tensorflow_step
-    return [averages.get(i, variable) for i, variable in enumerate(model.variables)]
-
-
-def _steps_taken(model: Any) -> Any:
-    """Return the variable that counts steps; `iterations` counts updates, fewer where gradients are accumulated."""
-    return model.optimizer._iterations
-
-
-def _places(variables: Sequence[Any]) -> dict[int, int]:
-    return {id(variable): place for place, variable in enumerate(variables)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_components.core.base.fingerprint import ROOT, Code, code_of, digest_files, is_installed
+from tpu_components.core.base.fingerprint import ROOT, Code, LookedUp, code_of, digest_files, is_installed
 from tpu_components.core.models.lookup import named_files
 from tpu_pipelines.config.steps import STEPS
 
@@ -16,9 +16,9 @@ from tpu_pipelines.config.steps import STEPS
 _REACHED = {
     "create_tfrecords": {"sources/csv_file.py", "interface.py", "storage.py", "data.html.jinja", "page.css"},
     "preflight_training": {"compiler.py", "interface.py", "page.css", "page.html.jinja", "machine_catalogue.json"},
-    "train_model": {"interface.py", "models/step/wrapping.py", "models/ready/__init__.py", "callbacks.py"},
-    "evaluate_model": {"page.css", "report.html.jinja", "multi_label.html.jinja", "language.html.jinja"},
-    "export_model": {"verification.py", "formats/litert.py", "models/trained.py", "__init__.py"},
+    "train_model": {"interface.py", "models/step/wrapping.py", "models/ready/__init__.py", "heartbeat.py"},
+    "evaluate_model": {"page.css", "page.html.jinja", "blocks.html.jinja", "estimates.py"},
+    "export_model": {"verification.py", "formats.py", "models/trained.py", "__init__.py"},
     "deploy_model": {"health_check.py", "serving/exported.py", "serving/params.py", "registry/vertex.py"},
 }
 _NOT_REACHED = {
@@ -27,51 +27,60 @@ _NOT_REACHED = {
     "train_model": {"page.css", "page.py", "machine_catalogue.json", "ready/cifar10_cnn.py", "registry/folder.py"},
     "evaluate_model": {"models/step/compiling.py", "machine_catalogue.json", "serving/server.py"},
     "export_model": {"page.css", "registry/folder.py", "serving/exported.py"},
-    "deploy_model": {"page.css", "models/step/compiling.py", "report.html.jinja"},
+    "deploy_model": {"page.css", "models/step/compiling.py", "page.html.jinja"},
 }
 
 
-def _code(step, root=ROOT):
-    return code_of([f"tpu_components.{step}.component"], (root,))
+def _code(step, root=ROOT, looked_up=None):
+    return code_of([f"tpu_components.{step}.component"], (root,), looked_up=looked_up)
 
 
-def _has(step, name):
-    own = [file for file in _code(step).files if file.split("/")[1] in (step, "core", "serving")]
-    return any(file.endswith(f"/{name}") for file in own)
+@pytest.fixture(scope="module")
+def codes():
+    """The code of every step."""
+    looked_up = LookedUp()
+    return {step: _code(step, looked_up=looked_up) for step in STEPS}
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_steps_code_is_what_it_runs_and_nothing_else(step):
-    assert {name for name in _REACHED[step] if not _has(step, name)} == set()
-    assert {name for name in _NOT_REACHED[step] if _has(step, name)} == set()
+def test_a_steps_code_is_what_it_runs_and_nothing_else(codes, step):
+    own = [file for file in codes[step].files if file.split("/")[1] in (step, "core", "serving")]
+    assert {name for name in _REACHED[step] if not any(file.endswith(f"/{name}") for file in own)} == set()
+    assert {name for name in _NOT_REACHED[step] if any(file.endswith(f"/{name}") for file in own)} == set()
     others = [other for other in STEPS if other != step]
-    assert not [name for name in _code(step).files if name.split("/")[1] in others], "no step runs another's code"
+    assert not [name for name in codes[step].files if name.split("/")[1] in others], "no step runs another's code"
 
 
-def test_a_mutation_changes_the_keys_of_the_steps_that_reach_the_file_and_no_others(tmp_path):
+def test_a_mutation_changes_the_keys_of_the_steps_that_reach_the_file_and_no_others(codes, tmp_path):
+    """Of the files that the same steps reach, one is changed."""
     shutil.copytree(ROOT / "components", tmp_path / "components", ignore=shutil.ignore_patterns("__pycache__"))
-    codes = {step: _code(step, tmp_path) for step in STEPS}
-    assert {step: code.digest for step, code in codes.items()} == {step: _code(step).digest for step in STEPS}
+    looked_up = LookedUp()
+    copies = {step: _code(step, tmp_path, looked_up) for step in STEPS}
+    digests = {step: code.digest for step, code in copies.items()}
+    assert digests == {step: code.digest for step, code in codes.items()}
     paths = {path.relative_to(tmp_path).as_posix(): path for path in (tmp_path / "components").rglob("*.*")}
-    unreached = paths.keys() - {name for code in codes.values() for name in code.files}
-    for name in paths.keys() - unreached:
+    reaching = {name: frozenset(step for step in STEPS if name in copies[step].files) for name in paths}
+    changed_files = {steps: name for name, steps in reaching.items() if steps}
+    assert len(changed_files) > 8
+    for steps, name in changed_files.items():
         with open(paths[name], "ab") as file:
             file.write(b"\n")
-        changed = {step for step, code in codes.items() if digest_files(code.files) != code.digest}
-        assert changed == {step for step, code in codes.items() if name in code.files}, name
+        assert {step for step in STEPS if digest_files(copies[step].files) != digests[step]} == steps, name
         paths[name].write_bytes((ROOT / name).read_bytes())
+    unreached = [name for name, steps in reaching.items() if not steps]
     assert len(unreached) > 20
     for name in unreached:
         with open(paths[name], "ab") as file:
             file.write(b"\n")
     (tmp_path / "components" / "core" / "models" / "ready" / "a_new_model.py").write_text("import keras\n")
-    assert {step: _code(step, tmp_path).digest for step in STEPS} == {step: codes[step].digest for step in STEPS}
+    looked_up = LookedUp()
+    assert {step: _code(step, tmp_path, looked_up).digest for step in STEPS} == digests
     paths["components/core/pages/page.css"].write_text("")
-    changed = {step for step in STEPS if _code(step, tmp_path).digest != codes[step].digest}
+    changed = {step for step in STEPS if _code(step, tmp_path, looked_up).digest != digests[step]}
     assert changed == {"create_tfrecords", "preflight_training", "evaluate_model"}
 
 
-def test_what_a_step_imports_when_it_starts_is_all_in_its_code():
+def test_what_a_step_imports_when_it_starts_is_all_in_its_code(codes):
     """Python itself is asked: whatever it has imported of this project must have been found without running it."""
     script = (
         "import importlib, json, os, sys\n"
@@ -88,7 +97,7 @@ def test_what_a_step_imports_when_it_starts_is_all_in_its_code():
     imported = dict(map(json.loads, done.stdout.splitlines()))
     assert imported.keys() == set(STEPS)
     for step in STEPS:
-        assert set(imported[step]) <= {str(path) for path in _code(step).files.values()}, step
+        assert set(imported[step]) <= {str(path) for path in codes[step].files.values()}, step
 
 
 def test_imports_are_found_wherever_they_stand(tmp_path):

@@ -8,8 +8,7 @@ from tpu_components.core.base import progress
 from tpu_components.core.base.terminal import lay_out, printable
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_pipelines import cli
-from tpu_pipelines.cli.options import tell_error
-from tpu_pipelines.starting import first_configuration
+from tpu_pipelines.cli.output import tell_error
 
 
 def test_control_characters_are_escaped_and_nothing_else():
@@ -38,7 +37,6 @@ def test_a_name_out_of_data_begins_no_line(tmp_path, monkeypatch, capsys, image_
     """Classes are named by folders here, by whoever made the data."""
     folder = image_folder()
     next(path for path in sorted(folder.iterdir()) if path.is_dir()).rename(folder / FORGED)
-    monkeypatch.setattr(first_configuration, "check_start", lambda _: None)  # It builds the model: half a minute.
     assert cli.main(["init", str(folder), "--output", str(tmp_path / "made"), "--name", "made"]) == 0
     write_records(WriteParams(f"images:{folder}", num_workers=1), tmp_path / "records")
     said = "".join(capsys.readouterr())
@@ -69,7 +67,7 @@ def test_a_class_begins_no_line_where_it_is_predicted_or_a_table_or_an_error_nam
 def test_all_that_is_printed_is_escaped_first():
     """`print` gets JSON, a text that was escaped, or the output of a process of our own for another of our own."""
     escaped = {"printable", "in_one_line", "paragraph", "dumps"}
-    own = {"options.py", "comparing.py", "main.py", "completion.py", "start.py", "platforms.py"}
+    own = {"output.py", "comparison.py", "main.py", "editors.py", "platforms.py"}
     found = []
     for path in (path for root in ("components", "pipelines") for path in (REPOSITORY / root).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -17,20 +17,20 @@ from scipy.stats import norm
 
 from tests.html_page import Page
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.comparison import EFFECTS, find_shifts, say_power
-from tpu_components.core.drift.data_sketch import DataSketch
+from tpu_components.core.drift.comparison import MEASURES, find_shifts, say_power
+from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
 from tpu_components.core.examples.artifacts import Manifest, Quarantined, Split, TargetStatistics
 from tpu_components.core.examples.interface import IMAGE, TEXT, ImageInput
 from tpu_components.core.examples.text import split_words
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.measuring import count_labels, distributions, measure_pictures
-from tpu_components.create_tfrecords.words import list_common
+from tpu_components.create_tfrecords.preparing import list_common
 from tpu_pipelines.cli.main import main
 
 _CIFAR = Path(__file__).parents[5] / "shared" / "data" / "cifar10.tar.xz"
 _IMDB = _CIFAR.with_name("imdb_sample.tar.xz")
-_NUM_EXAMPLES, _NUM_RESAMPLES = 500, 500
+_NUM_EXAMPLES, _NUM_RESAMPLES, _NUM_QUICK = 500, 500, 200
 
 
 def measured(pictures):
@@ -71,11 +71,11 @@ def rows():
 def test_of_data_drawn_from_one_source_at_most_one_pair_in_a_hundred_drifts(rows):
     generator, alarms = np.random.default_rng(1), 0
     labels = generator.integers(0, 10, len(rows))
-    for _ in range(_NUM_RESAMPLES):
+    for _ in range(_NUM_QUICK):
         order = generator.permutation(len(rows))
         new, old = order[:_NUM_EXAMPLES], order[_NUM_EXAMPLES:]
         alarms += bool(drifted(data(rows[new], labels[new]), data(rows[old], labels[old])))
-    assert alarms <= _NUM_RESAMPLES * 0.01
+    assert alarms <= _NUM_QUICK * 0.01
 
 
 def test_a_difference_that_is_sure_and_too_small_to_matter_is_no_drift(rows):
@@ -84,7 +84,7 @@ def test_a_difference_that_is_sure_and_too_small_to_matter_is_no_drift(rows):
     shifted[:, 0] += 20  # Two grey levels.
     (brightness,) = (shift for shift in find_shifts(data(shifted), data(many)) if shift.figure == "brightness")
     assert brightness.luck < 1e-6
-    assert brightness.effect < EFFECTS[brightness.measure]
+    assert brightness.effect < MEASURES[brightness.measure][0]
     assert not brightness.drifted
 
 
@@ -195,7 +195,7 @@ def test_a_shift_of_the_size_that_is_said_is_found_in_four_of_five_cases(family)
         figures = distributions(IMAGE, np.tile(values[:, None], 7))
         return DataSketch("", "", IMAGE, "regression", count, 0, distributions={"width": figures["width"]})
 
-    generator, tries = np.random.default_rng(0), 400
+    generator, tries = np.random.default_rng(0), 200
     said = say_power(draw(300, 0), draw(900, 0), find_shifts(draw(300, 0), draw(900, 0)), "pictures")
     size = float(re.search(r"by (0\.\d+) or more in at least 80% of cases", said)[1])
     found = sum(bool(drifted(draw(300, size), draw(900, 0))) for _ in range(tries))
@@ -220,10 +220,10 @@ def labels_that_come_together(generator, count, groups=range(8)):
 
 def test_labels_that_come_together_raise_no_more_false_alarms_than_promised():
     generator, alarms = np.random.default_rng(0), 0
-    for _ in range(_NUM_RESAMPLES):
+    for _ in range(_NUM_QUICK):
         new, old = (with_labels(labels_that_come_together(generator, count)) for count in (200, 500))
         alarms += bool(drifted(new, old))
-    assert alarms <= _NUM_RESAMPLES * 0.01
+    assert alarms <= _NUM_QUICK * 0.01
 
 
 def test_more_labels_other_labels_and_one_that_is_more_frequent_drift():

@@ -50,7 +50,7 @@ def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_
     for place in (folder, str(tmp_path / "disk")):
         assert storage.names_in(place) == set()
         storage.write_file(f"{place}/alone", b"1")
-        with storage.staged_folder(f"{place}/deep") as staged:
+        with storage.staged_directory(f"{place}/deep") as staged:
             (staged / "a.json").write_text("{}")
             (staged / "z.npz").write_bytes(b"\0")
             assert storage.names_in(f"{place}/deep") == set()
@@ -58,7 +58,7 @@ def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_
         assert storage.names_in(f"{place}/deep/") == {"a.json", "z.npz"}
     copied = []
     monkeypatch.setattr(storage, "upload", lambda path, uri: copied.append(uri.rpartition("/")[2]))
-    with storage.staged_folder(folder) as staged:
+    with storage.staged_directory(folder) as staged:
         for name in ("a.json", "z.npz"):
             (staged / name).write_bytes(b"\0")
     assert copied == ["z.npz", "a.json"]

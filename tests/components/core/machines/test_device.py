@@ -28,20 +28,6 @@ def test_precision_is_bfloat16_where_the_hardware_gains_from_it(accelerator, bac
     assert device.choose_precision(accelerator, backend, flags) == expected
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"backend": "torch"}, "auto, tensorflow, jax.*backend='torch'"),
-        ({"accelerator": "npu"}, "auto, cpu, gpu, tpu.*accelerator='npu'"),
-        ({"precision": "float16"}, "auto, float32, mixed_bfloat16.*precision='float16'"),
-        ({"num_replicas": -2}, "num_replicas=-2"),
-    ],
-)
-def test_unknown_value_is_refused_by_name(values, message):
-    with pytest.raises(InputError, match=message):
-        device.prepare(**values)
-
-
 def test_one_cpu_is_the_default():
     chosen = device.prepare("auto", "cpu", 0, "float32")
     assert chosen == device.Device("tensorflow", "cpu", 1, "float32", jit_compile=False)

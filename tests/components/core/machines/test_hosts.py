@@ -9,7 +9,7 @@ from tests.fakes.local_server import LocalServer
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.partition import Share
 from tpu_components.core.machines import device, hosts
-from tpu_components.core.machines.hosts import ALONE, Company, Hosts, find_hosts, parse_host, tell_hosts
+from tpu_components.core.machines.hosts import ALONE, Hosts, ProcessGroup, find_hosts, parse_host, tell_hosts
 
 _POOLS = {"workerpool0": ["first:2222"], "workerpool1": ["second:2222", "third:2222"]}
 _NO_METADATA = {"TPU_SKIP_MDS_QUERY": "1"}
@@ -123,7 +123,7 @@ def test_shares_of_hosts_are_all_and_nearly_equal():
 
 
 def test_who_is_alone_tells_nobody():
-    alone = Company(ALONE)
+    alone = ProcessGroup(ALONE)
     values = np.arange(3)
     assert alone.gather(values) is values
     assert (alone.agree(5), alone.share(b"word"), alone.is_asked_to_end()) == (5, b"word", False)
@@ -158,7 +158,7 @@ class _Store:
 def _companies(count):
     store, companies = _Store(), []
     for index in range(count):
-        company = Company(ALONE)
+        company = ProcessGroup(ALONE)
         company.hosts, company._store = Hosts(index, count, "there:1"), store
         companies.append(company)
     return companies

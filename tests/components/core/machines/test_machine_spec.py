@@ -339,7 +339,7 @@ def test_fallbacks_take_what_they_do_not_set_from_the_machine_but_its_reservatio
 @pytest.mark.parametrize("name", NAMES)
 def test_as_dict_is_plain_and_reads_back(name):
     spec = parse_machine({"name": name, "timeout_seconds": 60, "fallbacks": ["v2-8", {"name": "v6e-1", "spot": True}]})
-    assert parse_machine(json.loads(json.dumps(spec.as_dict()))) == spec
+    assert parse_machine(json.loads(json.dumps(dataclasses.asdict(spec)))) == spec
 
 
 def test_a_clusters_prices_are_the_listed_ones_and_never_made_up():

@@ -2,7 +2,7 @@ import pytest
 
 from tests.html_page import Page
 from tpu_components.core.pages import page
-from tpu_components.core.pages.blocks import Cell, Fields, Figure, Figures, Section, Sentences, Table, as_text
+from tpu_components.core.pages.blocks import Cell, Fields, Figure, Section, Sentences, Table, as_text
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} |*"
 
@@ -12,7 +12,7 @@ def _blocks(text):
         text,
         Sentences([text], text, passed=True),
         Fields([(text, text), ("empty", "")]),
-        Figures([Figure(text, text, [text, Cell(text, "bad")])]),
+        [Figure(text, text, [text, Cell(text, "bad")])],
         Section(text, [Table({text: "<", "n": ">"}, [(text, Cell(text, share=0.5))])]),
         Section(text, [Table({Cell(text): "<", "n": ">"}, [(text, Cell(text, link="a.html"))])], is_folded=True),
     ]

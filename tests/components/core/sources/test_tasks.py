@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.components.create_tfrecords.engines.cases import groups, images, numbers, texts
+from tests.components.create_tfrecords.engines.cases import corpus, groups, images, numbers, texts
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.sources.spans import Span
+from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.tasks import arguments_of, load_tasks, pack_tasks
 from tpu_components.create_tfrecords import WriteParams, plan_dataset
 
@@ -37,6 +37,13 @@ def column(folder: Path) -> WriteParams:
     return WriteParams(f"parquet:{folder.parent}/pictures.parquet")
 
 
+def pack(listing, tasks):
+    """The file of some tasks, as an engine writes it."""
+    counts = {number: len(indices) for number, indices in tasks.items()}
+    arguments = arguments_of(listing, np.concatenate(list(tasks.values())))
+    return pack_tasks("key", arguments, counts, isinstance(listing.spans, Spans))
+
+
 def read(contents):
     """Contents as they are once they are read."""
     if contents is None or isinstance(contents, np.ndarray):
@@ -44,11 +51,11 @@ def read(contents):
     return [content.read() if isinstance(content, Span) else content for content in contents]
 
 
-@pytest.mark.parametrize("make", [images, groups, texts, numbers, packed, column])
+@pytest.mark.parametrize("make", [images, groups, texts, corpus, numbers, packed, column])
 def test_a_worker_gets_what_the_listing_says(tmp_path, make):
     listing = plan_dataset(make(tmp_path / "data")).listing
     uri, tasks = str(tmp_path / "00002.npz"), {7: np.array([3, 1, 8]), 8: np.array([30]), 9: np.arange(10, 20)}
-    Path(uri).write_bytes(pack_tasks("key", listing, tasks))
+    Path(uri).write_bytes(pack(listing, tasks))
     handed = dict(load_tasks(uri, "key"))
     assert list(handed) == [7, 8, 9]
     for number, indices in tasks.items():
@@ -65,7 +72,7 @@ def test_tasks_of_something_else_or_in_pieces_are_refused(tmp_path):
     path = tmp_path / "00000.npz"
     with pytest.raises(InputError, match=r"Cannot read the tasks .*00000.npz: .*there is no such file.*run the step"):
         list(load_tasks(str(path), "key"))
-    path.write_bytes(pack_tasks("key", listing, {0: np.arange(5)}))
+    path.write_bytes(pack(listing, {0: np.arange(5)}))
     with pytest.raises(InputError, match=r"of other data, parameters or code: expected another, received key"):
         list(load_tasks(str(path), "another"))
     path.write_bytes(path.read_bytes()[:-40])

@@ -25,7 +25,8 @@ from tpu_components.core.examples.records import encode_example, frame_record, r
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.component import create_tfrecords, merge_parts, plan_parts, write_parts
-from tpu_components.create_tfrecords.engines import fan_out, local
+from tpu_components.create_tfrecords.engines import fan_out
+from tpu_components.create_tfrecords.preparing import Prepared
 from tpu_pipelines.config.configuration import without_tuples
 from tpu_pipelines.runs.run_local import print_as_before
 
@@ -43,7 +44,7 @@ def test_several_commands_write_the_same_bytes_as_one_machine_alone(tmp_path, ma
     params = dataclasses.replace(make(tmp_path / "data"), engine="fan_out", engine_tasks=3, num_workers=1)
     alone = write_records(params, tmp_path / "alone")
     plan, folders = _fan_out(params, tmp_path)
-    monkeypatch.delattr(local.LocalEngine, "write")  # What is put together is what those commands wrote.
+    monkeypatch.delattr(Prepared, "write")  # What is put together is what those commands wrote.
     assert fan_out.merge_parts(params, plan, folders, tmp_path / "merged") == alone
     assert same_files(tmp_path / "merged", tmp_path / "alone")
 

@@ -8,8 +8,7 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Quarantined
-from tpu_components.create_tfrecords.engines.files import part_bytes, read_part
-from tpu_components.create_tfrecords.parts import Part
+from tpu_components.create_tfrecords.parts import Part, part_bytes, read_part
 
 PART = Part(
     "",

@@ -6,11 +6,11 @@ from tpu_components.core.models.step import program
 
 
 @pytest.mark.parametrize(
-    ("asked", "accelerator", "blocks"),
-    [(0, "cpu", False), (0, "tpu", True), (0, "gpu", True), (1, "tpu", False), (7, "cpu", True)],
+    ("asked", "accelerator", "batch_bytes", "steps"),
+    [(0, "cpu", 1, 0), (0, "tpu", 1 << 20, 64), (0, "gpu", 1 << 30, 1), (1, "tpu", 1, 0), (7, "cpu", 1, 7)],
 )
-def test_blocks_are_for_accelerators_unless_they_are_asked_for(asked, accelerator, blocks):
-    assert program.runs_blocks(asked, accelerator) is blocks
+def test_blocks_are_for_accelerators_unless_they_are_asked_for(asked, accelerator, batch_bytes, steps):
+    assert program.block_steps_of(asked, accelerator, batch_bytes) == steps
 
 
 _FITS = """

@@ -12,7 +12,7 @@ from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.core.models.step.sharding import computed_in, cut_axis
 from tpu_components.preflight_training import PreflightParams
 from tpu_components.preflight_training.data import DataFacts, HostRate
-from tpu_components.preflight_training.examining import examine
+from tpu_components.preflight_training.examining import Examination
 from tpu_components.train_model import TrainParams
 
 
@@ -70,14 +70,14 @@ from tpu_components.train_model import TrainParams, training
 def held(self, output, result):
     of_device = {}
     for kind in ("weight", "optimizer"):
-        for name, variable in self.variables().items():
+        for name, variable in self._session.variables().items():
             if name.startswith(kind):
                 for part in variable.value.addressable_shards:
                     of_device[part.device.id] = of_device.get(part.device.id, 0) + part.data.nbytes
     print(sorted(of_device.values()))
     save(self, output, result)
 
-save, training._Session.save = training._Session.save, held
+save, training._Training.save = training._Training.save, held
 from tpu_components.train_model import __main__
 sys.exit(__main__.main())
 """
@@ -133,7 +133,9 @@ def test_a_model_too_large_for_a_chip_fits_eight_in_parts_by_the_compilers_verdi
     for sharding in ("replicated", "fully_sharded"):
         training = TrainParams(str(tmp_path / "large.py"), batch_size_per_replica=1, sharding=sharding)
         machine = PaidMachine("v5e-8")
-        reports += examine(PreflightParams(training, paid=machine), data, [machine], tmp_path / sharding).machines
+        reports += (
+            Examination(PreflightParams(training, paid=machine), [machine], tmp_path / sharding).report(data).machines
+        )
     assert [report.verdict for report in reports] == ["does_not_fit", "fits"]
     assert reports[1].parameters > 1.6e9
     assert reports[1].peak_bytes < 0.4 * reports[1].capacity_bytes

@@ -2,16 +2,17 @@ import json
 import math
 from dataclasses import replace
 
-import h5py
 import numpy as np
 import pytest
 
+from tests.components.train_model.weights import assert_equal_models
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.stages import Freezer, freeze_least, plan_stages, stage_of
-from tpu_components.train_model import train_model, training
+from tpu_components.train_model import train_model
 from tpu_components.train_model.checkpoint import CHECKPOINT_FILE, load_arrays
 from tpu_components.train_model.params import Stage
+from tpu_components.train_model.session import Session
 
 _TWO = (Stage(2, ("conv*",), 0.01), Stage(3))
 
@@ -73,13 +74,6 @@ def test_the_largest_stage_is_that_in_which_the_most_learns(model):
         freeze_least(model, replace(params, stages=(*params.stages[:2], Stage(1, ("nothing",)))))
 
 
-def _weights(path):
-    found = {}
-    with h5py.File(path) as file:
-        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    return found
-
-
 def _killed_between_stages(params, records, output):
     """Train up to where the second stage begins."""
 
@@ -88,7 +82,7 @@ def _killed_between_stages(params, records, output):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training._Session, "_enter_stage_of", stop)
+        patch.setattr(Session, "enter_stage_of", stop)
         with pytest.raises(KeyboardInterrupt):
             train_model(params, records, output)
 
@@ -101,9 +95,7 @@ def test_frozen_layers_rest_and_a_session_that_begins_between_stages_gives_the_s
     _killed_between_stages(params, digits_records, tmp_path / "killed")
     after_first, _ = load_arrays(tmp_path / "killed-checkpoints" / CHECKPOINT_FILE)
     train_model(params, digits_records, tmp_path / "killed")
-    for name in ("last.weights.h5", "best.weights.h5"):
-        whole, killed = (_weights(tmp_path / run / name) for run in ("whole", "killed"))
-        assert all(np.array_equal(whole[path], killed[path]) for path in whole)
+    assert_equal_models(tmp_path / "whole", tmp_path / "killed")
 
     last, _ = load_arrays(tmp_path / "whole-checkpoints" / CHECKPOINT_FILE)
     kernels = {name: array for name, array in after_first.items() if name.startswith("weight/") and array.ndim > 1}

@@ -1,0 +1,223 @@
+"""Sketches: the statistics that drift detection needs of a data set, or of a classifier's predictions.
+
+A registered version keeps the sketch of its data. Its export keeps the sketch of each format's predictions on the test
+split.
+
+Histograms with different bins are merged and compared without interpolation: only exact cumulative counts are used. The
+number of values below a point is exact if the point is an edge, lies in an empty bin, or lies outside the range of the
+values.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Self
+
+import numpy as np
+
+from tpu_components.core.examples.artifacts import TRAIN, Distribution, Manifest, Split
+from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION, TASKS
+from tpu_components.core.files import storage
+
+SKETCH = "sketch"  # In the lineage of a version: the sketch of its data.
+ANSWERS_FILE = "answers.json"  # In an export: the sketch of each format's predictions.
+ANSWERS = "answers"  # In the lineage of old versions: the sketch of the trained model's predictions.
+CONFIDENCE = "confidence"
+FLOAT, INT8 = "float", "int8"  # Formats of an export.
+_UNKNOWN = -1  # No exact number.
+_KIND = "predictions"
+# Bins of the confidence, finer towards 1 (down to a millionth): most confidences of a good model are there.
+_EDGES = np.array([0.0, *(round(1 - i / 10**k, 9) for k in range(2, 8) for i in range(99, 9, -1)), 1.0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """Number, mean and population standard deviation of values."""
+
+    num_examples: int
+    mean: float
+    std: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSketch:
+    """Statistics of a data set, all splits together.
+
+    Attributes:
+        source: Source of the examples.
+        fingerprint: Fingerprint of the data set.
+        kind: Kind of example, for example `image`.
+        task: Task of the data set.
+        num_examples: Number of examples.
+        num_set_aside: Number of inputs that were set aside.
+        class_counts: Number of examples by class; of multi-label examples each label counts. Empty for a regression.
+        targets: Moments of each target of a regression; otherwise empty.
+        distributions: Distributions by name, as in `Split`.
+        num_training: Number of training examples.
+        common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
+    """
+
+    source: str
+    fingerprint: str
+    kind: str
+    task: Annotated[str, tuple(TASKS)]
+    num_examples: int
+    num_set_aside: int
+    class_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    targets: Mapping[str, Moments] = dataclasses.field(default_factory=dict)
+    distributions: Mapping[str, Distribution] = dataclasses.field(default_factory=dict)
+    num_training: int = 0
+    common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def make(cls, manifest: Manifest) -> Self:
+        """Return the sketch of a data set."""
+        splits, names = [*manifest.splits.values()], manifest.class_names
+        counts = [] if manifest.task == REGRESSION else np.sum([split.class_counts for split in splits], axis=0)
+        figures = dict.fromkeys(name for split in splits for name in split.distributions)
+        targets = [(split.num_examples, split.targets) for split in splits]
+        return cls(
+            source=manifest.source,
+            fingerprint=manifest.fingerprint,
+            kind=manifest.input.kind,
+            task=manifest.task,
+            num_examples=sum(split.num_examples for split in splits),
+            num_set_aside=len(manifest.quarantined),
+            class_counts={name: int(count) for name, count in zip(names, counts, strict=False)},
+            targets={
+                name: _pool_moments([Moments(n, own[i].mean, own[i].std) for n, own in targets])
+                for i, name in enumerate(names)
+                if splits[0].targets
+            },
+            distributions={name: _pool_figure(splits, name) for name in figures},
+            num_training=manifest.splits[TRAIN].num_examples if TRAIN in manifest.splits else 0,
+            common_words=manifest.common_words,
+        )
+
+
+def _pool_figure(splits: Sequence[Split], figure: str) -> Distribution:
+    parts = [split.distributions[figure] for split in splits if figure in split.distributions]
+    pooled = _pool_moments([Moments(part.num_examples, part.mean, part.std) for part in parts])
+    edges, counts = pool_bins(parts)
+    return Distribution(
+        num_examples=pooled.num_examples,
+        mean=pooled.mean,
+        std=pooled.std,
+        minimum=min(part.minimum for part in parts),
+        maximum=max(part.maximum for part in parts),
+        edges=edges,
+        counts=counts,
+    )
+
+
+def _pool_moments(parts: Sequence[Moments]) -> Moments:
+    """Combine the moments of parts to those of all values."""
+    sizes, means, stds = np.array([dataclasses.astuple(part) for part in parts], float).T
+    mean = float((sizes * means).sum() / sizes.sum())
+    variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())
+    return Moments(int(sizes.sum()), mean, math.sqrt(variance))
+
+
+def sketch_answers(
+    source: str, class_names: Sequence[str], predicted: np.ndarray, confidences: np.ndarray
+) -> DataSketch:
+    """Return the sketch of a classifier's predictions.
+
+    Args:
+        source: Description of the predictions' origin.
+        class_names: Names of the classes.
+        predicted: int[predictions]: index of the most probable class.
+        confidences: float[predictions]: probability of that class; must be finite.
+    """
+    counts = np.bincount(predicted, minlength=len(class_names)).tolist()
+    bins = np.searchsorted(_EDGES[1:-1], confidences, side="right")
+    edges, in_bins = count_bins(_EDGES[bins], _EDGES[bins + 1])
+    confidence = Distribution(
+        num_examples=len(confidences),
+        mean=float(confidences.mean()),
+        std=float(confidences.std()),
+        minimum=float(confidences.min()),
+        maximum=float(confidences.max()),
+        edges=tuple(edges.tolist()),
+        counts=tuple(in_bins.tolist()),
+    )
+    return DataSketch(
+        source=source,
+        fingerprint="",
+        kind=_KIND,
+        task=CLASSIFICATION,
+        num_examples=len(predicted),
+        num_set_aside=0,
+        class_counts=dict(zip(class_names, counts, strict=True)),
+        distributions={CONFIDENCE: confidence},
+    )
+
+
+def sketch_outputs(source: str, class_names: Sequence[str], outputs: np.ndarray) -> DataSketch:
+    """Return the sketch of a classifier's predictions from its outputs: probabilities, float[predictions, classes]."""
+    return sketch_answers(source, class_names, outputs.argmax(axis=1), outputs.max(axis=1).astype(np.float64))
+
+
+def save_answers(export_dir: Path, sketches: Mapping[str, DataSketch]) -> None:
+    """Write the sketches of a classifier's predictions, by format, into its export."""
+    storage.write_json(export_dir / ANSWERS_FILE, {name: dataclasses.asdict(own) for name, own in sketches.items()})
+
+
+def count_bins(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Build a histogram from the bin of each value.
+
+    Args:
+        lows: Lower edge of each value's bin; bins must not overlap.
+        highs: Upper edge of each value's bin.
+
+    Returns:
+        The edges, ascending, and the counts between them; adjacent empty bins are merged.
+
+    Example:
+        >>> count_bins(np.array([4, 4, 8]), np.array([6, 6, 10]))
+        (array([ 4,  6,  8, 10]), array([2, 0, 1]))
+    """
+    edges = np.unique(np.concatenate([lows, highs]))
+    return edges, np.bincount(np.searchsorted(edges, lows), minlength=len(edges) - 1)
+
+
+def pool_bins(parts: Sequence[Distribution]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Merge histograms; returns edges and counts, which do not depend on the division into parts."""
+    edges = np.unique(np.concatenate([part.edges for part in parts]))
+    below = np.array([_count_below(part, edges) for part in parts])
+    # Values outside of the edges belong to the first or last bin.
+    below[:, 0], below[:, -1] = 0, [part.num_examples for part in parts]
+    is_known = (below != _UNKNOWN).all(axis=0)
+    edges, counts = edges[is_known], np.diff(below[:, is_known].sum(axis=0))
+    is_filled = counts > 0
+    beside_filled = np.append(is_filled, False) | np.insert(is_filled, 0, False)
+    edges, below_edges = edges[beside_filled], np.insert(np.cumsum(counts), 0, 0)[beside_filled]
+    return tuple(edges.tolist()), tuple(np.diff(below_edges).tolist())
+
+
+def find_distance(ours: Distribution, theirs: Distribution) -> float:
+    """Return the two-sample Kolmogorov-Smirnov statistic: the largest difference of the two distribution functions.
+
+    Only points where both functions are exact are compared, so the result is a lower bound of the statistic.
+    """
+    ends = [np.nextafter(each.maximum, np.inf) for each in (ours, theirs)]
+    points = np.unique(np.concatenate([ours.edges, theirs.edges, [ours.minimum, theirs.minimum], ends]))
+    below = [_count_below(each, points) for each in (ours, theirs)]
+    are_known = (below[0] != _UNKNOWN) & (below[1] != _UNKNOWN)
+    shares = [some[are_known] / each.num_examples for some, each in zip(below, (ours, theirs), strict=True)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def _count_below(distribution: Distribution, points: np.ndarray) -> np.ndarray:
+    """Return int[points], the number of values below each point; -1 if the number is not exact."""
+    edges, counts = np.array(distribution.edges), np.array(distribution.counts)
+    total = np.insert(np.cumsum(counts), 0, 0)
+    after = np.searchsorted(edges, points, side="right")  # Edges up to the point.
+    is_inner = (after > 0) & (after < len(edges))
+    place = np.clip(after - 1, 0, len(counts) - 1)
+    is_known = is_inner & ((counts[place] == 0) | (edges[place] == points)) & (place > 0)
+    below = np.where(is_known, total[place], _UNKNOWN)
+    below[points <= distribution.minimum] = 0
+    below[points > distribution.maximum] = distribution.num_examples
+    return below

@@ -1,0 +1,566 @@
+"""Figures with the influence of every example on them, their confidence intervals, and the comparison of two models.
+
+In the first order a figure moves by the mean of one value per example, its influence. The standard deviation of the
+influences divided by √n is the figure's standard error (the infinitesimal jackknife: Efron, 1982). Two models answer
+the same examples, so the difference of their influences is the influence on the difference of their figures.
+
+On other examples, a model that is no better may come out above. A difference is therefore reported with its one-sided
+lower confidence bound, and with the smallest true difference that so many examples detect in 80 % of cases.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from scipy import sparse, special
+
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    PADDING,
+    REGRESSION,
+    THRESHOLD,
+    Task,
+)
+from tpu_components.core.results.evaluation_info import Difference
+from tpu_components.evaluate_model.params import NO_CONFIDENCE
+
+_CALIBRATION_EDGES = np.linspace(0, 1, 16)
+_MOST_BIAS = 0.5  # In standard errors.
+_NUM_DRAWS, _CALIBRATION_HALVINGS = 1000, 12
+_FEW = 5  # The variance within a class of fewer examples cannot be estimated by them alone.
+_FEWEST = 10  # Examples that have to decide a figure from 0 to 1 that is no share of right answers.
+_POWER = 0.8
+_REACH = float(special.ndtri(0.995))
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A figure of one model on some examples.
+
+    Attributes:
+        value: The figure.
+        influence: float64[examples]: influence of every example on it; their mean is 0, but for classes with few
+            examples, see `_centers`.
+        hits: bool[examples], for a share of right answers; None for other figures.
+        support: Number of examples that decide another figure from 0 to 1; None for other figures.
+        correction: Factor for few examples by which the standard error is greater than the influences say.
+        freedom: Most degrees of freedom that its standard error has.
+        bias: Expected distance of the figure below the same figure of many examples; negative if it is above.
+        smallest: Weight of the smallest class in a mean over classes, and the number of its examples.
+        find_interval: Interval by confidence, of a figure that has a method of its own.
+    """
+
+    value: float
+    influence: np.ndarray
+    hits: np.ndarray | None = None
+    support: float | None = None
+    correction: float = 1.0
+    freedom: float = math.inf
+    bias: float = 0.0
+    smallest: tuple[float, float] = (0.0, 1.0)
+    find_interval: Callable[[float], tuple[float, float] | None] | None = None
+
+
+Estimators = Mapping[str, Callable[[], Estimate | None]]
+
+
+def estimators(task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int = 1) -> Estimators:
+    """Return for every metric of a task the function that estimates it; it returns None where the metric is undefined.
+
+    Args:
+        task: The task.
+        targets: Targets of all examples, each shaped as `Interface.target_shape` says.
+        outputs: Answers to all examples, all finite, each shaped as `Interface.output_shape` says. Of a language model
+            float64[passages, num_tokens, 2], see `score_passages`.
+        top_k: Number of classes that `top_k_accuracy` looks at.
+    """
+    return _ESTIMATORS[task.name](task, targets, outputs, top_k)
+
+
+def _of_classes(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_k: int) -> Estimators:
+    hit = probabilities.argmax(axis=1) == labels
+    counted = count_classes(labels, probabilities)
+    return {
+        "accuracy": lambda: _share(hit),
+        "top_k_accuracy": lambda: _share(_ranks(labels, probabilities) < top_k),
+        # A bfloat16 softmax may exceed 1 by a rounding step.
+        "loss": lambda: _mean(task.losses(labels, np.minimum(probabilities, 1))),
+        "macro_precision": lambda: _mean_of_shares(counted[0], counted[2]),
+        "macro_recall": lambda: _mean_of_shares(counted[0], counted[1]),
+        "macro_f1": lambda: _mean_of_shares(2 * counted[0], counted[1] + counted[2], is_f1=True),
+        "calibration_error": lambda: _calibration_error(hit, probabilities),
+        "roc_auc": lambda: (
+            mean_area((labels == 1)[:, None], probabilities[:, 1:]) if probabilities.shape[1] == 2 else None
+        ),
+    }
+
+
+def _of_labels(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_k: int) -> Estimators:
+    true, predicted = labels > 0, probabilities > THRESHOLD
+    hits, wholes = 2.0 * (true & predicted), 1.0 * true + predicted
+    return {
+        "micro_f1": lambda: _ratio_of_hits(hits.sum(axis=1), wholes.sum(axis=1)),
+        "macro_f1": lambda: _mean_of_shares(hits, wholes, is_f1=True),
+        "macro_precision": lambda: _mean_of_shares(hits / 2, predicted),
+        "macro_recall": lambda: _mean_of_shares(hits / 2, true),
+        "subset_accuracy": lambda: _share((true == predicted).all(axis=1)),
+        "hamming_loss": lambda: _ratio_of_hits((true != predicted).sum(axis=1), np.full(len(labels), labels.shape[1])),
+        "mean_average_precision": lambda: mean_average_precision(true, probabilities),
+        "macro_roc_auc": lambda: mean_area(true, probabilities),
+        "loss": lambda: _mean(task.losses(labels, probabilities)),
+    }
+
+
+def _of_numbers(task: Task, targets: np.ndarray, values: np.ndarray, top_k: int) -> Estimators:
+    targets = targets.astype(np.float64)
+    errors = np.abs(targets - values)
+    return {
+        "r2": lambda: _explained(targets, values),
+        "mean_absolute_error": lambda: _mean(errors.mean(axis=1)),
+        "root_mean_squared_error": lambda: _root_mean(np.square(errors)),
+        "median_absolute_error": lambda: _median(errors),
+        "loss": lambda: _mean(task.losses(targets, values)),
+    }
+
+
+def _of_passages(task: Task, targets: np.ndarray, scores: np.ndarray, top_k: int) -> Estimators:
+    weights = (targets != PADDING).sum(axis=1)
+    nats, hits = scores.sum(axis=1).T
+    return {
+        "bits_per_character": lambda: _ratio(nats / np.log(2), weights),
+        "loss": lambda: _ratio(nats, weights),
+        "accuracy": lambda: _ratio_of_hits(hits, weights),
+    }
+
+
+_ESTIMATORS: Mapping[str, Callable[[Task, np.ndarray, np.ndarray, int], Estimators]] = {
+    CLASSIFICATION: _of_classes,
+    MULTI_LABEL: _of_labels,
+    REGRESSION: _of_numbers,
+    LANGUAGE_MODEL: _of_passages,
+}
+
+
+def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> tuple[Any, Any, Any]:
+    """Return float64[examples, classes] three times, sparse: 1 where an example is right, has a class, is given it."""
+    places, shape = np.arange(len(labels)), probabilities.shape
+    true, predicted = (
+        sparse.csr_array((np.ones(len(labels)), (places, classes)), shape=shape)
+        for classes in (labels, probabilities.argmax(axis=1))
+    )
+    return true * predicted, true, predicted
+
+
+def _ranks(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    """Return int[examples]: number of classes before the true one; among equally probable ones the first leads."""
+    own = probabilities[np.arange(len(labels)), labels][:, None]
+    tied_before = (probabilities == own) & (np.arange(probabilities.shape[1]) < labels[:, None])
+    return ((probabilities > own) | tied_before).sum(axis=1)
+
+
+def _mean(values: np.ndarray) -> Estimate:
+    """Estimate the mean of a value for each example."""
+    value = float(values.mean(dtype=np.float64)) + 0.0  # No "-0.0".
+    return Estimate(value, values - value)
+
+
+def _share(hits: np.ndarray) -> Estimate:
+    """Estimate the share of examples that are right."""
+    return dataclasses.replace(_mean(hits), hits=hits)
+
+
+def _ratio(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
+    """Estimate the sum of parts divided by that of wholes; 0 where there are none."""
+    value = float(parts.sum() / (wholes.sum() or 1))
+    return Estimate(value, (parts - value * wholes) / (wholes.mean() or 1))
+
+
+def _ratio_of_hits(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
+    """Estimate the same of parts from 0 to their whole, as for F1."""
+    decide = float(np.count_nonzero(wholes))
+    ratio = _ratio(parts, wholes)
+    # All mistakes say half of an F1 of 0, as much as the same number of hits says of an F1 of 1.
+    support = decide if ratio.value else decide / 2
+    return dataclasses.replace(ratio, support=support, correction=math.sqrt(decide / max(decide - 1, 1)))
+
+
+def _explained(targets: np.ndarray, values: np.ndarray) -> Estimate | None:
+    """Estimate R², the mean over targets; None where one is the same for all examples."""
+    errors, whole = np.square(targets - values), np.square(targets - targets.mean(axis=0))
+    variance = targets.var(axis=0)
+    if not variance.all():
+        return None
+    shares = 1 - errors.mean(axis=0) / variance
+    return Estimate(float(shares.mean()), ((whole - errors - shares * whole) / variance).mean(axis=1))
+
+
+def _root_mean(squares: np.ndarray) -> Estimate:
+    """Estimate the square root of the mean over examples, the mean over targets."""
+    roots = np.sqrt(squares.mean(axis=0))
+    shifts = (squares - squares.mean(axis=0)) / np.where(roots > 0, 2 * roots, 1)
+    return Estimate(float(roots.mean()), shifts.mean(axis=1))
+
+
+def _median(values: np.ndarray) -> Estimate:
+    """Estimate the median over examples, the mean over targets.
+
+    An example shifts a median by half the distance between values, one way or the other. That distance is measured
+    between the ends of the median's 99 % interval (Woodruff, Journal of the American Statistical Association 47, 1952).
+    """
+    medians = np.median(values, axis=0)
+    reach = min(_REACH / (2 * math.sqrt(len(values))), 0.5)
+    low, high = np.quantile(values, [0.5 - reach, 0.5 + reach], axis=0)
+    shifts = np.sign(values - medians) * (high - low) / (4 * reach)
+    return Estimate(float(medians.mean()), shifts.mean(axis=1))
+
+
+def standard_error(influence: np.ndarray) -> tuple[float, float]:
+    """Return the standard error of a figure by the influence of every example, and its degrees of freedom.
+
+    The degrees of freedom are n / (kurtosis - 1), half of what Satterthwaite's rule gives: k, if only k examples have
+    an influence. Both are 0 if none has, and for a single example.
+    """
+    num_examples = len(influence)
+    squares = np.square(influence)
+    error = math.sqrt(float(squares.sum()) / (num_examples * max(num_examples - 1, 1)))
+    if num_examples < 2 or not error > 0:
+        return 0.0, 0.0
+    kurtosis = float(np.square(squares).mean() / squares.mean() ** 2)
+    return error, min(num_examples / max(kurtosis - 1, 1e-9), num_examples - 1)
+
+
+def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return float64[classes] twice: from what examples of a class deviate, and the weight of the deviation.
+
+    The center is the class's own share. For few examples it is the share of all classes: the variance of few examples
+    around their own share is far too small, and that of a single one is 0. Around another number it is never too small.
+
+    Args:
+        right: float64[classes]: what is right.
+        counts: float64[classes]: of how much.
+        decide: float64[classes]: number of examples that this is of.
+    """
+    few = decide < _FEW
+    centers = np.where(few, right.sum() / max(counts.sum(), 1), right / np.maximum(counts, 1))
+    correction = np.where(few, 1, np.sqrt(decide / np.maximum(decide - 1, 1)))
+    return centers, correction / np.maximum(counts, 1)
+
+
+def _mean_of_shares(parts: Any, wholes: Any, is_f1: bool = False) -> Estimate:
+    """Estimate the mean over classes of the sum of parts divided by that of wholes, float64[examples, classes] each."""
+    right, counts, decide = parts.sum(axis=0), wholes.sum(axis=0), (wholes != 0).sum(axis=0)
+    centers, scales = _centers(right, counts, decide)
+    influence = (parts @ scales - wholes @ (centers * scales)) * (parts.shape[0] / len(counts))
+    bias = 0.0
+    if is_f1 and decide.any():
+        # F1 is 2 j / (1 + j), where j is the share of hits among what is true or predicted. The curve is concave: its
+        # mean over few examples is below the F1 of many.
+        j = centers / (2 - centers)
+        bias = float((2 * j * (1 - j) / (1 + j) ** 3 / np.maximum(decide - 1, 1))[decide > 0].sum() / len(decide))
+    smallest = 1 / len(decide), float(decide[decide > 0].min(initial=len(influence)))
+    return _mean_over_classes(right / np.maximum(counts, 1), influence, decide, bias, smallest)
+
+
+def _mean_over_classes(
+    values: np.ndarray,
+    influence: np.ndarray,
+    decide: np.ndarray,
+    bias: float = 0.0,
+    smallest: tuple[float, float] = (0.0, 1.0),
+) -> Estimate:
+    """Estimate a mean over classes, of which these numbers of examples decide the values."""
+    freedom, value = 2 * standard_error(influence)[1], float(values.mean())
+    return Estimate(value, influence, support=_num_deciding(decide), freedom=freedom, bias=bias, smallest=smallest)
+
+
+def _num_deciding(counts: np.ndarray) -> float:
+    """Return how many examples decide a mean over classes of so many: all if they are alike, else mainly the fewest."""
+    inverse = 1 / counts[counts > 0]
+    return float(inverse.sum() ** 2 / (inverse**3).sum()) if len(inverse) else 0.0
+
+
+def count_scores(positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the scores of bool[examples] that differ, ascending, and the place of every example's score among them.
+
+    Last are float64[scores] twice: the numbers of positive and of negative examples that have each score.
+    """
+    values, places = np.unique(scores, return_inverse=True)
+    return values, places, np.bincount(places, positive, len(values)), np.bincount(places, ~positive, len(values))
+
+
+def mean_area(positive: np.ndarray, scores: np.ndarray) -> Estimate | None:
+    """Estimate the mean area under the ROC curves of bool[examples, labels] (DeLong et al., 1988); None without any."""
+    mixed = positive.any(axis=0) & ~positive.all(axis=0)
+    positive, scores = positive[:, mixed], scores[:, mixed]
+    num_examples, num_labels = positive.shape
+    if not num_labels:
+        return None
+    rights = np.stack([_rights(*column) for column in zip(positive.T, scores.T, strict=True)], axis=1)
+    counts = positive.sum(axis=0)
+    areas = np.where(positive, rights, 0).sum(axis=0) / counts
+    influence = np.zeros(num_examples)
+    for kind, number in ((positive, counts), (~positive, num_examples - counts)):
+        centers, scales = _centers(areas * number, number, number)
+        influence += np.where(kind, rights - centers, 0) @ scales
+    return _mean_over_classes(areas, influence * (num_examples / num_labels), np.minimum(counts, num_examples - counts))
+
+
+def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return float64[examples]: share of the other kind that a score stands right to; a tie counts half."""
+    _, places, true, false = count_scores(positive, scores)
+    above_false = (false.cumsum() - false / 2) / false.sum()
+    below_true = 1 - (true.cumsum() - true / 2) / true.sum()
+    return np.where(positive, above_false[places], below_true[places])
+
+
+def mean_average_precision(positive: np.ndarray, scores: np.ndarray) -> Estimate | None:
+    """Estimate the mean average precision of bool[examples, labels]; None where no example has a label.
+
+    The precision at the score of a positive example is a share of hits, so a label's average precision moves as a mean
+    of them over the positive examples, and by what every example adds to the precision at lower scores.
+    """
+    has_any = positive.any(axis=0)
+    positive, scores = positive[:, has_any], scores[:, has_any]
+    num_examples, num_labels = positive.shape
+    if not num_labels:
+        return None
+    counts = positive.sum(axis=0)
+    precision, number, others = (np.empty(scores.shape) for _ in range(3))
+    for i, column in enumerate(positive.T):
+        _, places, true, false = count_scores(column, scores[:, i])
+        at_least = (true + false)[::-1].cumsum()[::-1]
+        precise = true[::-1].cumsum()[::-1] / at_least
+        precision[:, i], number[:, i] = precise[places], at_least[places]
+        others[:, i] = column * (true / at_least).cumsum()[places] - (true * precise / at_least).cumsum()[places]
+    areas = np.where(positive, precision, 0).sum(axis=0) / counts
+    centers, scales = _centers(areas * counts, counts, counts)
+    influence = (np.where(positive, precision - centers, 0) + others) @ scales * (num_examples / num_labels)
+    # A positive example is one of those that its precision is of: the precision of few is above that of many.
+    bias = -float((np.where(positive, (1 - precision) / number, 0).sum(axis=0) / counts).mean())
+    return _mean_over_classes(areas, influence, counts, bias)
+
+
+def calibration_bins(hit: np.ndarray, probabilities: np.ndarray) -> list[dict[str, Any]]:
+    """Return the examples by the confidence of their answers: bins in (lower, upper], only those that hold examples."""
+    confidence, places = _confidence(probabilities)
+    return [
+        {
+            "lower": float(_CALIBRATION_EDGES[i]),
+            "upper": float(_CALIBRATION_EDGES[i + 1]),
+            "count": int(np.sum(places == i)),
+            "confidence": float(confidence[places == i].mean()),
+            "accuracy": float(hit[places == i].mean()),
+        }
+        for i in np.unique(places)
+    ]
+
+
+def _confidence(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return float64[examples], the confidence in every answer, and int[examples], the bin that it is in."""
+    confidence = probabilities.max(axis=1).astype(np.float64).clip(0, 1)
+    return confidence, np.digitize(confidence, _CALIBRATION_EDGES[1:-1], right=True)
+
+
+def _calibration_error(hit: np.ndarray, probabilities: np.ndarray) -> Estimate:
+    bins = calibration_bins(hit, probabilities)
+    value = sum(item["count"] * abs(item["accuracy"] - item["confidence"]) for item in bins) / len(hit)
+    confidence, places = _confidence(probabilities)
+    gap = hit - confidence
+    influence = _mean(gap * np.sign(np.bincount(places, gap))[places]).influence
+    return Estimate(value, influence, find_interval=functools.partial(_calibration_interval, bins))
+
+
+def _calibration_interval(bins: list[dict[str, Any]], sure: float) -> tuple[float, float]:
+    """Return the bounds of the calibration error.
+
+    The error is a sum of absolute gaps between confidence and accuracy, one for each bin. Chance alone gives every bin
+    a gap, so that the error is too high, most of all for a calibrated model. The lower bound is the error of gaps that
+    are smaller by so much that one as high as the computed one is as rare as the confidence says. The gaps are drawn
+    from normal distributions. The upper bound ignores that the error is too high.
+    """
+    counts, middle, accuracy = (np.array([item[name] for item in bins]) for name in ("count", "confidence", "accuracy"))
+    gaps, weights = accuracy - middle, counts / counts.sum()
+    smoothed = (accuracy * counts + 1) / (counts + 2)
+    errors = np.sqrt(np.maximum(middle * (1 - middle), smoothed * (1 - smoothed)) / counts)
+    noises = np.random.default_rng(0).normal(size=(_NUM_DRAWS, len(bins))) * errors
+    error = float(np.abs(gaps) @ weights)
+
+    def is_as_high(size: float) -> bool:
+        return bool(np.quantile(np.abs(size * gaps + noises) @ weights, (1 + sure) / 2) >= error)
+
+    least, _ = _bisect(is_as_high, 0.0, 1.0, _CALIBRATION_HALVINGS)  # The gaps' true size, as a share of the computed.
+    upper = error + float(special.ndtri((1 + sure) / 2) * np.linalg.norm(weights * errors))
+    return least * error, min(upper, 1.0)
+
+
+def _bisect(holds: Callable[[float], bool], low: float, high: float, halvings: int = 30) -> tuple[float, float]:
+    """Return a small interval, inside the given one, at whose upper end a condition holds, and at the lower not yet."""
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low, high
+
+
+def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] | None:
+    """Return the two-sided confidence interval of a figure; None if there are too few examples.
+
+    A share of right answers has the exact interval (Clopper and Pearson, 1934). Other figures from 0 to 1 use it with
+    the effective number of examples (Korn and Graubard, Survey Methodology 24, 1998), and need at least ten examples.
+    Unbounded figures use Student's t. A figure with its own method uses that.
+    """
+    if confidence == 0:
+        return estimate.value, estimate.value
+    if estimate.find_interval:
+        return estimate.find_interval(confidence)
+    if estimate.hits is not None:
+        return _share_interval(estimate.value, len(estimate.hits), confidence)
+    error, freedom = standard_error(estimate.influence)
+    if estimate.support is None and error > 0:
+        half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
+        return estimate.value - half, estimate.value + half
+    if estimate.support is None or estimate.support < _FEWEST or abs(estimate.bias) > _MOST_BIAS * error:
+        return None
+    error *= estimate.correction
+    value = min(max(estimate.value + estimate.bias, 0.0), 1.0)
+    spread, number = value * (1 - value), estimate.support
+    if error > 0 and spread > 0:
+        freedom = min(estimate.support - 1, len(estimate.influence) - 1, estimate.freedom)
+        ratio = special.ndtri((1 + confidence) / 2) / special.stdtrit(freedom, (1 + confidence) / 2)
+        number = spread * (ratio / error) ** 2
+    return _share_interval(value, number, confidence)
+
+
+def _share_interval(share: float, number: float, confidence: float) -> tuple[float, float]:
+    hits, tail = share * number, (1 - confidence) / 2
+    low = special.betaincinv(hits, number - hits + 1, tail) if hits > 0 else 0.0
+    high = special.betaincinv(hits + 1, number - hits, 1 - tail) if hits < number else 1.0
+    return float(low), float(high)
+
+
+def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference | None:
+    """Compare a figure of two models on the same examples; None if there are too few examples.
+
+    Args:
+        challenger: The model's figure.
+        champion: The champion's figure.
+        sign: `HIGHER` or `LOWER`, whichever is better.
+        confidence: See `EvaluateParams`.
+    """
+    ours, theirs = challenger.hits, champion.hits
+    if ours is not None and theirs is not None:
+        return compare_shares(int((ours & ~theirs).sum()), int((theirs & ~ours).sum()), len(ours), confidence)
+    advantage = sign * (challenger.value - champion.value)
+    shift = challenger.correction * challenger.influence - champion.correction * champion.influence
+    if challenger.support is None or champion.support is None or confidence == NO_CONFIDENCE:
+        return _compare_means(advantage, sign * shift, confidence)
+    fewest = min(challenger.support, champion.support)
+    if fewest < _FEWEST:
+        return None
+    # A share of which so many examples show none may yet be as great as this.
+    weight, number = min((challenger.smallest, champion.smallest), key=lambda pair: pair[1])
+    weight, number = (weight, number) if shift.any() else (1.0, fewest)
+    slack = weight * float(1 - (1 - confidence) ** (1 / number))
+    difference = _compare_means(advantage, sign * shift, confidence, slack)
+    # A figure near 0 or 1 is sure though its standard error rests on one or two examples.
+    better, worse = (find_interval(estimate, confidence) for estimate in (challenger, champion)[::sign])
+    if better is None or worse is None or difference.bounds is None:
+        return difference
+    least, most = max(difference.bounds[0], better[0] - worse[1]), min(difference.bounds[1], better[1] - worse[0])
+    luck = min(difference.luck, 1 - confidence) if least > 0 else difference.luck
+    return dataclasses.replace(difference, least=least, most=most, luck=luck)
+
+
+def compare_shares(num_better: int, num_worse: int, num_examples: int, confidence: float) -> Difference:
+    """Return the difference of two shares of right answers.
+
+    The bounds are those of exact tests with the likeliest share of examples that both have right, or both wrong (Lloyd,
+    Australian & New Zealand Journal of Statistics 50, 2008); luck is McNemar's exact test.
+
+    Args:
+        num_better: Examples that the challenger has right and the champion wrong.
+        num_worse: Examples that the champion has right and the challenger wrong.
+        num_examples: All of them.
+        confidence: See `EvaluateParams`.
+    """
+    return Difference(
+        advantage=(num_better - num_worse) / num_examples,
+        least=_least_share(num_better, num_worse, num_examples, confidence),
+        most=-_least_share(num_worse, num_better, num_examples, confidence),
+        luck=float(special.betainc(num_better, num_worse + 1, 0.5)) if num_better else 1.0,
+        detectable=_detectable_share(max(num_better + num_worse, 1), num_examples, float(special.ndtri(confidence))),
+        num_better=num_better,
+        num_worse=num_worse,
+    )
+
+
+def _compare_means(advantage: float, influences: np.ndarray, confidence: float, slack: float = 0.0) -> Difference:
+    """Return the difference of two figures by the influence of every example on it.
+
+    Args:
+        advantage: Difference; above 0 where the challenger is better.
+        influences: float64[examples].
+        confidence: See `EvaluateParams`.
+        slack: Distance by which the true difference may be off where no influence differs.
+    """
+    error, freedom = standard_error(influences)
+    if error:
+        half = math.hypot(float(special.stdtrit(freedom, confidence)) * error, slack)
+        luck = float(special.stdtr(freedom, -advantage / error))
+        detectable = half + float(special.stdtrit(freedom, _POWER)) * error
+        return Difference(advantage, advantage - half, advantage + half, luck, detectable)
+    if not slack:  # All examples have the same influence on both.
+        known = 0.0 if advantage == 0 else None
+        return Difference(advantage, known, known, luck=1.0)
+    luck = 1.0 if advantage <= slack else 1 - confidence
+    return Difference(advantage, advantage - slack, advantage + slack, luck)
+
+
+@functools.lru_cache(maxsize=4096)
+def _least_share(better: int, worse: int, num_examples: int, confidence: float) -> float:
+    """Return the lower confidence bound of the difference, by bisection: the p-value rises with the difference."""
+    advantage = (better - worse) / num_examples
+    if confidence == NO_CONFIDENCE:
+        return advantage
+
+    def is_possible(difference: float) -> bool:
+        return _probability(better, worse, num_examples, difference) > 1 - confidence
+
+    return _bisect(is_possible, -1.0, advantage)[0]
+
+
+def _probability(better: int, worse: int, n: int, difference: float) -> float:
+    """Return how often the advantage would be as great as it is, or greater, if the true difference were another."""
+    # The share of examples that the champion alone has right: the root of a·x² + b·x + c.
+    a = 2 * n
+    b = -better - worse + (2 * n - better + worse) * difference
+    c = -worse * difference * (1 - difference)
+    share_worse = (math.sqrt(max(b * b - 4 * a * c, 0)) - b) / (2 * a)
+    share_worse = min(max(share_worse, 0.0, -difference), 1.0)
+    share_better = min(max(share_worse + difference, 0.0), 1.0 - share_worse)
+    middle, reach = n * share_worse, 8 * math.sqrt(n * share_worse) + 8
+    numbers = np.arange(max(0, int(middle - reach)), min(n, int(middle + reach)) + 1)
+    log_shares = special.gammaln(n + 1) - special.gammaln(numbers + 1) - special.gammaln(n - numbers + 1)
+    shares = np.exp(log_shares + special.xlogy(numbers, share_worse) + special.xlog1py(n - numbers, -share_worse))
+    share, rest = min(share_better / (1 - share_worse), 1.0) if share_worse < 1 else 0.0, n - numbers
+    needed = better - worse + numbers  # At least so many that the challenger alone has right.
+    return float(shares @ special.bdtrc(np.minimum(needed - 1, rest), rest, share))
+
+
+def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
+    """Return the smallest difference that McNemar's test detects with the power, at this number of differing answers.
+
+    By the normal approximation (Connor, Biometrics 43, 1987), with half an example for what an exact test costs.
+    """
+    power = float(special.ndtri(_POWER))
+
+    def is_enough(difference: float) -> bool:
+        share = max(differ / num_examples, difference)
+        spread = quantile * math.sqrt(share) + power * math.sqrt(max(share - difference**2, 0))
+        return difference >= spread / math.sqrt(num_examples) + 1 / num_examples
+
+    return _bisect(is_enough, 0.0, 1.0)[1]

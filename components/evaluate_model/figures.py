@@ -1,0 +1,422 @@
+"""The figures of a model on some examples, of parts of these, and of the best constant answer to them."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    LANGUAGE_MODEL,
+    MULTI_LABEL,
+    PADDING,
+    REGRESSION,
+    THRESHOLD,
+    UNKNOWN,
+    Task,
+)
+from tpu_components.core.examples.slice_values import SIZE
+from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
+from tpu_components.core.results.metric_table import direction, show, task_metrics
+from tpu_components.evaluate_model.estimates import (
+    Estimate,
+    calibration_bins,
+    compare,
+    count_classes,
+    count_scores,
+    estimators,
+    find_interval,
+    mean_area,
+    mean_average_precision,
+    standard_error,
+)
+from tpu_components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams
+
+_INTERVALS = 0.95
+_MAX_ROC_POINTS = 200
+# Probabilities of a bfloat16 softmax may leave [0, 1] by a rounding step; logits leave it by far more.
+_ROUNDING = 1e-2
+_SMALLEST_PROBABILITY = 1e-7
+# At most one in twenty models that know no more than the baseline seem to beat it by more than this many standard
+# errors: the one-sided 95 % quantile of a normal distribution.
+_QUANTILE = 1.645
+# Outputs of a regression that differ by less than this share of their target's deviation are one answer.
+_SAME = 1e-6
+_LISTED_LABELS = 3
+# The figure of a slice: one that a single class, and a handful of examples, has as well.
+SLICED: Mapping[str, str] = {CLASSIFICATION: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "loss"}
+_UNITS: Mapping[str, str] = {LENGTH: "tokens", SIZE: "pixels"}
+_NUM_QUARTERS = 4
+# Property and its value, number of examples that have it, and what selects their part of an array of all examples.
+_Part = tuple[str, str, int, np.ndarray | tuple[slice, slice]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """The figures of a model on some examples.
+
+    Attributes:
+        task: Name of the task.
+        num_examples: Examples that were scored, of a language model passages.
+        estimates: The metrics of the task that are defined, by name.
+        details: Figures that are no metrics, as JSON values by name; see `_DETAILS`.
+    """
+
+    task: str
+    num_examples: int
+    estimates: Mapping[str, Estimate]
+    details: Mapping[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name."""
+        return {name: estimate.value for name, estimate in self.estimates.items()}
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The 95 % confidence intervals of the metrics that have one, by name."""
+        intervals = {name: find_interval(estimate, _INTERVALS) for name, estimate in self.estimates.items()}
+        return {name: interval for name, interval in intervals.items() if interval}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as `evaluation.json` holds them: a metric that is undefined is None."""
+        metrics = {**dict.fromkeys(task_metrics(self.task)), **self.metrics}
+        return {"num_examples": self.num_examples, **metrics, **self.details}
+
+
+def compute_figures(
+    task: Task, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str], top_k: int = 5
+) -> Figures:
+    """Compare the answers of a model with the truth.
+
+    Args:
+        task: The task.
+        targets: Targets of all examples, each shaped as `Interface.target_shape` says.
+        outputs: Answers of a model to them, each shaped as `Interface.output_shape` says; of a language model what
+            `score_passages` makes of them.
+        names: Names of the classes, labels or targets.
+        top_k: Classes to look at for `top_k_accuracy`; lowered to num_classes - 1, since all of them always hit.
+
+    Raises:
+        InputError: If there are no examples, the shapes disagree, a label is no class, or an answer is not finite or
+            no probability.
+
+    Example:
+        >>> from tpu_components.core.examples.interface import TASKS
+        >>> figures = compute_figures(TASKS[CLASSIFICATION], np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]), "ab")
+        >>> figures.metrics["accuracy"], figures.details["confusion_matrix"]
+        (0.5, [[1, 0], [1, 0]])
+    """
+    if task.name != LANGUAGE_MODEL:
+        _check(task.name, targets, outputs, names)
+    top_k = max(1, min(top_k, len(names) - 1))
+    estimates = {name: make() for name, make in estimators(task, targets, outputs, top_k).items()}
+    details = _DETAILS[task.name](targets, outputs, names)
+    if task.name == CLASSIFICATION:
+        details["top_k"] = top_k
+    defined = {name: estimate for name, estimate in estimates.items() if estimate is not None}
+    return Figures(task.name, len(targets), defined, details)
+
+
+def _check(task: str, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> None:
+    if not len(targets):
+        raise InputError("There is nothing to evaluate: received 0 examples. Choose a split that has some.")
+    shape = (len(targets), len(names))
+    if outputs.shape != shape or targets.shape != (shape[:1] if task == CLASSIFICATION else shape):
+        raise InputError(
+            f"Targets and outputs must be of shape {'[examples]' if task == CLASSIFICATION else '[examples, names]'} "
+            f"and [examples, names]. Received: {list(targets.shape)} and {list(outputs.shape)}, with {len(names)} "
+            "names. Give the model one output per class, label or target."
+        )
+    if task == CLASSIFICATION and len(outside := np.flatnonzero((targets < 0) | (targets >= len(names)))):
+        raise InputError(
+            f"Labels must be in [0, {len(names)}), one per class name. Received: label {targets[outside[0]]} at index "
+            f"{outside[0]}, one of {len(outside)}. Evaluate on the data set that the model was made for."
+        )
+    if len(bad := np.flatnonzero(~np.isfinite(outputs).all(axis=1))):
+        raise InputError(
+            f"The model's output is refused: {len(bad)} of {len(outputs)} rows hold NaN or infinity, the first at "
+            f"index {bad[0]}. The training has diverged: lower training.learning_rate and train again."
+        )
+    outside = np.flatnonzero(((outputs < -_ROUNDING) | (outputs > 1 + _ROUNDING)).any(axis=1))
+    if task != REGRESSION and len(outside):
+        worst = max(outputs[outside[0]].tolist(), key=lambda value: abs(value - 0.5))
+        ending = "a softmax" if task == CLASSIFICATION else "one sigmoid per label"
+        raise InputError(
+            f"The model's output is refused: expected probabilities in [0, 1], received {worst:.4g} at "
+            f"index {outside[0]} ({len(outside)} of {len(outputs)} rows). End the model with {ending}."
+        )
+
+
+def _rows(names: Sequence[str], **columns: Any) -> list[dict[str, Any]]:
+    """Return for each name a mapping of its figures; columns are arrays or lists."""
+    lists = [np.asarray(column, object).tolist() for column in columns.values()]
+    return [dict(zip(("name", *columns), row, strict=True)) for row in zip(names, *lists, strict=True)]
+
+
+def _describe_names(names: Sequence[str], hits: Any, true: Any, predicted: Any, **more: Any) -> dict[str, Any]:
+    """Return per class or label how many examples have it, and its precision, recall and F1; 0 where undefined.
+
+    Hits, truths and predictions are [examples, names] of 0 and 1.
+    """
+    right, support, answered = (counted.sum(axis=0) for counted in (hits, true, predicted))
+    rows = _rows(
+        names,
+        support=support.astype(int),
+        precision=right / np.maximum(answered, 1),
+        recall=right / np.maximum(support, 1),
+        f1=2 * right / np.maximum(support + answered, 1),
+        **more,
+    )
+    return {"num_absent_classes": int(np.count_nonzero(support == 0)), "per_class": rows}
+
+
+def _describe_classes(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    predicted = probabilities.argmax(axis=1)
+    matrix = np.zeros((len(names), len(names)), int)
+    np.add.at(matrix, (labels, predicted), 1)
+    return {
+        **_describe_names(names, *count_classes(labels, probabilities)),
+        "confusion_matrix": matrix.tolist(),
+        "calibration": calibration_bins(predicted == labels, probabilities),
+        "roc": _roc_points(labels == 1, probabilities[:, 1]) if len(names) == 2 else [],
+    }
+
+
+def _roc_points(positive: np.ndarray, scores: np.ndarray) -> list[dict[str, float]]:
+    """Return at most 200 points of the ROC curve, by falling threshold, the last at (1, 1); none without both kinds.
+
+    A point has the rates that result when a score of at least `threshold` is called positive.
+    """
+    if positive.all() or not positive.any():
+        return []
+    values, _, true, false = count_scores(positive, scores)
+    true_rate, false_rate = (counts[::-1].cumsum() / counts.sum() for counts in (true, false))
+    kept = np.arange(len(values))
+    if len(values) > _MAX_ROC_POINTS:
+        # Evenly along the curve rather than by threshold: most scores crowd near 0 and 1.
+        kept = np.unique(np.searchsorted(true_rate + false_rate, np.linspace(0, 2, _MAX_ROC_POINTS)))
+    columns = (values[::-1][kept].tolist(), false_rate[kept].tolist(), true_rate[kept].tolist())
+    names = ("threshold", "false_positive_rate", "true_positive_rate")
+    return [dict(zip(names, point, strict=True)) for point in zip(*columns, strict=True)]
+
+
+def _describe_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    true, predicted = labels > 0, probabilities > THRESHOLD
+    columns = [(true[:, i : i + 1], probabilities[:, i : i + 1]) for i in range(len(names))]
+    estimates = [(mean_average_precision(*column), mean_area(*column)) for column in columns]
+    precisions, areas = ([estimate and estimate.value for estimate in kind] for kind in zip(*estimates, strict=True))
+    return _describe_names(names, true & predicted, true, predicted, average_precision=precisions, roc_auc=areas)
+
+
+def _describe_numbers(targets: np.ndarray, values: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    errors = np.abs(targets.astype(np.float64) - values)
+    variance = targets.astype(np.float64).var(axis=0)
+    squares = np.square(errors).mean(axis=0)
+    rows = _rows(
+        names,
+        mean_absolute_error=errors.mean(axis=0),
+        root_mean_squared_error=np.sqrt(squares),
+        median_absolute_error=np.median(errors, axis=0),
+        r2=[1 - own / whole if whole else None for own, whole in zip(squares.tolist(), variance.tolist(), strict=True)],
+    )
+    return {"per_target": rows}
+
+
+def _describe_passages(targets: np.ndarray, scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    # A model can only predict that an unknown character comes: one that the training split lacks.
+    return {
+        "num_characters": int((targets != PADDING).sum()),
+        "num_unknown": int((targets == UNKNOWN).sum()),
+    }
+
+
+_DETAILS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], dict[str, Any]]] = {
+    CLASSIFICATION: _describe_classes,
+    MULTI_LABEL: _describe_labels,
+    REGRESSION: _describe_numbers,
+    LANGUAGE_MODEL: _describe_passages,
+}
+
+
+def compare_figures(challenger: Figures, champion: Figures, confidence: float) -> dict[str, Difference]:
+    """Return how a model stands to the champion on the same examples, by metric, with the bounds of the differences.
+
+    A metric that is undefined, or decided by too few examples, is left out.
+    """
+    differences = {
+        name: compare(estimate, champion.estimates[name], direction(name), confidence)
+        for name, estimate in challenger.estimates.items()
+        if name in champion.estimates
+    }
+    return {name: difference for name, difference in differences.items() if difference}
+
+
+def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:
+    """Return remarks on the macro figures of `Figures.as_dict`, by name; none if all classes have examples."""
+    absent = figures.get("num_absent_classes", 0)
+    present = [item for item in figures["per_class"] if item["support"]] if absent else []
+    text = f"{absent:,} of {len(present) + absent:,} classes have no examples and count 0; the mean of the others is"
+    return {
+        f"macro_{name}": f"{text} {show(float(np.mean([item[name] for item in present])))}"
+        for name in ("precision", "recall", "f1")
+        if present
+    }
+
+
+def score_passages(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Return float64[passages, num_tokens, 2], the scores of every character that counts; 0 for the others.
+
+    First minus the logarithm of the probability of what came, clipped at 1e-7; then 1 if that was the likeliest; the
+    first class wins a tie.
+
+    Args:
+        targets: int[passages, num_tokens]; 0 does not count.
+        outputs: float32[passages, num_tokens, classes].
+    """
+    chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0].astype(np.float64)
+    scores = np.stack([-np.log(chosen.clip(_SMALLEST_PROBABILITY, 1)), outputs.argmax(-1) == targets], axis=-1)
+    return np.where((targets != PADDING)[..., None], scores, 0.0)
+
+
+def find_baseline(task: Task, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> Baseline:
+    """Return how a model stands to the best constant answer: what it has to beat before it is worth anything.
+
+    That answer is fitted to the very examples that are scored: the most frequent class, the set of labels with the
+    greatest F1, the mean of every target, the frequency of every character.
+
+    Args:
+        task: The task.
+        targets: See `compute_figures`.
+        outputs: See `compute_figures`.
+        names: See `compute_figures`.
+    """
+    answer, constant, collapsed_to = _CONSTANT_ANSWERS[task.name](targets, outputs, names)
+    metric = task.judged
+    ours, theirs = (estimators(task, targets, answers)[metric]() for answers in (outputs, constant))
+    if ours is None or theirs is None:
+        return Baseline(metric, answer, None, 0.0, 0.0, collapsed_to)
+    advantage = direction(metric) * (ours.value - theirs.value)
+    margin = _QUANTILE * standard_error(ours.influence - theirs.influence)[0]
+    return Baseline(metric, answer, theirs.value, advantage, margin, collapsed_to)
+
+
+def _answer_class(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> tuple[str, np.ndarray, str]:
+    majority = int(np.bincount(labels, minlength=len(names)).argmax())
+    predicted = probabilities.argmax(axis=1)
+    constant = np.broadcast_to(np.eye(len(names))[majority], probabilities.shape)
+    return f"always answering {names[majority]!r}", constant, repr(names[predicted[0]]) if _all_alike(predicted) else ""
+
+
+def _answer_labels(labels: np.ndarray, probabilities: np.ndarray, names: Sequence[str]) -> tuple[str, np.ndarray, str]:
+    predicted, support = probabilities > THRESHOLD, (labels > 0).sum(axis=0)
+    order = np.argsort(-support, kind="stable")
+    # Always predicting the k most frequent labels is best among all sets of k.
+    f1 = 2 * np.cumsum(support[order]) / (support.sum() + len(labels) * np.arange(1, len(order) + 1))
+    chosen = np.isin(np.arange(len(names)), order[: int(f1.argmax()) + 1])
+    collapsed_to = _list_labels(predicted[0], names) if _all_alike(predicted) else ""
+    constant = np.broadcast_to(chosen.astype(float), probabilities.shape)
+    return f"always answering {_list_labels(chosen, names)}", constant, collapsed_to
+
+
+def _list_labels(chosen: np.ndarray, names: Sequence[str]) -> str:
+    shown = [repr(names[i]) for i in np.flatnonzero(chosen).tolist()]
+    more = f" and {len(shown) - _LISTED_LABELS} more" if len(shown) > _LISTED_LABELS else ""
+    return ", ".join(shown[:_LISTED_LABELS]) + more or "no label"
+
+
+def _answer_mean(targets: np.ndarray, values: np.ndarray, names: Sequence[str]) -> tuple[str, np.ndarray, str]:
+    targets = targets.astype(np.float64)
+    collapsed = np.ptp(values.astype(np.float64), axis=0) <= _SAME * targets.std(axis=0)
+    collapsed_to = ", ".join(f"{value:.4g}" for value in values[0]) if len(values) > 1 and collapsed.all() else ""
+    return "always answering the mean", np.broadcast_to(targets.mean(axis=0), targets.shape), collapsed_to
+
+
+def _answer_frequencies(targets: np.ndarray, scores: np.ndarray, names: Sequence[str]) -> tuple[str, np.ndarray, str]:
+    counts = targets != PADDING
+    _, place, frequency = np.unique(targets[counts], return_inverse=True, return_counts=True)
+    constant = np.zeros((*targets.shape, 2))
+    constant[counts, 0] = -np.log(frequency / counts.sum())[place]
+    return "foretelling every character by its frequency alone", constant, ""
+
+
+_CONSTANT_ANSWERS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], tuple[str, np.ndarray, str]]] = {
+    CLASSIFICATION: _answer_class,
+    MULTI_LABEL: _answer_labels,
+    REGRESSION: _answer_mean,
+    LANGUAGE_MODEL: _answer_frequencies,
+}
+
+
+def _all_alike(predicted: np.ndarray) -> bool:
+    return len(predicted) > 1 and bool((predicted == predicted[0]).all())
+
+
+def find_slices(
+    params: EvaluateParams,
+    manifest: Manifest,
+    labels: np.ndarray,
+    outputs: np.ndarray,
+    properties: Mapping[str, np.ndarray],
+) -> tuple[Slice, ...]:
+    """Return the figures of every slice that has examples; a language model has no slices.
+
+    All bounds together hold with the gate's confidence: that of each is higher, by Bonferroni's rule.
+
+    Args:
+        params: Properties by which to divide, and the confidence.
+        manifest: The data set.
+        labels: Targets of all examples, each shaped as `Interface.target_shape` says.
+        outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
+        properties: Arrays of all examples by name, see `Scores`.
+    """
+    parts = [part for name in params.slices for part in _divide(name, manifest, labels, properties)]
+    confidence = params.confidence
+    if confidence != NO_CONFIDENCE:
+        confidence = 1 - (1 - confidence) / max(len(parts), 1)
+    return tuple(_judge(part, manifest.interface.task, labels, outputs, confidence) for part in parts)
+
+
+def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mapping[str, np.ndarray]) -> Iterator[_Part]:
+    if name != CLASS:
+        values = properties[name]
+        groups = _by_value(values) if values.dtype.kind == "U" else _in_quarters(values, _UNITS[name])
+        for value, rows in groups:
+            yield name, value, len(rows), rows
+    elif manifest.task == CLASSIFICATION:
+        for i in np.unique(labels).tolist():
+            rows = np.flatnonzero(labels == i)
+            yield name, manifest.class_names[i], len(rows), rows
+    elif manifest.task == MULTI_LABEL:
+        for i, count in enumerate((labels > 0).sum(axis=0).tolist()):
+            if count:
+                yield name, manifest.class_names[i], count, (slice(None), slice(i, i + 1))
+
+
+def _by_value(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    names, places = np.unique(values, return_inverse=True)
+    for i, name in enumerate(names.tolist()):
+        yield name, np.flatnonzero(places == i)
+
+
+def _in_quarters(amounts: np.ndarray, unit: str) -> Iterator[tuple[str, np.ndarray]]:
+    edges = np.unique(np.quantile(amounts, np.linspace(0, 1, _NUM_QUARTERS + 1)[1:], method="inverted_cdf"))
+    quarters = np.searchsorted(edges, amounts)  # The first that its amount is not above.
+    for i in range(len(edges)):
+        rows = np.flatnonzero(quarters == i)
+        yield f"{amounts[rows].min():,} to {amounts[rows].max():,} {unit}", rows
+
+
+def _judge(part: _Part, task: Task, labels: np.ndarray, outputs: np.ndarray, confidence: float) -> Slice:
+    by, name, num_examples, chosen = part
+    metric = SLICED[task.name]
+    estimates = (estimators(task, labels[chosen], answers[chosen])[metric]() for answers in outputs)
+    ours, *others = [estimate for estimate in estimates if estimate]
+    interval = find_interval(ours, 2 * confidence - 1)
+    if not others:
+        return Slice(by, name, num_examples, metric, ours.value, interval)
+    difference = compare(ours, others[0], direction(metric), confidence)
+    return Slice(by, name, num_examples, metric, ours.value, interval, others[0].value, difference)

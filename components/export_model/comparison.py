@@ -1,0 +1,188 @@
+"""Compares the formats of an export with the trained model, in a fresh process that knows only the files."""
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import LABEL_FEATURE, TEXT_FEATURE, Manifest
+from tpu_components.core.examples.interface import PADDING, CorpusInput, ImageInput
+from tpu_components.core.files import storage
+from tpu_components.export_model import verification
+from tpu_components.export_model.formats import FORMATS, TrainedModel
+from tpu_components.export_model.params import ExportParams
+
+_BATCH_SIZE = 256
+_CHUNK = 16 * _BATCH_SIZE
+# Limits of the part of a split, from its start, that a language model is compared on: all answers are held in memory.
+_MAX_PASSAGES, _MAX_ANSWER_BYTES = 2048, 512 << 20
+
+
+def judged_metric(manifest: Manifest) -> str:
+    """Return the metric that is compared.
+
+    For a language model it is the accuracy of the next character: quantisation lowers it as it lowers a classifier's.
+    """
+    return "accuracy" if isinstance(manifest.input, CorpusInput) else manifest.interface.task.judged
+
+
+def write_examples(
+    split: str, trained: TrainedModel, records_dir: Path, manifest: Manifest, work: Path
+) -> records.Examples:
+    """Write inputs, labels and the task to `work`, for the fresh process; returns the examples that are compared."""
+    num_examples = manifest.split(split).num_examples
+    if isinstance(manifest.input, CorpusInput):
+        answer_bytes = 4 * math.prod(manifest.interface.output_shape)
+        num_examples = max(1, min(num_examples, _MAX_PASSAGES, _MAX_ANSWER_BYTES // answer_bytes))
+    (inputs_shape, inputs_dtype), of_labels, _ = manifest.interface.batch_shapes(num_examples, with_margin=False)
+    inputs = np.lib.format.open_memmap(work / verification.INPUTS_FILE, "w+", inputs_dtype, inputs_shape)
+    labels, texts, start = np.empty(*of_labels), list[str](), 0
+    for fields in records.read_batches(records_dir, manifest, split, _CHUNK, with_keys=True).as_numpy_iterator():
+        end = min(start + len(fields[LABEL_FEATURE]), num_examples)
+        inputs[start:end] = fields[manifest.input.feature][: end - start]
+        labels[start:end] = fields[LABEL_FEATURE][: end - start]
+        texts += [text.decode() for text in fields.get(TEXT_FEATURE, ())]
+        start = end
+        if start == num_examples:
+            break
+    inputs.flush()
+    if texts:
+        storage.write_json(work / verification.TEXTS_FILE, texts)
+    np.save(work / verification.LABELS_FILE, labels)
+    task = {
+        "task": manifest.task,
+        "judged": judged_metric(manifest),
+        "answer": trained.answer,
+        **trained.scale,
+        "num_outputs": manifest.interface.output_shape[-1],
+        "margin": manifest.input.margin if isinstance(manifest.input, ImageInput) else (0, 0),
+    }
+    storage.write_json(work / verification.TASK_FILE, task)
+    return records.Examples(inputs, labels)
+
+
+def write_expected(trained: TrainedModel, examples: records.Examples, manifest: Manifest, work: Path) -> float:
+    """Write the trained model's answers to `work`, for the fresh process; returns the metric of these answers."""
+    from tpu_components.core.models.trained import predict
+
+    inputs, labels = examples.inputs, examples.labels
+    expected = np.empty((len(labels), *manifest.interface.output_shape), np.float32)
+    for start in range(0, len(labels), _CHUNK):
+        expected[start : start + _CHUNK] = predict(trained.model, inputs[start : start + _CHUNK], _BATCH_SIZE)
+    np.save(work / verification.EXPECTED_FILE, expected)
+    if isinstance(manifest.input, CorpusInput):
+        return float((expected.argmax(-1) == labels)[labels != PADDING].mean())
+    return manifest.interface.task.judge(labels, expected)
+
+
+class Judge:
+    """A fresh process that loads every format, answers the examples with it, and compares the answers.
+
+    It runs verification.py as an isolated script, so that no code of the training can help to load a format. It answers
+    with a format while the next one is made.
+    """
+
+    def __init__(self, export_dir: Path, work: Path) -> None:
+        """Start the process.
+
+        Args:
+            export_dir: Folder of the formats.
+            work: Folder of the files of `write_examples` and `write_expected`.
+        """
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", verification.__file__, str(export_dir), str(work)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def add(self, name: str) -> None:
+        """Let the process answer with a format that is made; call `write_examples` before."""
+        self._send(f"{name}={FORMATS[name].file}")
+
+    def measure(self) -> dict[str, dict[str, Any]]:
+        """Return the measurements of the added formats, by name; call `write_expected` before.
+
+        Raises:
+            InputError: If the process failed.
+        """
+        code, answer, errors = self._finish()
+        if code < 0:
+            raise RuntimeError(f"The process that judges the export was killed by signal {-code}.")
+        if code:
+            raise InputError(
+                f"The exported model does not load in a fresh process (exit code {code}): {errors.strip()[-2000:]}"
+            )
+        return json.loads(answer.splitlines()[-1])
+
+    def _send(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # The process has ended; `measure` raises its error.
+            print(line, file=self._process.stdin, flush=True)
+
+    def _finish(self) -> tuple[int, str, str]:
+        """Close the process's input; returns its exit code, stdout and stderr."""
+        answer, errors = self._process.communicate()
+        return self._process.returncode, answer, errors
+
+
+def find_differing(
+    params: ExportParams, judged: str, trained_score: float, measured: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return the formats that differ too much from the trained model, each with the reason.
+
+    Args:
+        params: Limits.
+        judged: Name of the metric that is compared.
+        trained_score: Metric of the trained model; NaN if it is not defined.
+        measured: Measurements by format.
+    """
+    return {
+        name: "; ".join(problems)
+        for name, facts in measured.items()
+        if (problems := _problems(params, judged, trained_score, name, facts))
+    }
+
+
+def _problems(
+    params: ExportParams, judged: str, trained_score: float, name: str, facts: Mapping[str, Any]
+) -> list[str]:
+    if "error" in facts:
+        return [facts["error"]]
+    against = f"the trained model on {facts['num_compared']:,} examples"
+    if FORMATS[name].quantized_from:
+        if not math.isfinite(trained_score):
+            return []
+        drop, interval = trained_score - facts[judged], facts["drop_interval"]
+        at_least = interval[0] if interval else -math.inf
+        if math.isfinite(drop) and at_least <= params.max_int8_accuracy_drop:
+            return []
+        return [
+            f"it loses {drop:.4f} of {judged} against {against}, at least {at_least:.4f} with 95 % confidence, allowed "
+            f"{params.max_int8_accuracy_drop} (raise export.calibration_examples, or export.max_int8_accuracy_drop)"
+        ]
+    problems = []
+    if not facts["max_difference"] <= params.tolerance:  # Written so that NaN fails.
+        problems.append(f"it differs from {against} by {facts['max_difference']:.2e}, allowed {params.tolerance:.2e}")
+    if facts["agreement"] < params.min_agreement:
+        problems.append(
+            f"it gives the same answer as {against} for {facts['agreement']:.4%}, required {params.min_agreement:.4%}"
+        )
+    return problems

@@ -1,0 +1,298 @@
+"""The formats of an export: TensorFlow's SavedModel, and LiteRT files with weights as float32 or as int8.
+
+A SavedModel takes what clients have: pixels, image files, strings or token IDs. LiteRT files run without TensorFlow.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.examples import records
+from tpu_components.core.examples.artifacts import FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR, ModelInfo
+from tpu_components.core.examples.images import middle
+from tpu_components.core.examples.interface import (
+    CLASSIFICATION,
+    CORPUS,
+    IMAGE,
+    PADDING,
+    TASKS,
+    TEXT,
+    UNKNOWN,
+    CorpusInput,
+    ImageInput,
+    TextInput,
+)
+from tpu_components.core.examples.text import load_vocabulary, tokenizer_ops
+from tpu_components.core.models.lookup import UNITS_LAYER
+from tpu_components.core.models.stepping import StepModel
+
+# Description of the signatures in export.json, by the kind of input.
+INPUT_FACTS: Mapping[str, Mapping[str, Any]] = {
+    IMAGE: {
+        "range": (0, 255),
+        "signatures": {"serving_default": "pixels", "encoded": "bytes of image files"},
+    },
+    TEXT: {"signatures": {"serving_default": "strings in UTF-8", "tokens": "ids of tokens"}},
+    CORPUS: {
+        "signatures": {
+            "serving_default": "int32[batch, num_tokens] ids → the probabilities of every next character",
+            "text": "strings in UTF-8 → the probabilities of the character after their last num_tokens characters",
+            "step": "int32[batch] ids and float32[batch, state_size] → probabilities of the next characters, and the "
+            "state",
+        }
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+    """A trained model that is written in several formats.
+
+    Attributes:
+        model: The Keras model.
+        info: Description of the model.
+        model_dir: Folder of the model.
+        calibrate: Function that reads the inputs for the calibration of int8.
+    """
+
+    model: Any
+    info: ModelInfo
+    model_dir: Path
+    calibrate: Callable[[], np.ndarray]
+
+    @property
+    def answer(self) -> str:
+        """Name of the model's output."""
+        return TASKS[self.info.task].answer
+
+    @property
+    def scale(self) -> dict[str, list[float]]:
+        """Scale and offset from standardised numbers to the units of a regression's targets; empty for other models."""
+        units = self.model.layers[-1]
+        is_ours = units.name == UNITS_LAYER and hasattr(units, "scale")
+        return {"scale": units.scale, "offset": units.offset} if is_ours else {}
+
+    @functools.cached_property
+    def steps(self) -> StepModel:
+        """The step function of a language model."""
+        return StepModel(self.model)
+
+    @property
+    def step_specs(self) -> list[Any]:
+        """TensorFlow's specs of the inputs of a language model's step: ids and the state."""
+        tf = records.tensorflow()
+        return [
+            tf.TensorSpec((None,), tf.int32, name="tokens"),
+            tf.TensorSpec((None, self.steps.state_size), tf.float32, name="state"),
+        ]
+
+    @functools.cached_property
+    def without_units(self) -> Any:
+        """The model, of a regression without its last layer; a model of images takes pixels as float32."""
+        import keras
+
+        from tpu_components.core.models.trained import load_trained_model
+
+        is_of_images = isinstance(self.info.input, ImageInput)
+        model = load_trained_model(self.model_dir, input_dtype="float32") if is_of_images else self.model
+        return keras.Model(model.input, model.layers[-1].input) if self.scale else model
+
+
+def write_saved_model(trained: TrainedModel, path: Path) -> str:
+    """Write `saved_model/`, with the signatures that `INPUT_FACTS` lists; nothing is quantised."""
+    tf = records.tensorflow()
+    module = tf.Module()
+    # Keras's own ExportArchive would store every weight twice.
+    module.weights = [variable.value for variable in trained.model.variables]
+    inputs = trained.info.input
+    signatures = _SIGNATURES[inputs.kind](inputs, trained, module)
+    tf.saved_model.save(module, str(path), signatures=signatures)
+    return ""
+
+
+def _answering(trained: TrainedModel) -> Callable[[Any], dict[str, Any]]:
+    """Return the model as a function with named outputs."""
+    tf = records.tensorflow()
+    names = tf.constant(trained.info.class_names)
+
+    def answer(inputs: Any) -> dict[str, Any]:
+        outputs = trained.model(inputs, training=False)
+        if trained.info.task != CLASSIFICATION:
+            return {trained.answer: outputs}
+        index = tf.argmax(outputs, axis=-1)
+        return {"probabilities": outputs, "class_index": index, "class_name": tf.gather(names, index)}
+
+    return answer
+
+
+def _image_signatures(inputs: ImageInput, trained: TrainedModel, module: Any) -> dict[str, Any]:
+    tf = records.tensorflow()
+    shape, answer = inputs.image_shape, _answering(trained)
+
+    def from_encoded(encoded: Any) -> Any:
+        pixels = tf.map_fn(
+            lambda file: records.decode_image(file, inputs.fed_shape, inputs.reduced),
+            encoded,
+            fn_output_signature=tf.TensorSpec(inputs.fed_shape, tf.uint8),
+        )
+        return answer(middle(pixels, shape))
+
+    def from_pixels(image: Any) -> Any:
+        return answer(image)
+
+    pixels = tf.TensorSpec((None, *shape), tf.uint8, name="image")
+    files = tf.TensorSpec((None,), tf.string, name="encoded")
+    return {
+        "serving_default": tf.function(from_pixels, input_signature=[pixels]),
+        "encoded": tf.function(from_encoded, input_signature=[files]),
+    }
+
+
+def _text_signatures(inputs: TextInput, trained: TrainedModel, module: Any) -> dict[str, Any]:
+    tf = records.tensorflow()
+    answer = _answering(trained)
+    tokenize, module.lookup = tokenizer_ops(inputs, load_vocabulary(trained.model_dir, inputs))
+
+    def from_texts(text: Any) -> Any:
+        return answer(tokenize(text))
+
+    def from_tokens(tokens: Any) -> Any:
+        return answer(tokens)
+
+    texts = tf.TensorSpec((None,), tf.string, name="text")
+    tokens = tf.TensorSpec((None, *inputs.shape), tf.int32, name="tokens")
+    return {
+        "serving_default": tf.function(from_texts, input_signature=[texts]),
+        "tokens": tf.function(from_tokens, input_signature=[tokens]),
+    }
+
+
+def _corpus_signatures(inputs: CorpusInput, trained: TrainedModel, module: Any) -> dict[str, Any]:
+    tf = records.tensorflow()
+    model, num_tokens = trained.model, inputs.num_tokens
+    class_names = trained.info.class_names
+    characters = [name for id_, name in enumerate(class_names) if id_ not in (PADDING, UNKNOWN)]
+    first_id = len(class_names) - len(characters)
+    initializer = tf.lookup.KeyValueTensorInitializer(
+        tf.constant(characters), tf.range(first_id, len(class_names), dtype=tf.int32)
+    )
+    module.table = tf.lookup.StaticHashTable(initializer, UNKNOWN)
+
+    def from_passages(tokens: Any) -> Any:
+        return {"probabilities": model(tokens, training=False)}
+
+    def from_texts(text: Any) -> Any:
+        split = tf.strings.unicode_split(text, "UTF-8")[:, -num_tokens:]
+        known = module.table.lookup(split.flat_values)
+        tokens = split.with_flat_values(known).to_tensor(PADDING, shape=(None, num_tokens))
+        last = tf.maximum(tf.cast(split.row_lengths(), tf.int32) - 1, 0)
+        return {"probabilities": tf.gather(model(tokens, training=False), last, batch_dims=1)}
+
+    def take_step(tokens: Any, state: Any) -> Any:
+        probabilities, after = trained.steps.step(tokens, state)
+        return {"probabilities": probabilities, "state": after}
+
+    passages = tf.TensorSpec((None, num_tokens), tf.int32, name="tokens")
+    texts = tf.TensorSpec((None,), tf.string, name="text")
+    return {
+        "serving_default": tf.function(from_passages, input_signature=[passages]),
+        "text": tf.function(from_texts, input_signature=[texts]),
+        "step": tf.function(take_step, input_signature=trained.step_specs),
+    }
+
+
+_SIGNATURES: Mapping[str, Callable[..., dict[str, Any]]] = {
+    IMAGE: _image_signatures,
+    TEXT: _text_signatures,
+    CORPUS: _corpus_signatures,
+}
+
+
+def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
+    """Write a LiteRT file with weights as float32 or int8; returns what is quantised, in words.
+
+    The int8 model of images is calibrated, and takes uint8. A loop cannot be calibrated: there only the weights are
+    int8, activations are quantised while the model runs, and the state between two steps stays float32. A regression's
+    file gives standardised numbers, because one int8 scale for all outputs would lose a target of small numbers, and a
+    small spread around a large mean.
+    """
+    tf = records.tensorflow()
+    function, quantized = _trace(trained), ""
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([function], trained.without_units)
+    converter.experimental_lower_to_saved_model = False  # Weights become constants, which int8 needs.
+    if is_int8:
+        converter.optimizations, quantized = [tf.lite.Optimize.DEFAULT], "weights"
+        if isinstance(trained.info.input, ImageInput) and not _has_loops(function):
+            calibration, quantized = trained.calibrate(), "weights and activations, by calibration"
+            converter.representative_dataset = lambda: ([image[None].astype(np.float32)] for image in calibration)
+            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+            converter.inference_input_type = tf.uint8
+    try:
+        content = converter.convert()
+    except Exception as error:  # Each of the converter's passes raises another class.
+        operations = sorted(set(re.findall(r"'(tf\.\w+)' op", str(error))))
+        raise InputError(
+            f"LiteRT has no form for a part of this model: {', '.join(operations) or describe(error)}. Replace the "
+            "layer by others that it can run on a CPU, and train again"
+        ) from error
+    path.write_bytes(content)
+    return quantized
+
+
+def _trace(trained: TrainedModel) -> Any:
+    """Return the model as a TensorFlow function; of a language model one step.
+
+    The step takes int32[batch] ids and the state, and gives float32[batch, classes + state_size]. A model with loops
+    takes one example at a time, because LiteRT knows no loop over a changing batch.
+    """
+    tf = records.tensorflow()
+    inputs = trained.info.input
+    if isinstance(inputs, CorpusInput):
+        step = tf.function(lambda tokens, state: tf.concat(trained.steps.step(tokens, state), axis=-1))
+        return step.get_concrete_function(*trained.step_specs)
+    model, answer, is_image = trained.without_units, trained.answer, isinstance(inputs, ImageInput)
+
+    def trace(batch_size: int | None) -> Any:
+        dtype, name = (tf.float32, "image") if is_image else (tf.int32, "tokens")
+        spec = tf.TensorSpec((batch_size, *inputs.shape), dtype, name=name)
+        function = tf.function(lambda inputs: {answer: model(inputs, training=False)}, input_signature=[spec])
+        return function.get_concrete_function()
+
+    if not is_image:
+        return trace(1)
+    function = trace(None)
+    return trace(1) if _has_loops(function) else function
+
+
+def _has_loops(function: Any) -> bool:
+    return any("While" in operation.type for operation in function.graph.get_operations())
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A format of an export.
+
+    Attributes:
+        file: Name of the file or folder.
+        write: Function that writes a trained model to a path; returns what is quantised, in words, or an empty string.
+        quantized_from: Format that is quantised, without which this one is not made; empty for an unquantised one.
+        may_fail: Whether some models have no such form, so that one is tried before the model is trained.
+    """
+
+    file: str
+    write: Callable[[TrainedModel, Path], str]
+    quantized_from: str = ""
+    may_fail: bool = True
+
+
+FORMATS = {
+    "saved_model": Format(SAVED_MODEL_DIR, write_saved_model, may_fail=False),
+    "float": Format(FLOAT_TFLITE_FILE, functools.partial(write_lite, is_int8=False)),
+    "int8": Format(INT8_TFLITE_FILE, functools.partial(write_lite, is_int8=True), quantized_from="float"),
+}

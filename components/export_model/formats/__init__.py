@@ -1,1 +1,0 @@
-"""What an export is written as: a file for each format, and the table of them."""

@@ -1,0 +1,154 @@
+"""The files of predictions: planned before an example is answered, collected from workers, published as a folder."""
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base import fingerprint, progress
+from tpu_components.core.base.digest import digest_of
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.sources.columns import pick
+from tpu_components.core.work.resume_state import ResumeState, gather
+from tpu_components.predict_batch.answering import Work, digest_model
+from tpu_components.predict_batch.inputs import Inputs, list_inputs
+from tpu_components.predict_batch.params import PredictParams, PredictResult
+from tpu_components.serving.exported import ExportedModel, load_model
+
+STEP = "predict_batch"
+SUMMARY_FILE, ASIDE_FILE = "predictions.json", "set_aside.jsonl"
+_SHOWN = 5
+_NOTE = {"set_aside": list[Mapping[str, Any]], "predicted": Mapping[str, int]}  # Content of each file's note.
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Examples to predict and the files of predictions; the same for all workers.
+
+    Attributes:
+        params: Source to read, and the form to write.
+        work: What every worker needs to know.
+        model: The model.
+        inputs: The examples.
+        digest: Digest of everything that the content of the files depends on.
+        names: Name of each file.
+    """
+
+    params: PredictParams
+    work: Work
+    model: ExportedModel
+    inputs: Inputs
+    digest: str
+    names: Sequence[str]
+
+    def examples(self, number: int) -> range:
+        """Return the indices of the examples of a file."""
+        size = self.params.part_examples
+        return range(number * size, min((number + 1) * size, len(self.inputs.keys)))
+
+    def contents(self, number: int) -> tuple[list[str], Any, list[dict[str, Any]]]:
+        """Return keys, contents (see `Inputs`) and kept values of the examples of a file."""
+        some = np.arange(self.examples(number).start, self.examples(number).stop)
+        columns = [pick(values, some) for values in self.inputs.kept.values()]
+        kept = [dict(zip(self.inputs.kept, row, strict=True)) for row in zip(*columns, strict=True)]
+        return [self.inputs.keys[at] for at in some.tolist()], self.inputs.contents(some), kept or [{} for _ in some]
+
+
+def file_name(number: int, num_files: int, form: str) -> str:
+    """Return the name of a file of predictions.
+
+    Example:
+        >>> file_name(7, 12, "jsonl")
+        'predictions-00007-of-00012.jsonl'
+    """
+    return f"predictions-{number:05d}-of-{num_files:05d}.{form}"
+
+
+def plan_answers(params: PredictParams, export: str) -> Plan:
+    """List the examples to predict, and name the files.
+
+    Raises:
+        InputError: If the model or the source cannot be used.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        here = storage.localize(export, Path(folder))
+        model = load_model(here, params.use_int8)
+        inputs = list_inputs(params, model)
+        model_digest = digest_model(here)
+    work = Work(params, export, model_digest, inputs.root, inputs.stored, inputs.types)
+    code = fingerprint.code_of(["tpu_components.predict_batch.answering"])
+    kept = {name: digest_of(list(values)) for name, values in inputs.kept.items()}
+    settings = [params.form, params.use_int8, params.part_examples]
+    digest = digest_of([*settings, kept, inputs.version, model_digest, code.digest, code.versions()])
+    num_files = -(-len(inputs.keys) // params.part_examples)
+    names = [file_name(number, num_files, params.form) for number in range(num_files)]
+    return Plan(params, work, model, inputs, digest, names)
+
+
+def state_beside(directory: Path) -> ResumeState:
+    """Return the resume state of an output folder, in a hidden folder beside it."""
+    return ResumeState(str(directory.parent / f".{directory.name}.begun"))
+
+
+def collect(plan: Plan, folders: Sequence[ResumeState], state: ResumeState) -> None:
+    """Copy files that other workers have finished.
+
+    Args:
+        plan: Plan of the files.
+        folders: Resume states with the files, in any order.
+        state: Resume state that gets the files that it lacks.
+
+    Raises:
+        InputError: If a file is missing, damaged, or of another model, source, parameters or code.
+    """
+    finished = state.finished()
+    wanted = [name for name in plan.names if name not in finished]
+    for name, piece in zip(wanted, gather(folders, plan.digest, wanted), strict=True):
+        state.finish(name, piece.content, piece.note)
+
+
+def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
+    """Write `set_aside.jsonl` and `predictions.json`, publish the folder, and remove the resume state.
+
+    Raises:
+        InputError: If no example could be read.
+    """
+    params, model, num_examples, whole = plan.params, plan.model, len(plan.inputs.keys), Path(state.root, "whole")
+    notes = [state.note(name, _NOTE) for name in plan.names]
+    aside: list[dict[str, Any]] = [item for note in notes for item in note["set_aside"]]
+    predicted: Counter[str] = sum((Counter(note["predicted"]) for note in notes), Counter())
+    for item in aside[:_SHOWN]:
+        progress.say(STEP, f"set aside {item['key']!r}: {item['reason']}")
+    if len(aside) == num_examples:
+        raise InputError(
+            f"None of the {num_examples:,} examples of {params.source!r} can be read: {aside[0]['key']!r} "
+            f"({aside[0]['reason']}) …. Expected {model.input.plural}. Check the source."
+        )
+    by_class = {name: predicted[name] for name in model.class_names if predicted[name]}
+    result = PredictResult(num_examples, num_examples - len(aside), len(aside), len(notes), by_class)
+    lines = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in aside)
+    storage.write_bytes(whole / ASIDE_FILE, lines.encode())
+    summary: dict[str, Any] = {
+        "model": model.name,
+        "task": model.task,
+        "class_names": model.class_names,
+        "source": params.source,
+        "form": params.form,
+        "num_examples": num_examples,
+        "num_predicted": result.num_predicted,
+        "num_set_aside": len(aside),
+        "predicted": by_class,
+        "files": [{"name": name, **note["file"]} for name, note in zip(plan.names, notes, strict=True)],
+    }
+    storage.write_json(whole / SUMMARY_FILE, summary)
+    progress.say(STEP, f"{result.num_predicted:,} {model.input.plural} answered, {len(aside):,} set aside")
+    storage.link_tree(whole, directory)
+    shutil.rmtree(state.root, ignore_errors=True)
+    return result

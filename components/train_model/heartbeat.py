@@ -1,0 +1,96 @@
+"""Heartbeats: a file that a process rewrites every few seconds while it is alive.
+
+The step that waits for the hosts of a JobSet writes one to the shared volume, and the hosts end without it. A step that
+is killed cannot delete its JobSet, and Kubernetes deletes the JobSet only with its owner, which may be hours later.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base import progress
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+
+# Names the heartbeat file. Hosts train without a heartbeat if the variable is unset.
+FILE_VARIABLE = "TPU_PIPELINES_FOLLOWED"
+_EVERY_SECONDS = 20.0
+# A mounted bucket may show a file as it was a minute ago (gcsfuse docs/semantics.md). A step whose pod was lost is
+# restarted after some minutes and writes the heartbeat again.
+_LONGEST_SECONDS = 300.0
+
+
+@contextlib.contextmanager
+def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
+    """Call `action` every `seconds` in a background thread while the block runs, until it returns True."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.wait(seconds) and not action():
+            pass
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def beating(file: Path) -> Iterator[None]:
+    """Write a heartbeat to a file every 20 seconds while the block runs; the file is deleted afterwards."""
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):  # The volume may be unavailable for a moment.
+            storage.write_json(file, time.time())
+
+    beat()
+    try:
+        with repeated(beat, _EVERY_SECONDS):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def required() -> Iterator[None]:
+    """Send SIGTERM to this process when the heartbeat is older than five minutes; training then saves a checkpoint.
+
+    Does nothing if the environment names no heartbeat file.
+
+    Raises:
+        InputError: If the heartbeat is older than five minutes when the block is entered, as in a restarted host.
+    """
+    if not (name := os.environ.get(FILE_VARIABLE, "")):
+        yield
+        return
+    last = time.time()  # Used until the file can be read.
+
+    def has_stopped() -> bool:
+        nonlocal last
+        with contextlib.suppress(OSError, ValueError):  # Missing, or half written.
+            last = float(json.loads(Path(name).read_text()))
+        return time.time() - last > _LONGEST_SECONDS
+
+    def end_if_stopped() -> bool:
+        if stopped := has_stopped():
+            progress.say("train_model", "the step that follows this training has died: the training ends")
+            os.kill(os.getpid(), signal.SIGTERM)
+        return stopped
+
+    if has_stopped():
+        raise InputError(
+            f"Cannot train: the step that started these hosts has not followed them for {time.time() - last:.0f} s, as "
+            f"{name} says. Run the step again; it starts them anew, and they continue from the checkpoint."
+        )
+    with repeated(end_if_stopped, _EVERY_SECONDS):
+        yield

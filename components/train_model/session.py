@@ -1,0 +1,334 @@
+"""Session of a training: the model, its progress and its checkpoints in one process between its start and its end."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base import progress, termination
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import TRAIN, Manifest
+from tpu_components.core.examples.feeding import steps_per_epoch
+from tpu_components.core.machines.device import Device
+from tpu_components.core.machines.hosts import ProcessGroup
+from tpu_components.core.models.lookup import build_model
+from tpu_components.core.models.step.compiling import compile_model, weigh_classes
+from tpu_components.core.models.step.sharding import FULLY_SHARDED
+from tpu_components.core.models.step.stages import Freezer, PlannedStage, plan_stages, stage_of
+from tpu_components.core.models.trained import check_rebuilds
+from tpu_components.train_model import checkpoint as checkpoints
+from tpu_components.train_model.checkpoint import TrainingProgress
+from tpu_components.train_model.goodput import Sessions
+from tpu_components.train_model.params import TrainParams
+from tpu_components.train_model.parts import Array, PartsWriter
+from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, INPUT, Stopwatch
+
+STEP = "train_model"
+# Parameters that may change between two sessions of one run. Only the number of replicas changes the result.
+_FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "residency", "steps_per_execution")
+
+
+def fixed_parameters(params: TrainParams) -> list[tuple[str, Any]]:
+    """Return the parameters that must be equal in all sessions of a run."""
+    return sorted((name, value) for name, value in dataclasses.asdict(params).items() if name not in _FREE_TO_CHANGE)
+
+
+def digest(*facts: Any) -> str:
+    """Return the SHA-256 of facts about a run.
+
+    By repr and not by `digest_of`: checkpoints of earlier versions hold it, and would not be continued.
+    """
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+class Session:
+    """State of a training run in this process.
+
+    Args:
+        params: Hyper-parameters of the training.
+        manifest: Manifest of the records.
+        device: Device to train on.
+        checkpoint_dir: Folder of the checkpoints.
+        unchanged: Verification of the records; checkpoints wait for it.
+        company: Process group of the hosts.
+        sessions: Record of this session and of earlier ones.
+
+    Attributes:
+        model: The keras.Model, compiled for `stage`.
+        progress: Progress of the run.
+        steps: Steps of an epoch.
+        batch_size: Examples per step, of all replicas together.
+        first_step_at: Time at which the first step of this session ended, by `time.monotonic`; None before.
+    """
+
+    stage: PlannedStage
+
+    def __init__(
+        self,
+        params: TrainParams,
+        manifest: Manifest,
+        device: Device,
+        checkpoint_dir: Path,
+        unchanged: "Future[None]",
+        company: ProcessGroup,
+        sessions: Sessions,
+    ) -> None:
+        import keras
+
+        self.params, self.manifest, self.device, self.company = params, manifest, device, company
+        self.checkpoint_dir, self.sessions, self.is_writer = checkpoint_dir, sessions, company.hosts.is_writer
+        self.batch_size = params.batch_size_per_replica * device.num_replicas
+        self.num_examples = manifest.split(TRAIN).num_examples
+        self.steps = steps_per_epoch(self.num_examples, self.batch_size)
+        keras.utils.set_random_seed(params.seed)
+        with device.scope():
+            warn = functools.partial(progress.say, STEP)
+            self.model = build_model(params.model, manifest.interface, params.model_parameters, warn)
+            self.code = check_rebuilds(self.model, params.model, manifest.task)
+        self.freezer, self.stages = Freezer(self.model), plan_stages(params)
+        for stage in self.stages:  # Raises for a name that matches no layer, before training.
+            self.freezer.freeze(stage.frozen)
+        self._compile(self.stages[0])
+        self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
+        identity = digest(
+            fixed_parameters(params), manifest.fingerprint, device.backend, device.precision, self.model.get_config()
+        )
+        self.progress = TrainingProgress(identity=identity, batch_size=self.batch_size)
+        self.best: Mapping[str, Array] | None = None  # Weights of the best epoch.
+        self.first_step_at: float | None = None
+        self._unchanged, self.writer = unchanged, checkpoints.Writer()
+        self.parts: PartsWriter | None = None
+        if params.sharding == FULLY_SHARDED and company.hosts.count > 1:
+            number, hosts = company.agree(time.time_ns()), company.hosts
+            self.parts = PartsWriter(checkpoint_dir, hosts.index, hosts.count, number, company)
+        self._metrics: Mapping[str, Array] = {}  # Running metrics of the checkpoint, until they are restored.
+        self.is_asked_to_end: Callable[[], bool] = lambda: False
+
+    def _compile(self, stage: PlannedStage) -> None:
+        """Compile the model for a stage: its trainable layers and a new optimizer."""
+        import keras
+
+        if stage is not self.stages[0]:  # Makes random draws independent of the step that the session started at.
+            keras.utils.set_random_seed((self.params.seed + stage.number) % 2**32)
+        self.stage, self.num_trainable = stage, self.freezer.freeze(stage.frozen)
+        with self.device.scope():
+            judged = compile_model(
+                self.model,
+                self.manifest.interface,
+                stage.settings,
+                self.device.num_replicas,
+                self.steps,
+                self.device.jit_compile,
+                weigh_classes(stage.settings, self.manifest.class_names, self.manifest.split(TRAIN).class_counts),
+            )
+        # Maps each weight to the variable that is validated and saved for it: its running average, or the weight.
+        names = {id(variable): name for name, variable in self.variables().items()}
+        self.judged = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(judged)}
+
+    def enter_stage_of(self, epoch: int) -> None:
+        """Compile the model for the stage of an epoch (from 0), if it is another one."""
+        if (stage := stage_of(self.stages, epoch)) is not self.stage:
+            self._compile(stage)
+
+    def variables(self) -> dict[str, Any]:
+        """Return all variables that a step changes, by name: weights, random state, optimizer, running metrics."""
+        kinds = {
+            "weight": self.model.variables,
+            "optimizer": self.model.optimizer.variables,
+            "metric": self.model.metrics_variables,
+        }
+        return {f"{kind}/{i:05d}": variable for kind, some in kinds.items() for i, variable in enumerate(some)}
+
+    def weights(self) -> dict[str, Any]:
+        """Return the variables of the model, by name."""
+        return {name: variable for name, variable in self.variables().items() if name in self.judged}
+
+    def assign_weights(self, arrays: Mapping[str, Array]) -> None:
+        """Assign the values of these names to the weights."""
+        weights = self.weights()
+        with self.device.scope():
+            checkpoints.restore(weights, {name: arrays[name] for name in weights})
+
+    def examples_before(self, step: int) -> int:
+        """Return the number of examples in the first `step` steps of an epoch, without the last batch's padding."""
+        return min(step * self.batch_size, self.num_examples)
+
+    def begin_epoch(self) -> float:
+        """Start the clocks of an epoch; returns the time, by `time.monotonic`."""
+        self._epoch_begun = self._saved_at = time.monotonic()
+        self._waited_before = self.stopwatch.waited_seconds
+        return self._epoch_begun
+
+    def end_first_step(self) -> None:
+        """Record that a step has ended; only the first one of the session counts."""
+        if self.first_step_at is None:
+            self.first_step_at = time.monotonic()
+            self.progress.start_seconds += self.first_step_at - self._epoch_begun
+            self.stopwatch.waited_seconds = self._waited_before = 0.0  # Earlier waiting counts as start-up.
+            self.sessions.begin()
+
+    @property
+    def waited_seconds(self) -> float:
+        """`waited_seconds` of the run, with the present epoch so far."""
+        return self.progress.waited_seconds + self.stopwatch.waited_seconds - self._waited_before
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due: `checkpoint_seconds` after the last one, or at once after SIGTERM.
+
+        Host 0 decides for all hosts. Another host that receives SIGTERM informs host 0 and continues until all end.
+        If weights are sharded, all hosts save at the same step; else only host 0 saves. The end of an epoch has a
+        checkpoint of its own.
+        """
+        if step >= self.steps:
+            return False
+        if not self.is_writer and self.is_asked_to_end():
+            self.company.ask_to_end()
+        seconds = time.monotonic() - self._saved_at
+        is_due = self.is_writer and (seconds >= self.params.checkpoint_seconds or self._ends())
+        return is_due if self.parts is None else self.company.meet(is_due)
+
+    def _ends(self) -> bool:
+        return self.is_asked_to_end() or self.company.is_asked_to_end()
+
+    def save_checkpoint(self, step: int) -> None:
+        """Save a checkpoint within an epoch, unless a value is not finite; then the last good checkpoint is kept.
+
+        The values are copied from the device now; they are checked and written in the background.
+
+        Raises:
+            InputError: If a value of the previous checkpoint was not finite.
+            Terminated: If SIGTERM has come; the checkpoint is written.
+        """
+        seconds = self.progress.seconds + time.monotonic() - self._epoch_begun
+        waited_seconds = self.waited_seconds
+        with self.stopwatch.measure(CHECKPOINT):
+            arrays = checkpoints.snapshot(self.variables())
+            self.write(arrays, step=step, seconds=seconds, waited_seconds=waited_seconds)
+        self.end_if_asked()
+        self._saved_at = time.monotonic()
+
+    def write(self, arrays: Mapping[str, Array], best: Mapping[str, Array] | None = None, **changes: Any) -> None:
+        """Write a checkpoint in the background, with the best weights if they are new, and these changes of progress.
+
+        If weights are sharded, all hosts write their parts first.
+        """
+        history = list(self.progress.history)
+        now = dataclasses.replace(self.progress, history=history, saved_at=time.time(), **changes)
+
+        def work() -> None:
+            self._unchanged.result()
+            if not checkpoints.all_finite(arrays):
+                raise self._diverged(now.epoch, now.step, "a weight")
+            if best is not None:  # First, because the checkpoint refers to these weights.
+                self._write_file(checkpoints.BEST_FILE, best, now)
+            self._write_file(checkpoints.CHECKPOINT_FILE, arrays, now)
+
+        self.writer.submit(work)
+
+    def _write_file(self, name: str, arrays: Mapping[str, Array], now: TrainingProgress) -> None:
+        path = self.checkpoint_dir / name
+        if self.parts is None:
+            checkpoints.save_arrays(path, arrays, now)
+        elif (manifest := self.parts.write(arrays)) is not None:
+            checkpoints.save_arrays(path, arrays, now, manifest)
+            files = (checkpoints.CHECKPOINT_FILE, checkpoints.BEST_FILE)
+            self.parts.clean(checkpoints.manifest_of(self.checkpoint_dir / file) for file in files)
+
+    def end_if_asked(self) -> None:
+        """Raise Terminated if SIGTERM has come, once the checkpoint is written."""
+        if self.is_writer and self._ends():
+            self.writer.wait()
+            progress.say(
+                STEP, f"SIGTERM: the checkpoint is saved in {self.checkpoint_dir}; the next start continues from it"
+            )
+            raise termination.Terminated
+
+    def divergence(self, step: int, what: str) -> InputError:
+        """Wait for the last checkpoint and return the error for a value that is not finite.
+
+        Raises:
+            InputError: If a value of the last checkpoint was not finite.
+        """
+        self.writer.wait()
+        return self._diverged(self.progress.epoch, step, what)
+
+    def _diverged(self, epoch: int, step: int, what: str) -> InputError:
+        path = self.checkpoint_dir / checkpoints.CHECKPOINT_FILE
+        kept = f"The last good checkpoint is kept in {path}." if path.is_file() else "There was no checkpoint yet."
+        return InputError(
+            f"Training diverged: {what} is not finite at step {step} of epoch {epoch + 1}. Expected "
+            f"finite numbers. Lower training.learning_rate ({self.stage.settings.learning_rate}), add "
+            f"training.warmup_epochs, or use precision float32. {kept}"
+        )
+
+    def restore(self) -> bool:
+        """Resume from the checkpoint of this run, if host 0 has one; returns whether it has.
+
+        Each host reads the parts of its devices if weights are sharded; else host 0 sends the arrays to the others.
+        """
+        loaded = self._load() if self.is_writer or self.parts is not None else None
+        sent = self.company.share(json.dumps(None if loaded is None else dataclasses.asdict(self.progress)).encode())
+        if (saved := json.loads(sent)) is None:
+            self.best = None
+            return False
+        self.progress = now = TrainingProgress(**saved)
+        self.enter_stage_of(now.epoch if now.step else now.epoch - 1)  # The stage of the saved optimizer.
+        if self.parts is None:
+            arrays = loaded or checkpoints.snapshot(self.variables())
+            loaded = {**self.company.share_arrays({name: np.asarray(array) for name, array in arrays.items()})}
+        elif loaded is None:
+            raise InputError(
+                f"Host {self.company.hosts.index} does not see the checkpoint that host 0 has in "
+                f"{self.checkpoint_dir}. Start all hosts again, with one folder of checkpoints."
+            )
+        with self.device.scope():
+            checkpoints.restore(self.variables(), loaded)
+            if now.batch_size != self.batch_size:
+                self._change_batch_size(now)
+        if now.step:
+            self._metrics = {name: array for name, array in loaded.items() if name.startswith("metric/")}
+        progress.say(STEP, f"continuing at epoch {now.epoch + 1}, step {now.step} of {self.steps}")
+        return True
+
+    def restore_metrics(self) -> None:
+        """Restore the running metrics of a checkpoint within an epoch; the start of an epoch has reset them."""
+        if self._metrics:
+            checkpoints.restore({name: self.variables()[name] for name in self._metrics}, self._metrics)
+            self._metrics = {}
+
+    def _change_batch_size(self, now: TrainingProgress) -> None:
+        """Convert the step to the batch size of this session, at the same share of the epoch.
+
+        Examples that were seen before the change are not tracked: some may come twice in this epoch, or not at all.
+        """
+        now.step = now.step * now.batch_size // self.batch_size
+        now.batch_size = self.batch_size
+        # Schedules depend on the optimizer's steps, and the number of steps per epoch has changed.
+        epochs = now.epoch - self.stage.first_epoch
+        self.model.optimizer._iterations.assign(epochs * self.steps + now.step)
+        progress.say(STEP, f"the checkpoint is of another number of replicas; a batch has {self.batch_size} now")
+
+    def _load(self) -> dict[str, Array] | None:
+        """Load checkpoint and progress of this run; returns the arrays, None if there is no checkpoint of this run."""
+        path = self.checkpoint_dir / checkpoints.CHECKPOINT_FILE
+        if not path.is_file():
+            return None
+        arrays, saved = checkpoints.load_arrays(path)
+        best = self.checkpoint_dir / checkpoints.BEST_FILE
+        self.best, of_best = checkpoints.load_arrays(best) if best.is_file() else (None, None)
+        identity = self.progress.identity
+        # Another run may have used the folder and died after it wrote best weights and before its first checkpoint.
+        is_best_ours = of_best is not None and of_best.identity == identity
+        if saved is None or saved.identity != identity or (saved.best_epoch and not is_best_ours):
+            progress.say(STEP, f"the checkpoint in {self.checkpoint_dir} is of another training; starting fresh")
+            self.sessions.forget()
+            return None
+        self.progress = saved
+        return arrays

@@ -1,0 +1,185 @@
+"""Arguments of commands as values: their classes, readers of their texts, and arguments that commands share."""
+
+import argparse
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_pipelines.config.settings import TARGET_SETTINGS
+
+HERE = "local"  # Target of a run on this machine.
+MODEL = "model"  # With `init --from`: the argument is a model, and not data.
+LIMIT = 0.2  # Share by which a training may be slower or dearer than another.
+# Kinds of data, as in tpu_pipelines.starting.data_overview, which --help does without.
+KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "tfrecords")
+# Names of a registered version to compare with.
+VERSION_FORMS = "NAME@VERSION or NAME@ALIAS of the workspace's registry, or REGISTRY/NAME@VERSION"
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An argument of a command, and what argparse is told of it."""
+
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Arguments under a heading or, without one, arguments of which at most one may be given."""
+
+    arguments: tuple[Argument, ...]
+    title: str = ""
+    description: str = ""
+    is_required: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Attributes:
+        name: Name of the command.
+        help: Line in the list of all commands.
+        description: First paragraph of its own help.
+        example: Arguments as somebody may give them.
+        work: Function that runs it, as `module.function` of this folder.
+        arguments: Its arguments; a dataclass of parameters stands for a flag for each of its fields.
+        needs_settings: Whether the settings of its target must be there: checked first, as importing `work` takes a
+            second.
+    """
+
+    name: str
+    help: str
+    description: str
+    example: str
+    work: str
+    arguments: tuple[Argument | Group | type, ...]
+    needs_settings: bool = False
+
+
+def user_path(text: str) -> Path:
+    """Return a path as a user writes it; the shell leaves the `~` of `--workspace=~/runs` alone."""
+    return Path(os.path.expanduser(text))  # `Path.expanduser` raises if the user is unknown.
+
+
+def output_file(text: str, is_added_to: bool = False) -> Path:
+    """Return the path of a file that a command writes, or adds to, once its work is done.
+
+    Raises:
+        argparse.ArgumentTypeError: If the file cannot be written; reported before the work begins.
+    """
+    from tpu_components.core.base.errors import InputError
+    from tpu_components.core.files import storage
+
+    try:
+        storage.require_file(path := user_path(text), is_added_to)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return path
+
+
+def added_to(text: str) -> Path:
+    """Return the path of a file that earlier steps of a job may have written too; see `output_file`."""
+    return output_file(text, is_added_to=True)
+
+
+def number(expected: str, allows: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return a reader of numbers: of those that `allows` accepts, which `expected` describes."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if allows(value := float(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"expected {expected}, received {text}")
+
+    return read
+
+
+def targets(text: str) -> tuple[str, ...]:
+    """Read the platforms whose prices are asked for."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in TARGET_SETTINGS]:
+        raise argparse.ArgumentTypeError(
+            f"unknown target {unknown[0]!r}: expected {' or '.join(TARGET_SETTINGS)}, or both with a comma"
+        )
+    return names
+
+
+def argument(*names: str, **settings: Any) -> Argument:
+    """Return an argument; the settings are those of `argparse`'s `add_argument`."""
+    return Argument(names, settings)
+
+
+def flag(name: str, text: str) -> Argument:
+    """Return a flag with its help."""
+    return Argument((name,), {"action": "store_true", "help": text})
+
+
+def json_flag(text: str = "print JSON, and nothing else, on stdout") -> Argument:
+    """Return `--json`."""
+    return flag("--json", text)
+
+
+def _share(name: str, text: str, expected: str, allows: Callable[[float], bool], **settings: Any) -> Argument:
+    return argument(name, type=number(expected, allows), metavar="SHARE", help=text, **settings)
+
+
+def confidence(what: str) -> Argument:
+    """Return `--confidence`; `what` names the things that are alike."""
+    text = f"probability that no figure of {what} is reported as drifted (default: 0.99)"
+    return _share("--confidence", text, "a share from 0.5 to below 1", lambda share: 0.5 <= share < 1, default=0.99)
+
+
+def limit(name: str, what: str) -> Argument:
+    """Return a limit for the comparison with another training; `what` names the limited figure."""
+    text = f"with --against: by how much {what}, as a share (default: {LIMIT})"
+    return _share(name, text, "a share that is not negative, as 0.2", lambda share: 0 <= share < math.inf)
+
+
+def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argument, Argument]:
+    """Return `--target`, required without a default, and `--settings`; `also` are further targets."""
+    text = f"(default: {default})" if default else ""
+    how = {"choices": (*TARGET_SETTINGS, *also), "default": default or None, "required": not default, "help": text}
+    return (Argument(("--target",), how), SETTINGS)
+
+
+SETTINGS = argument("--settings", type=user_path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
+SET = argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+CONFIG = (argument("config", metavar="CONFIG", help="a ready example or a YAML file"), SET)
+WORKSPACE = argument(
+    "--workspace", type=user_path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
+)
+MARKDOWN = argument(
+    "--markdown", type=added_to, metavar="FILE", help="add what CI shows to a file, as $GITHUB_STEP_SUMMARY"
+)
+POLL = argument(
+    "--poll-seconds",
+    type=number("a number of seconds above 0", lambda seconds: 0 < seconds < math.inf),
+    default=20.0,
+    metavar="N",
+    help="seconds between requests (default: 20)",
+)
+WAIT = (flag("--wait", "wait until the run ends; may be interrupted and repeated"), POLL)
+NO_DOCTOR = flag("--no-doctor", "do not check sign-in, bucket, image and service account first")
+EXPORTED = (
+    argument(
+        "model",
+        metavar="MODEL",
+        help="an export folder, local or on gs://, a run's folder, or a registered model: NAME, NAME@ALIAS or "
+        "NAME@VERSION",
+    ),
+    WORKSPACE,
+)
+JOB = argument("name", metavar="NAME", help="of the configuration, or the id of a job")
+# Arguments of every command.
+LOUDNESS = Group(
+    (
+        flag("--quiet", "print only the result and errors"),
+        flag("--verbose", "also print the output of steps and libraries, on stderr"),
+    )
+)

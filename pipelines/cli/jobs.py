@@ -1,0 +1,90 @@
+"""Commands about jobs on a platform, status and cancel, and functions that other commands share to follow a job."""
+
+import argparse
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import Backoff
+from tpu_components.core.base.states import State
+from tpu_pipelines.cli.output import DONE, FAILED, REJECTED, show, show_text, tell_error, tell_hint
+from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials, load_settings
+from tpu_pipelines.platforms.jobs import Retrying, Submission
+
+
+def connect(arguments: argparse.Namespace) -> tuple[Settings, Retrying]:
+    """Return the settings, of which none may be missing, and the platform's client, which retries transient errors."""
+    settings = required_settings(arguments)
+    platform = importlib.import_module(f"tpu_pipelines.platforms.{arguments.target}").connect(settings)
+    return settings, Retrying(platform, Backoff(report=tell_hint))
+
+
+def required_settings(arguments: argparse.Namespace) -> Settings:
+    """Return the settings, after a check for those that the target requires."""
+    settings = load_settings(os.environ, arguments.settings)
+    settings.require(*TARGET_SETTINGS[arguments.target])
+    return settings
+
+
+class Progress:
+    """Prints changes of a run's state."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def __call__(self, submission: Submission) -> None:
+        """Print each line once."""
+        lines = [f"{submission.job_id}: {submission.state} on {submission.machine}, {submission.url}"]
+        lines += [f"[{step}] {state}" for step, state in submission.steps.items()]
+        for line in lines:
+            if (key := f"{submission.job_id} {line}") not in self._known:
+                self._known.add(key)
+                show_text(line, sys.stderr)
+
+
+def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
+    """Print the state of a run, as JSON with further facts; returns the exit code."""
+    lines = [f"{submission.job_id}: {submission.state}, to train on {submission.machine}", ""]
+    lines += [f"  {step:<20}{state}" for step, state in submission.steps.items()]
+    lines += ["", f"  run   {submission.url}", f"  logs  {submission.logs_url}"]
+    known = dataclasses.asdict(submission) | {"promoted": submission.promoted}
+    show({**known, **facts}, "\n".join(lines), as_json)
+    if submission.state in (State.FAILED, State.CANCELLED):
+        tell_error(f"{submission.error or submission.state}")
+        tell_hint("`tpu-pipelines submit … --again` starts it once more")
+        return FAILED
+    return REJECTED if submission.state is State.SUCCEEDED and not submission.promoted else DONE
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Say what became of the newest run of a name."""
+    return tell_submission(_latest(arguments)[1], arguments.json)
+
+
+def cancel(arguments: argparse.Namespace) -> int:
+    """Stop the newest run of a name."""
+    submitter, submission = _latest(arguments)
+    if submission.state.is_final:
+        show_text(f"{submission.job_id}: {submission.state} already")
+        return DONE
+    submitter.cancel(submission.job_id)
+    show_text(f"{submission.job_id}: being cancelled")
+    return DONE
+
+
+def _latest(arguments: argparse.Namespace) -> tuple[Retrying, Submission]:
+    """Return the platform, and the newest run of a name."""
+    settings, submitter = connect(arguments)
+    if (submission := submitter.latest(arguments.name)) is None:
+        where = f"in {settings.project}, {settings.region}"
+        if arguments.target == "kubeflow":
+            where = f"at {hide_credentials(settings.kfp_host)}"
+        raise InputError(
+            f"There is no run {arguments.name!r} {where}: expected the name of a configuration that was submitted, or "
+            "the id of a job. Check the name and the settings."
+        )
+    return submitter, submission

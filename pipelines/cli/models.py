@@ -1,0 +1,147 @@
+"""Commands about exported models and the data that they meet: predict, serve, verify, drift, monitor."""
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import in_one_line, lay_out
+from tpu_components.core.drift.comparison import Shift, as_dict, find_shifts, say_power, say_rule, say_verdict
+from tpu_components.core.registry.signing import verify_export
+from tpu_components.core.registry.versions import fetch_folder
+from tpu_components.core.step.command_line import params_from
+from tpu_components.predict_batch.params import PredictParams
+from tpu_components.predict_batch.predicting import form_of, predict_to_file
+from tpu_components.serving import inputs
+from tpu_components.serving.params import ServeParams, key_to_verify
+from tpu_pipelines.cli.output import DONE, REJECTED, show, show_text
+from tpu_pipelines.retraining.monitoring import watch
+from tpu_pipelines.runs import exports
+from tpu_pipelines.runs.data_drift import sketch_place
+
+_COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "threshold": ">", "by luck": ">", "": "<"}
+_SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
+_ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": "values"}
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Answer inputs with an exported model: into a file, as a continued text, or a line for each."""
+    if arguments.output is None and (arguments.columns or arguments.keep):
+        raise InputError(
+            "--columns and --keep are for answers in a file. Received: no --output. Set it, as answers.jsonl."
+        )
+    with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
+        uri = exports.find_export(arguments.model, arguments.workspace)
+        if arguments.output is not None and arguments.columns is None:
+            arguments.columns = exports.columns_of_training(uri)
+        export_dir = fetch_folder(uri, Path(scratch))
+        if arguments.output is not None:
+            _predict_to_file(export_dir, arguments)
+        elif inputs.is_language_model(export_dir):
+            _continue_texts(export_dir, arguments)
+        else:
+            _predict_each(export_dir, arguments)
+    return DONE
+
+
+def _predict_to_file(export_dir: Path, arguments: argparse.Namespace) -> None:
+    source = exports.source_to_answer(arguments.inputs)
+    columns = {**({"text": arguments.column} if arguments.column != "text" else {}), **arguments.columns}
+    params = PredictParams(source, columns, tuple(arguments.keep), form_of(arguments.output), arguments.int8)
+    result, aside = predict_to_file(params, export_dir, arguments.output)
+    files = {"output": str(arguments.output), "set_aside": str(aside) if aside else None}
+    counts = {"num_predicted": result.num_predicted, "num_set_aside": result.num_set_aside}
+    more = f"; {result.num_set_aside:,} set aside, see {aside}" if aside else ""
+    show(files | counts, f"{result.num_predicted:,} answers in {arguments.output}{more}", arguments.json)
+
+
+def _continue_texts(export_dir: Path, arguments: argparse.Namespace) -> None:
+    how = (arguments.length, arguments.temperature, arguments.seed, arguments.int8)
+    for written in inputs.continue_texts(export_dir, arguments.inputs, *how):
+        if arguments.json:
+            print(json.dumps({"input": written.prompt, "continuation": written.text}, ensure_ascii=False))
+        else:
+            show_text(written.prompt + written.text)
+
+
+def _predict_each(export_dir: Path, arguments: argparse.Namespace) -> None:
+    predictions = inputs.predict_inputs(
+        export_dir, arguments.inputs, arguments.top, arguments.int8, arguments.lines, arguments.column
+    )
+    for prediction in predictions:
+        value = {"input": prediction.name, _ANSWERS[prediction.task]: dict(prediction.classes)}
+        name, form = prediction.name, "{:.6g}"
+        if prediction.task != "regression":
+            name, form = " ".join(name.split()), "{:.1%}"
+            name = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…"
+        named = "  ".join(f"{label} {form.format(number)}" for label, number in prediction.classes)
+        show(value, in_one_line(f"{name}  {named or 'no label'}"), arguments.json)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Answer predictions over HTTP."""
+    from tpu_components.serving.server import serve  # Its libraries are not needed to predict.
+
+    arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
+    uri, version = exports.find_export(arguments.model, arguments.workspace), exports.name_on_vertex(arguments.model)
+    serve(uri, params_from(arguments, ServeParams), version)
+    return DONE
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Verify the signatures of a version or an export."""
+    uri = exports.find_export(arguments.model, arguments.workspace)
+    checked = verify_export(uri, arguments.key, exports.name_on_vertex(arguments.model))
+    show_text(f"{arguments.key} verifies {checked}: every file is as it was signed")
+    return DONE
+
+
+def drift(arguments: argparse.Namespace) -> int:
+    """Compare the figures of records with those of others."""
+    against = exports.find_compared(arguments.against, arguments.workspace, "a folder of records, here or in a bucket")
+    new, old = (sketch_place(place) for place in (arguments.records, against))
+    shifts = find_shifts(new, old, arguments.confidence)
+    if arguments.output:
+        from tpu_components.find_drift.finding import write_page  # Its charts take a second to import.
+
+        write_page(new, old, shifts, arguments.output, (arguments.records, against))
+    show(as_dict(shifts), _as_table(shifts, say_power(new, old, shifts, "examples")), arguments.json)
+    return REJECTED if any(shift.drifted for shift in shifts) else DONE
+
+
+def monitor(arguments: argparse.Namespace) -> int:
+    """Compare the predictions in a server's log with those of the evaluation."""
+    against = exports.find_compared(arguments.against, arguments.workspace)
+    watched = watch(arguments.log, against, arguments.latency_ms, arguments.confidence)
+    left_out = ", ".join(f"{count:,} {reason}" for reason, count in watched.left_out.items())
+    times = "no request's first one, so that no time is known"
+    if watched.ms:
+        times = f"half in {watched.ms[0]:g} ms, 95 % in {watched.ms[1]:g} ms"
+    unnamed = f" ({watched.num_without_version:,} without a version)" if watched.num_without_version else ""
+    counted = f"predictions of {watched.version}: {watched.num_predictions:,}{unnamed}, {times}"
+    lines = [f"{counted}; left out: {left_out or 'no line'}"]
+    if 0 < watched.share < 1:
+        hint = f"{watched.share:.2g} of all predictions are logged, as --log-share of `tpu-pipelines serve` says"
+        lines.append(f"{hint}; --log-share 1 logs each")
+    show(watched.as_dict(), "\n".join([*lines, _as_table(watched.shifts, watched.power)]), arguments.json)
+    return REJECTED if watched.drifted else DONE
+
+
+def _as_table(shifts: Sequence[Shift], power: str) -> str:
+    """Return the verdict, a table of all figures, the rule, and the power of the test, as text."""
+    rows = [
+        (
+            shift.figure,
+            shift.now,
+            shift.before,
+            f"{shift.effect:.3f}",
+            f"{shift.threshold:g}",
+            f"{shift.luck:.2g}",
+            "drifted" if shift.drifted else "",
+        )
+        for shift in shifts
+    ]
+    return "\n".join([say_verdict(shifts), *lay_out(_COLUMNS, rows), say_rule(shifts), power])

@@ -1,0 +1,83 @@
+"""What commands print: results on stdout, everything else on stderr, with colours on a terminal."""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpu_components.core.base.progress import is_quiet
+from tpu_components.core.base.states import COLOURS
+from tpu_components.core.base.terminal import in_one_line, paragraph, printable
+
+if TYPE_CHECKING:
+    from tpu_pipelines.doctor.findings import Finding
+
+# The same numbers as tpu_components.core.step.command_line.
+DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
+
+_CODES = {"red": 31, "green": 32, "yellow": 33}
+
+
+def show(value: Any, text: str, as_json: bool) -> None:
+    """Print a result on stdout: its value as JSON, or its text."""
+    if as_json:
+        print(json.dumps(value))
+    else:
+        show_text(text)
+
+
+def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, end: str = "\n") -> None:
+    """Print text that may hold names out of data or what a service says.
+
+    Args:
+        text: Text to print.
+        stream: Stream to print to; stdout by default.
+        colours: Words, and the colour of each where it stands by itself, on a terminal.
+        end: Text that follows it.
+    """
+    stream, text = stream or sys.stdout, printable(text)
+    if colours and _is_coloured(stream):
+        # The longest first: `not promoted` is not `promoted`.
+        words = "|".join(map(re.escape, sorted(colours, key=len, reverse=True)))
+        text = re.sub(rf"(?<!\S)(?:{words})(?!\S)", lambda word: _paint(word[0], colours[word[0]]), text)
+    print(text, file=stream, end=end, flush=True)
+
+
+def _is_coloured(stream: Any) -> bool:
+    """Return whether to write in colours: on a terminal with colours, unless NO_COLOR (https://no-color.org) is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _paint(text: str, colour: str) -> str:
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+def show_findings(findings: Sequence["Finding"], as_json: bool = False, stream: Any = None) -> None:
+    """Print what checks found: a line each, and below it what to do; or a JSON list."""
+    from tpu_pipelines.doctor.findings import as_lines
+
+    if as_json:
+        show([dataclasses.asdict(finding) for finding in findings], "", as_json)
+        return
+    for state, text in as_lines(findings):
+        show_text(f"{state:<9}", stream, COLOURS, end="")
+        show_text(in_one_line(text), stream)
+
+
+def tell_error(error: Any) -> None:
+    """Say on stderr what failed."""
+    _tell("error:", "red", error)
+
+
+def tell_hint(text: str) -> None:
+    """Say on stderr what helps to know, unless --quiet."""
+    if not is_quiet():
+        _tell("hint:", "yellow", text)
+
+
+def _tell(label: str, colour: str, text: Any) -> None:
+    label = _paint(label, colour) if _is_coloured(sys.stderr) else label
+    print(label, paragraph(str(text)), file=sys.stderr, flush=True)

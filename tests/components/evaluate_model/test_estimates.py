@@ -1,0 +1,225 @@
+"""Chance is measured as it is: by comparisons whose truth is known, drawn again and again."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
+from tpu_components.core.results.metric_table import METRICS, direction
+from tpu_components.evaluate_model.estimates import compare, compare_shares, estimators, find_interval
+from tpu_components.evaluate_model.figures import compare_figures, compute_figures
+
+_NUM_COMPARISONS = 2000
+_NUMBERS = Regression(mean=(0.0, 0.0), std=(1.0, 5.0))
+_NUM_OF_ALL_FIGURES = 10_000
+# A share of so many whose expectation is 5 % is above these once in a thousand.
+_MOST_FALSE, _MOST_FALSE_OF_ALL = (
+    0.05 + 3.1 * math.sqrt(0.05 * 0.95 / number) for number in (_NUM_COMPARISONS, _NUM_OF_ALL_FIGURES)
+)
+
+
+def _similar(generator, shape, skills):
+    """Return noise of two models that have four fifths of it in common, more of it for the first one's skill."""
+    common = generator.normal(size=shape)
+    return [0.8 * common + 0.6 * generator.normal(size=shape) for _ in skills]
+
+
+def _classes(generator, num_examples, skills, num_classes=4):
+    labels = generator.integers(0, num_classes, num_examples)
+    outputs = []
+    for skill, noise in zip(skills, _similar(generator, (num_examples, num_classes), skills), strict=True):
+        noise[np.arange(num_examples), labels] += skill
+        powers = np.exp(2 * noise)
+        outputs.append(powers / powers.sum(axis=1, keepdims=True))
+    return labels, outputs
+
+
+def _two_classes(generator, num_examples, skills):
+    return _classes(generator, num_examples, skills, num_classes=2)
+
+
+def _labels(generator, num_examples, skills):
+    labels = (generator.random((num_examples, 3)) < 0.3).astype(np.float32)
+    noises = _similar(generator, labels.shape, skills)
+    return labels, [
+        1 / (1 + np.exp(-2 * (noise + skill * (2 * labels - 1)))) for skill, noise in zip(skills, noises, strict=True)
+    ]
+
+
+def _numbers(generator, num_examples, skills):
+    targets = generator.normal(size=(num_examples, 2)) * _NUMBERS.std
+    noises = _similar(generator, targets.shape, skills)
+    return targets, [targets + noise / skill * _NUMBERS.std for skill, noise in zip(skills, noises, strict=True)]
+
+
+_CASES = {
+    "classification": (Classification(), _classes),
+    "two classes": (Classification(), _two_classes),
+    "multi_label": (MultiLabel(), _labels),
+    "regression": (_NUMBERS, _numbers),
+}
+_NOT_SMOOTH = {"median_absolute_error"}  # One example moves it by a whole distance between two errors, or not at all.
+
+
+def _models(case, generator, num_examples, skills):
+    task, draw = _CASES[case]
+    targets, outputs = draw(generator, num_examples, skills)
+    return [compute_figures(task, targets, own, "abcd"[: own.shape[1]], 2) for own in outputs]
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_an_influence_is_what_leaving_an_example_out_takes_away(case):
+    """To the first order, n - 1 times."""
+    task, draw = _CASES[case]
+    targets, (outputs,) = draw(np.random.default_rng(0), 300, [1.5])
+    some, found = np.arange(0, 300, 25), estimators(task, targets, outputs, 1)
+    without = [estimators(task, np.delete(targets, i, 0), np.delete(outputs, i, 0), 1) for i in some]
+    for metric, make in found.items():
+        if (estimate := make()) is None or metric in _NOT_SMOOTH:
+            continue
+        assert abs(estimate.influence.mean()) < 1e-9 * max(1, np.abs(estimate.influence).max()), metric
+        left_out = (estimate.value - np.array([left[metric]().value for left in without])) * 299
+        assert np.corrcoef(estimate.influence[some], left_out)[0, 1] > 0.99, metric
+        assert left_out.std() == pytest.approx(estimate.influence[some].std(), rel=0.1), metric
+
+
+def test_every_metric_of_every_task_can_be_compared_and_has_an_interval():
+    known = set()
+    for case in _CASES:
+        models = _models(case, np.random.default_rng(1), 400, [1.6, 1.5])
+        differences, intervals = compare_figures(*models, 0.95), models[0].intervals
+        assert set(differences) == set(models[0].metrics) == set(intervals)
+        for difference in differences.values():
+            assert difference.least < difference.advantage < difference.most
+        for metric, (low, high) in intervals.items():
+            assert low < models[0].metrics[metric] < high or metric == "calibration_error", metric
+        known |= {(models[0].task, metric) for metric in differences}
+    assert {(metric.task, metric.name) for metric in METRICS if metric.task != "language_model"} == known
+
+
+@pytest.mark.parametrize(("num_examples", "num_targets"), [(50, 1), (50, 2), (500, 1)])
+def test_the_interval_of_a_median_holds_it_as_often_as_promised(num_examples, num_targets):
+    generator, scale = np.random.default_rng(0), np.arange(1, num_targets + 1) * 3.0
+    task, median = Regression((0.0,) * num_targets, (1.0,) * num_targets), stats.norm.ppf(0.75) * scale.mean()
+    missed = 0
+    for _ in range(500):
+        errors = generator.normal(size=(num_examples, num_targets)) * scale
+        make = estimators(task, np.zeros_like(errors), errors)["median_absolute_error"]
+        low, high = find_interval(make(), 0.95)
+        missed += not low <= median <= high
+    assert missed / 500 <= 0.05 + 3.1 * math.sqrt(0.05 * 0.95 / 500)
+
+
+@pytest.mark.parametrize(("num_examples", "differ"), [(100, 0.05), (1000, 0.03), (10_000, 0.01)])
+def test_of_equal_classifiers_one_in_twenty_is_promoted_and_of_detectably_better_ones_four_in_five(
+    num_examples, differ
+):
+    generator = np.random.default_rng(2)
+    half = round(num_examples * differ / 2)
+    detectable = compare_shares(half, half, num_examples, 0.95).detectable
+
+    def promoted(advantage):
+        share = max(differ, advantage)
+        shares = [(share + advantage) / 2, (share - advantage) / 2, 1 - share]
+        counts = Counter(map(tuple, generator.multinomial(num_examples, shares, _NUM_COMPARISONS)[:, :2].tolist()))
+        luck = {pair: compare_shares(*pair, num_examples, 0.5).luck for pair in counts}  # Whatever the confidence.
+        return sum(count for pair, count in counts.items() if luck[pair] <= 0.05) / _NUM_COMPARISONS
+
+    assert promoted(0.0) <= _MOST_FALSE
+    assert 0.77 <= promoted(detectable) <= 0.93  # Few examples that differ allow few significance levels.
+
+
+def test_of_classifiers_that_are_worse_by_the_margin_one_in_twenty_is_promoted():
+    generator, margin = np.random.default_rng(3), 0.02
+    shares = [(0.05 - margin) / 2, (0.05 + margin) / 2, 0.95]
+    counts = generator.multinomial(1000, shares, _NUM_COMPARISONS)[:, :2].tolist()
+    least = {pair: compare_shares(*pair, 1000, 0.95).least for pair in map(tuple, counts)}
+    assert np.mean([least[tuple(pair)] > -margin for pair in counts]) <= _MOST_FALSE
+
+
+def test_the_bounds_of_answers_that_do_not_differ_have_a_closed_form():
+    """A share of 44 examples differs of which none does with a probability of 2.5 %."""
+    difference = compare_shares(0, 0, 44, 0.975)
+    share = 1 - 0.025 ** (1 / 44)
+    assert (difference.least, difference.most) == pytest.approx((-share, share))
+
+
+@pytest.mark.parametrize(("better", "worse", "num_examples"), [(1, 0, 1), (3, 1, 20), (0, 4, 20), (12, 5, 300)])
+def test_the_bounds_of_shares_are_where_so_great_an_advantage_is_as_rare_as_asked(better, worse, num_examples):
+    """The probability is summed once more here, over every number of better and worse answers."""
+    least = compare_shares(better, worse, num_examples, 0.95).least
+    shares = np.linspace(max(0, -least), (1 - least) / 2, 4001)  # Of what the champion alone has right.
+    log_likelihood = stats.multinomial.logpmf(
+        [better, worse, num_examples - better - worse],
+        num_examples,
+        np.stack([shares + least, shares, 1 - least - 2 * shares], 1).clip(0, 1),
+    )
+    share = shares[np.nanargmax(log_likelihood)]
+    probability = sum(
+        stats.binom.pmf(i, num_examples, share)
+        * stats.binom.sf(i + better - worse - 1, num_examples - i, (share + least) / (1 - share))
+        for i in range(num_examples + 1)
+    )
+    assert probability == pytest.approx(0.05, rel=0.02)
+
+
+def test_answers_that_are_all_right_still_have_an_interval():
+    labels, outputs = np.zeros(50, int), np.tile([0.9, 0.1], (50, 1))
+    low, high = compute_figures(Classification(), labels, outputs, "ab").intervals["accuracy"]
+    expected = stats.binomtest(50, 50).proportion_ci(method="exact")
+    assert (low, high) == pytest.approx((expected.low, 1.0))
+
+
+@pytest.mark.slow  # 10,000 data sets of every task, with all figures that have a formula, of both models.
+@pytest.mark.parametrize("case", _CASES)
+def test_of_equal_models_one_in_twenty_is_promoted_by_any_figure(case, capsys):
+    generator = np.random.default_rng(4)
+    (task, draw), promoted, advantages, detectable = _CASES[case], Counter(), {}, {}
+    for _ in range(_NUM_OF_ALL_FIGURES):
+        labels, outputs = draw(generator, 500, [1.5, 1.5])
+        ours, theirs = (estimators(task, labels, of_one, of_one.shape[1] // 2) for of_one in outputs)
+        for metric in ours:
+            if (estimate := ours[metric]()) is None:
+                continue
+            difference = compare(estimate, theirs[metric](), direction(metric), 0.95)
+            promoted[metric] += difference.luck <= 0.05
+            advantages.setdefault(metric, []).append(difference.advantage)
+            detectable.setdefault(metric, []).append(difference.detectable)
+    quantiles = stats.norm.ppf(0.95) + stats.norm.ppf(0.8)
+    with capsys.disabled():
+        for metric in advantages:
+            share, power = (
+                promoted[metric] / _NUM_OF_ALL_FIGURES,
+                np.median(detectable[metric]) / np.std(advantages[metric]),
+            )
+            print(f"{case}, {metric}: {share:.2%} promoted, detectable {power / quantiles:.2f} of what its spread says")
+            assert share <= _MOST_FALSE_OF_ALL, metric
+            assert metric == "calibration_error" or 0.9 <= power / quantiles <= 1.2, metric
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", _CASES)
+def test_a_detectably_better_model_is_seen_four_times_in_five_by_any_figure(case, capsys):
+    """The judged figure of models whose true difference, measured on very many examples, is what is detectable."""
+    generator = np.random.default_rng(5)
+    metric = _CASES[case][0].judged
+    equals = [compare_figures(*_models(case, generator, 500, [1.5, 1.5]), 0.95)[metric] for _ in range(50)]
+    found = float(np.median([difference.detectable for difference in equals]))
+    skills = np.linspace(1.5, 1.9, 9)
+    truth = [
+        compare_figures(*_models(case, generator, 200_000, [skill, 1.5]), 0.95)[metric].advantage for skill in skills
+    ]
+    skill = float(np.interp(found, truth, skills))
+    lucks = [
+        compare_figures(*_models(case, generator, 500, [skill, 1.5]), 0.95)[metric].luck
+        for _ in range(_NUM_COMPARISONS)
+    ]
+    share = float(np.mean(np.array(lucks) <= 0.05))
+    with capsys.disabled():
+        print(
+            f"{case}, {metric}: a difference of {found:.4f} is seen in {share:.1%} of {_NUM_COMPARISONS:,} comparisons"
+        )
+    assert 0.72 <= share <= 0.93
