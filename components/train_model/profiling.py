@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tpu_components.core.base import progress
 
@@ -70,8 +71,8 @@ class StepProfile:
         num_steps: int,
         batch_size: int,
         log_dir: Path,
-        start: Callable[[str], None],
-        stop: Callable[[], None],
+        start: Callable[[str], Any],
+        stop: Callable[[], Any],
     ) -> None:
         self._examples_left, self._log_dir = num_steps * batch_size, log_dir
         self._start, self._stop = start, stop
@@ -110,7 +111,7 @@ class StepProfile:
             progress.say(_STEP, f"a profile of a few steps is in {self._log_dir / PROFILES}")
 
 
-def profiler(backend: str) -> tuple[Callable[[str], None], Callable[[], None]]:
+def profiler(backend: str) -> tuple[Callable[[str], Any], Callable[[], Any]]:
     """Return the functions that start and stop a backend's profiler."""
     if backend == "jax":
         import jax

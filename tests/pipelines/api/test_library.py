@@ -185,7 +185,8 @@ def test_a_notebook_of_pictures_runs_without_colab(name, size, tmp_path):
             image = Image.fromarray(rng.integers(low, low + 128, shape, np.uint8))
             image.save(tmp_path / "flowers" / label / f"{i}.png")
     settings = '"training.backend=jax"]'
-    replaced = [] if name == "your_photos" else [(settings, f'"data.source=images:flowers", {settings}')]
+    training = (settings, f'"data.source=images:flowers", {settings}')
+    replaced = [('"imagenet"', "None")] if name == "your_photos" else [training]
     replaced += [('"data.source=keras:cifar10", ', "")] if name == "cifar10_cnn" else []
     _run_notebook(name, tmp_path, "assert run.status in ('succeeded', 'rejected')", *replaced)
 
