@@ -122,7 +122,7 @@ from tpu_components.train_model import TrainParams
 from tests.components.train_model.interrupting import train_until_sigterm
 
 params, records, output = TrainParams(**json.loads(sys.argv[1])), *map(pathlib.Path, sys.argv[2:])
-print(train_until_sigterm(params, records, output, looks=6 + 3))
+print(train_until_sigterm(params, records, output, looks=7 + 3))
 """
 
 

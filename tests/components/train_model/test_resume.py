@@ -83,8 +83,8 @@ def test_killed_training_continues_to_the_same_weights(whole, digits_records, tm
 def test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights(whole, digits_records, tmp_path):
     """A minute lies between two checkpoints: none would be due."""
     keras.utils.clear_session()  # Layers are called as in a process of its own.
-    stood = train_until_sigterm(_PARAMS, digits_records, tmp_path / "ended", looks=39 + 5)
-    assert stood == (1, 5), "40 steps an epoch; whether a checkpoint is due is asked after all but the last"
+    stood = train_until_sigterm(_PARAMS, digits_records, tmp_path / "ended", looks=40 + 5)
+    assert stood == (1, 5), "40 steps an epoch; whether a checkpoint is due is asked after each"
     keras.utils.clear_session()
     train_model(_PARAMS, digits_records, tmp_path / "ended")
     assert_equal_models(whole, tmp_path / "ended")
