@@ -13,18 +13,18 @@ from tpu_pipelines.runs.comparison import HIGHER, LOWER, Row, as_markdown, as_te
 
 @pytest.fixture
 def two_runs(finished_run, tmp_path):
-    """The finished run, and a copy of it with other figures and another rate of learning."""
+    """The finished run, and a copy of it with other figures, another curve of the loss and another learning rate."""
     first, second = tmp_path / "first" / "digits", tmp_path / "second" / "digits"
     for folder in (first, second):
         shutil.copytree(finished_run[0] / "digits", folder)
 
-    def change(path, **values):
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
     summary = json.loads((second / "summary.json").read_text())
     summary["config"]["training"]["learning_rate"] = 0.5
     summary["metrics"] |= {"accuracy": 0.25, "loss": 0.0, "top_k_accuracy": None}
-    change(second / "summary.json", **summary)
+    _edit(second / "summary.json", **summary)
+    history = second / "model" / "history.jsonl"
+    epochs = [json.loads(line) for line in history.read_text().splitlines()]
+    history.write_text("".join(json.dumps(epoch | {"loss": 3 + epoch["loss"]}) + "\n" for epoch in epochs))
     return first, second
 
 
