@@ -216,15 +216,15 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
     """
     try:
         features = decode((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-        found = {}
+        classes = {}
         for column, feature in features.items():
             inner = feature[0] if isinstance(feature, list) and len(feature) == 1 else feature
             inner = inner.get("feature") or inner
             if inner.get("_type") == "ClassLabel":
-                found[column] = [str(name) for name in inner["names"]]
+                classes[column] = [str(name) for name in inner["names"]]
     except (ValueError, AttributeError, KeyError, TypeError):  # Written by something else.
         return {}
-    return found
+    return classes
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
