@@ -9,10 +9,10 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.columns import Pieces
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import Span, Spans
-from tpu_components.core.sources.unpacking import read_arrays
 
 # Labels, keys, contents and hashes of a task's examples, as `write_part` takes them.
 Arguments = tuple[list[Any], list[str], Any, np.ndarray | None]
