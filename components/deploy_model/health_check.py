@@ -76,7 +76,7 @@ class HealthCheck:
         except PlatformError:
             raise
         except RuntimeError as error:
-            raise RuntimeError(f"{self._failed} {error}. Run export_model and deploy_model again.") from error
+            raise PlatformError(f"{self._failed} {error}. Run export_model and deploy_model again.") from error
         differences = [
             (np.abs(numbers - self._expected[position]) / self._scale).max() for position, numbers in answers.items()
         ]
@@ -117,13 +117,16 @@ def answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: n
 
 def main(export_dir: Path, inputs: Path, answers: Path) -> None:
     """Predict `inputs` with the export and write the outputs to `answers`."""
-    predicted = load_model(export_dir).predict(np.load(inputs))
+    code = 1
     try:
-        with storage.naming_full_disk(answers):
-            np.save(answers, predicted)
-    except InputError as error:
+        with storage.naming_faults():
+            predicted = load_model(export_dir).predict(np.load(inputs))
+            code = _NO_ROOM
+            with storage.naming_full_disk(answers):
+                np.save(answers, predicted)
+    except (InputError, PlatformError) as error:
         print(error, file=sys.stderr)
-        sys.exit(_NO_ROOM)
+        sys.exit(code)
 
 
 if __name__ == "__main__":
