@@ -142,6 +142,8 @@ def main() -> int:
     steps, expected = make_steps(shared), {}
     counts = dict[str, tuple[int, int]]()
     for step in steps:
+        if {*arguments.steps} <= {*expected}:
+            break
         if step.name == "evaluate_model":
             make_champion(steps, shared)
         if step.name in arguments.steps or step.name not in ("preflight_training", "predict_batch", RUN):
