@@ -10,6 +10,8 @@ MINUTES ?= 15
 # One more than there are cores: some tests wait for a process or a clock.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 KILLS ?= 1000
+SEED ?= 0
+TIMES ?= 50
 SLICE ?= 1/1
 HOSTS ?= 4
 IMAGE ?= tpu-pipelines/python:latest
@@ -27,7 +29,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install beam-env run test test-promises test-heavy test-all check bench soak kills kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom wheel images-test
+.PHONY: install beam-env run test test-promises test-heavy test-all check bench soak fuzz kills faults kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom wheel images-test
 
 install: $(VENV)/.installed
 
@@ -79,8 +81,14 @@ bench: install  ## Speed, each figure beside its baseline in the same run.
 soak: install  ## The server under honest and hostile load, on this machine alone; MINUTES=5 for less than 15.
 	$(VENV)/bin/python -m tests.benchmarks.soak --minutes $(MINUTES)
 
+fuzz: install  ## Ten minutes of mutated input for every reader of outside bytes; MINUTES=60 for more, SEED=2 for other input.
+	$(VENV)/bin/python -m tests.fuzz --minutes $(if $(filter command line,$(origin MINUTES)),$(MINUTES),10) --seed $(SEED)
+
 kills: install  ## Every step killed at any moment and run again, one night; SLICE=3/10 for a part, KILLS=300 for fewer.
 	$(VENV)/bin/python -m tests.kills --kills $(KILLS) --slice $(SLICE)
+
+faults: install  ## Steps and whole runs on a full disk, a damaged one, and by a clock that steps; TIMES=5 for fewer; needs cc.
+	$(VENV)/bin/python -m tests.kills.faults full damaged clock --times $(TIMES)
 
 kills-hosts: install  ## Hosts that train together, killed at any moment and started again; KILLS=50 and HOSTS=2 for fewer.
 	$(VENV)/bin/python -m tests.kills.hosts --hosts $(HOSTS) --kills $(KILLS)

@@ -6,6 +6,7 @@ import json
 import google_crc32c
 import pytest
 
+from tests.fuzz.mutations import VALUES, changed, places
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import (
     Manifest,
@@ -48,7 +49,7 @@ MANIFEST = Manifest(
     task="regression",
     features={"image": "bytes"},
     class_names=("cat", "dög"),
-    splits={"train": Split(3, (), (SHARD,), {"num_also_in_train": 1}, (TargetStatistics(0.5, 0.1, 0.0, 1.0),))},
+    splits={"train": Split(3, (), (SHARD,), {"num_also_in_train": 1}, (TargetStatistics(0.5, 0.1, 0.0, 1.0),) * 2)},
     quarantined=(Quarantined("cat/x.png", "not an image"),),
 )
 MODEL = ModelInfo("cnn", {"width": 8}, ("cat", "dög"), IMAGES, "classification", "f" * 64, {"epochs": 2})
@@ -210,22 +211,6 @@ def test_a_missing_file_is_refused_by_name(tmp_path, file):
         type(FILES[file]).load(tmp_path)
 
 
-def places(value, path=()):
-    yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from places(item, (*path, key))
-
-
-def changed(raw, path, value):
-    """The same with another value in one place."""
-    if not path:
-        return value
-    copy = dict(raw) if isinstance(raw, dict) else list(raw)
-    copy[path[0]] = changed(raw[path[0]], path[1:], value)
-    return copy
-
-
 def use(folder, artifact):
     """What is done with a file once it is read."""
     if isinstance(artifact, Summary):
@@ -238,11 +223,12 @@ def use(folder, artifact):
         artifact.metrics.keys()
 
 
+@pytest.mark.heavy  # Thousands of files; `make test` reads what mutation has found (tests/fuzz).
 @pytest.mark.parametrize("file", FILES)
 def test_a_value_of_another_type_or_range_anywhere_is_read_or_refused_and_never_a_crash(folder, file):
     whole, refused, num_read = read(folder, file), [], 0
     for path in places(whole):
-        for value in (None, True, -1, 0, 1.5, float("nan"), 1e400, 10**400, "text", [], [None], {}, {"a": None}):
+        for value in VALUES:
             write(folder, file, changed(whole, path, value))
             try:
                 use(folder, type(FILES[file]).load(folder))

@@ -29,6 +29,17 @@ HELD_BY = {
         tests/components/preflight_training/test_report.py::test_page_shows_hostile_names_as_text_and_never_as_markup
         tests/components/deploy_model/test_card.py::test_what_strangers_named_stays_text
         tests/components/deploy_model/test_card.py::test_notes_stay_a_quotation_whatever_they_hold""",
+    "A file may unpack": """
+        tests/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory""",
+    "An image may have": """
+        tests/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory
+        tests/components/core/examples/test_images.py::test_decode_pixels_refuses_a_png_bomb_before_unpacking_it""",
+    "JSON and YAML may nest": """
+        tests/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory
+        tests/fuzz/test_corpus.py::test_what_was_ever_found_is_no_fault""",
+    "Every reader is tried": """
+        tests/fuzz/test_corpus.py::test_every_reader_reads_good_files
+        tests/fuzz/test_corpus.py::test_what_was_ever_found_is_no_fault""",
     "Whoever may write the source": EXPLAINS,
     "The records keep": """
         tests/components/create_tfrecords/test_writer.py::test_the_fingerprint_changes_with_one_pixel_one_label_or_the_order

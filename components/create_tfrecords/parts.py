@@ -20,10 +20,10 @@ from tpu_components.core.examples.example_ids import IDENTITY_TYPE
 from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.examples.records import DamagedRecordError, encode_example, frame_record, read_fields
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.columns import Pieces, pick
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import place_of, read_content
-from tpu_components.core.sources.unpacking import read_arrays
 from tpu_components.core.work.workers import ahead
 from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError

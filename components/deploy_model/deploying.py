@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import tempfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
 from tpu_components.core.examples.interface import CorpusInput
 from tpu_components.core.files import storage
+from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.opening import open_registry
 from tpu_components.core.registry.reference import SIGNATURE_FILE, is_on_vertex, version_name
@@ -173,7 +173,6 @@ def _evaluated_answers(evaluation_dir: Path, manifest: Manifest) -> np.ndarray:
     """Return the outputs of the evaluated model, float32[examples, outputs], in the order of the records."""
     path = evaluation_dir / PREDICTIONS_FILE
     try:
-        with np.load(path) as predictions:
-            return predictions[manifest.interface.task.answer]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        return read_arrays(path, only=(name := manifest.interface.task.answer), is_own=True)[name]
+    except (ValueError, KeyError) as error:
         raise InputError(f"Cannot read {path}: {error!r}. Run evaluate_model again.") from error

@@ -14,17 +14,20 @@ from pathlib import Path
 
 import numpy as np
 
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.images import encode_png
 from tpu_components.core.examples.interface import TextInput
+from tpu_components.core.files import storage
 from tpu_components.core.registry.reference import EXPORT_DIR
 from tpu_components.core.registry.versions import RegisteredVersion, fetch
 from tpu_components.deploy_model.params import DeployParams, HealthCheckResult
 from tpu_components.serving.exported import load_model
 
 _SECONDS = 600  # Far more than the largest model needs.
+_NO_ROOM = 2  # Exit code of the process that predicts, where the disk is full.
 Answer = Callable[[np.ndarray], Mapping[int, np.ndarray]]
 """Inputs of the model, dtype[N, …] → float[outputs] by the example's position."""
 
@@ -73,7 +76,7 @@ class HealthCheck:
         except PlatformError:
             raise
         except RuntimeError as error:
-            raise RuntimeError(f"{self._failed} {error}. Run export_model and deploy_model again.") from error
+            raise PlatformError(f"{self._failed} {error}. Run export_model and deploy_model again.") from error
         differences = [
             (np.abs(numbers - self._expected[position]) / self._scale).max() for position, numbers in answers.items()
         ]
@@ -88,14 +91,22 @@ class HealthCheck:
 
 
 def answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: np.ndarray) -> Mapping[int, np.ndarray]:
-    """Predict with the registered export in a new process; returns float64[outputs] by the example's position."""
+    """Predict with the registered export in a new process; returns float64[outputs] by the example's position.
+
+    Raises:
+        InputError: If the disk is full.
+        RuntimeError: If the process fails.
+    """
     export_dir = fetch(version, EXPORT_DIR, scratch)
     examples, answers = scratch / "inputs.npy", scratch / "answers.npy"
-    np.save(examples, inputs)
+    with storage.naming_full_disk(examples):
+        np.save(examples, inputs)
     command = [sys.executable, "-P", "-m", __name__, str(export_dir), str(examples), str(answers)]
     try:
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS)
     except subprocess.CalledProcessError as error:
+        if error.returncode == _NO_ROOM:
+            raise InputError(error.stderr.strip().splitlines()[-1]) from error
         raise RuntimeError(
             f"a fresh process got no answer (exit code {error.returncode}): {error.stderr.strip()[-2000:]}"
         ) from error
@@ -106,7 +117,16 @@ def answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: n
 
 def main(export_dir: Path, inputs: Path, answers: Path) -> None:
     """Predict `inputs` with the export and write the outputs to `answers`."""
-    np.save(answers, load_model(export_dir).predict(np.load(inputs)))
+    code = 1
+    try:
+        with storage.naming_faults():
+            predicted = load_model(export_dir).predict(np.load(inputs))
+            code = _NO_ROOM
+            with storage.naming_full_disk(answers):
+                np.save(answers, predicted)
+    except (InputError, PlatformError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ import itertools
 import json
 import math
 import sys
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODE
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import find_column, find_delimiter
+from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.serving.exported import BATCH_SIZE, PromptReader, load_model
 from tpu_components.serving.instances import parse_line
@@ -296,15 +295,14 @@ def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:
 
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     try:
-        loaded: Any = np.load(io.BytesIO(storage.read_bytes(path)), allow_pickle=False)
-        arrays = {"": loaded}
-        if hasattr(loaded, "files"):
-            arrays = {f":{name}": loaded[name] for name in loaded.files if not _are_labels(name, loaded.files)}
-        if not arrays:
+        loaded = read_arrays(path, storage.read_bytes(path))
+        names = [name for name in loaded if not name or not _are_labels(name, [*loaded])]
+        if not names:
             raise ValueError("it is empty")
-        return arrays
-    # zipfile raises RuntimeError for encrypted files, and its subclass NotImplementedError for unknown compression.
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        return {f":{name}" * bool(name): loaded[name] for name in names}
+    except InputError:
+        raise
+    except ValueError as error:
         raise InputError(f"Cannot read {path}: {error}. Expected an array file without pickled objects.") from error
 
 

@@ -6,7 +6,6 @@ If weights are sharded over several hosts, each host has a further file, and the
 import dataclasses
 import io
 import json
-import zipfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.files import storage
+from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.train_model.parts import Array, ArrayInParts, PartsManifest, bounds_of, open_parts
 
 CHECKPOINT_FILE = "checkpoint.npz"
@@ -137,10 +137,7 @@ def save_arrays(
 
 def manifest_of(path: Path) -> PartsManifest | None:
     """Return the manifest of parts in a file that `save_arrays` wrote; None if there is no file or no manifest."""
-    if not path.is_file():
-        return None
-    with np.load(path, allow_pickle=False) as file:
-        return PartsManifest(**json.loads(str(file[_PARTS]))) if _PARTS in file.files else None
+    return _read(path, _PARTS)[1] if path.is_file() else None
 
 
 def load_arrays(path: Path) -> tuple[dict[str, Array], TrainingProgress | None]:
@@ -149,18 +146,28 @@ def load_arrays(path: Path) -> tuple[dict[str, Array], TrainingProgress | None]:
     Raises:
         InputError: If the file is damaged.
     """
+    arrays, parts, progress = _read(path)
+    return {**arrays, **(open_parts(path.parent, parts) if parts else {})}, progress
+
+
+def _read(path: Path, only: str = "") -> tuple[dict[str, Array], PartsManifest | None, TrainingProgress | None]:
+    """Return what `save_arrays` wrote: the arrays, the manifest of parts and the progress; or `only` one of them.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
+
+    def told(name: str, kind: Any) -> Any:
+        return kind(**typed_json.decode(str(arrays.pop(name)).encode())) if name in arrays else None
+
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays: dict[str, Array] = {name: file[name] for name in file.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        arrays: dict[str, Array] = {**read_arrays(path, only=only, is_own=True)}
+        return arrays, told(_PARTS, PartsManifest), told(_PROGRESS, TrainingProgress)
+    except (ValueError, TypeError) as error:
         raise InputError(
             f"Cannot continue from {path}: the checkpoint is damaged ({error}). Delete the folder {path.parent} "
             "to train from the start."
         ) from error
-    raw, parts = arrays.pop(_PROGRESS, None), arrays.pop(_PARTS, None)
-    if parts is not None:
-        arrays |= open_parts(path.parent, PartsManifest(**json.loads(str(parts))))
-    return arrays, None if raw is None else TrainingProgress(**json.loads(str(raw)))
 
 
 def restore(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

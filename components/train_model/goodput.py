@@ -145,7 +145,7 @@ class Sessions:
 
     def beat(self) -> None:
         """Record a heartbeat of this session in the file. Errors are ignored: they must not fail the training."""
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError, InputError):  # The latter of a full disk.
             self._now.end = self._clock()
             sessions = [*self._earlier, self._now]
             content = {

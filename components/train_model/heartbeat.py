@@ -49,7 +49,7 @@ def beating(file: Path) -> Iterator[None]:
     """Write a heartbeat to a file every 20 seconds while the block runs; the file is deleted afterwards."""
 
     def beat() -> None:
-        with contextlib.suppress(OSError):  # The volume may be unavailable for a moment.
+        with contextlib.suppress(OSError, InputError):  # The volume may be unavailable, or full, for a moment.
             storage.write_json(file, time.time())
 
     beat()

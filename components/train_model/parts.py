@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import io
 import time
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.files.unpacking import DAMAGED
 from tpu_components.core.machines.hosts import ProcessGroup
 
 PARTS_DIR = "parts"
@@ -200,7 +200,7 @@ def _opened(path: Path, size: int | None = None) -> Iterator[Any]:
             raise ValueError(f"{path.stat().st_size:,} bytes, expected {size:,}")
         with np.load(path, allow_pickle=False) as file:
             yield file
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         folder = path.parent.parent
         raise InputError(
             f"Cannot continue from {folder}: a part of the checkpoint, {path}, is missing or damaged ({error}). All "

@@ -7,9 +7,33 @@ import yaml
 
 from tpu_components.core.base.errors import InputError
 
+_DEEPEST = 100  # Levels of lists and mappings, as in typed_json.
+_MOST_VALUES = 100_000  # With aliases unfolded; a file of 300 bytes may have billions.
+
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice instead of taking the last."""
+    """YAML that refuses a key given twice instead of taking the last, deep nesting, and aliases that unfold to much."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._num_values = 0
+        self._sizes: dict[int, int] = {}  # Values in each finished node.
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node as the base class does, after a check of what it holds."""
+        is_alias, before = self.check_event(yaml.AliasEvent), self._num_values
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise yaml.YAMLError(f"it is nested more than {_DEEPEST} levels deep")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if is_alias and id(node) not in self._sizes:
+            raise yaml.YAMLError("a value holds itself")
+        self._num_values += self._sizes[id(node)] if is_alias else 1
+        if self._num_values > _MOST_VALUES:
+            raise yaml.YAMLError(f"it holds more than {_MOST_VALUES:,} values")
+        self._sizes[id(node)] = self._num_values - before
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Construct a mapping as the base class does, after a check of its keys."""

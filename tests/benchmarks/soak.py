@@ -7,23 +7,23 @@ also a processor that sends the attack, or judges the answers. The attackers let
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import dataclasses
-import io
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+
+from tests.benchmarks.attacks import MODEL, hostile_requests, post
 
 HONEST_CLIENTS = 8
 HONEST_PAUSE_SECONDS = 0.02  # Between an answer and the next question: the server is not idle, and not full.
@@ -46,7 +46,17 @@ class Phase:
 
 def start_server(export_dir: Path) -> tuple[subprocess.Popen[str], int]:
     """A server on a free port of the loopback, and that port."""
-    command = [sys.executable, "-m", "tpu_pipelines.cli", "serve", str(export_dir), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "tpu_pipelines.cli",
+        "serve",
+        str(export_dir),
+        "--port",
+        "0",
+        "--model-name",
+        MODEL,
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert server.stdout is not None
     return server, int(server.stdout.readline().split("http://")[1].split(":")[1].split("/")[0])
@@ -55,11 +65,6 @@ def start_server(export_dir: Path) -> tuple[subprocess.Popen[str], int]:
 def resident_mib(pid: int) -> float:
     """Memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
-
-
-def post(body: bytes, length: int | None = None) -> bytes:
-    """A request with a body; `length` is what its head says of it."""
-    return b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n%s" % (length or len(body), body)
 
 
 @contextlib.asynccontextmanager
@@ -97,28 +102,6 @@ async def honest(port: int, images: np.ndarray, expected: list[str], phase: Phas
                     await asyncio.sleep(HONEST_PAUSE_SECONDS)
 
 
-def _grey_png(size: int) -> str:
-    buffer = io.BytesIO()
-    Image.new("1", (size, size)).save(buffer, "PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-def hostile_requests() -> dict[str, bytes]:
-    """What attackers send, by the name of the attack; each is small, or does not end."""
-    one = {"b64": _grey_png(4096)}
-    return {
-        "says nothing": b"",
-        "half a head": b"POST /predict HTTP/1.1\r\nHost: here",
-        "withholds the end of a body": post(b" " * 1_000_000, 1_500_000),
-        "few large images": post(json.dumps({"instances": [one] * 4}).encode()),
-        "many large images": post(json.dumps({"instances": [one] * 128}).encode()),
-        "deep JSON": post(b'{"instances": ' + b"[" * 100_000),
-        "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        "line feeds alone": b"GET /health HTTP/1.1\nHost: here\n\n",
-        "two lengths": b"POST /predict HTTP/1.1\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    }
-
-
 async def hostile(port: int, sent: bytes, end: float, seconds: float) -> None:
     """Send something, wait for a while, and do it again on another connection."""
     while time.monotonic() < end:
@@ -130,11 +113,11 @@ async def hostile(port: int, sent: bytes, end: float, seconds: float) -> None:
         await asyncio.sleep(0.05)
 
 
-async def attack(port: int, seconds: float) -> None:
-    """150 clients that do not mean well, until the time is over."""
+async def attack(port: int, requests: Mapping[str, bytes], seconds: float) -> None:
+    """Some 180 clients that do not mean well, until the time is over."""
     end = time.monotonic() + seconds
     work: list[Awaitable[None]] = []
-    for name, sent in hostile_requests().items():
+    for name, sent in requests.items():
         work += [hostile(port, sent, end, 12.0) for _ in range(_HOSTILE_CLIENTS.get(name, 2))]
     await asyncio.gather(*work)
 
@@ -146,9 +129,10 @@ async def ask(port: int, images: np.ndarray, expected: list[str], phase: Phase, 
 
 
 @contextlib.contextmanager
-def attacked(port: int, seconds: float) -> Iterator[None]:
+def attacked(port: int, requests: Path, seconds: float) -> Iterator[None]:
     """Within the block another process attacks; it lets all others go first, as if it were another machine."""
-    command = [sys.executable, "-m", "tests.benchmarks.soak", "--attack", str(port), "--minutes", str(seconds / 60)]
+    command = [sys.executable, "-m", "tests.benchmarks.soak", "--attack", str(port), str(requests)]
+    command += ["--minutes", str(seconds / 60)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()  # It has begun.
@@ -158,20 +142,24 @@ def attacked(port: int, seconds: float) -> Iterator[None]:
             process.wait(seconds + 30)
 
 
-def soak(export_dir: Path, seconds: float, phase_seconds: float, tell: Callable[[str], None]) -> list[Phase]:
+def soak(
+    export_dir: Path, work: Path, seconds: float, phase_seconds: float, tell: Callable[[str], None]
+) -> list[Phase]:
     """Run quiet and hostile phases in turn until the time is over."""
     from tpu_components.serving.exported import load_model
 
     images = np.random.default_rng(0).integers(0, 256, (200, 8, 8, 1), np.uint8)
     model = load_model(export_dir)
     expected = [model.class_names[i] for i in model.predict(images).argmax(1)]
+    requests = work / "requests"
+    requests.write_bytes(pickle.dumps(hostile_requests()))  # One of them takes seconds to make.
     server, port = start_server(export_dir)
     phases: list[Phase] = []
     try:
         end = time.monotonic() + seconds
         while time.monotonic() < end or len(phases) < 2:
             phase = Phase(is_hostile=len(phases) % 2 == 1)
-            with attacked(port, phase_seconds) if phase.is_hostile else contextlib.nullcontext():
+            with attacked(port, requests, phase_seconds) if phase.is_hostile else contextlib.nullcontext():
                 asyncio.run(ask(port, images, expected, phase, phase_seconds))
             phase.rss_mib = resident_mib(server.pid)
             phases.append(phase)
@@ -249,12 +237,15 @@ def main() -> int:
     parser.add_argument("--export-dir", type=Path, help="an export of digits (default: a run makes one)")
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--phase-seconds", type=float, default=30.0)
-    parser.add_argument("--attack", type=int, metavar="PORT", help="only attack the server there, on this machine")
+    parser.add_argument(
+        "--attack", nargs=2, metavar=("PORT", "FILE"), help="only attack the server there, by the requests in a file"
+    )
     arguments = parser.parse_args()
     if arguments.attack:
         os.nice(10)
         print("attacking", flush=True)
-        asyncio.run(attack(arguments.attack, arguments.minutes * 60))
+        port, file = arguments.attack
+        asyncio.run(attack(int(port), pickle.loads(Path(file).read_bytes()), arguments.minutes * 60))
         return 0
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         export_dir = arguments.export_dir
@@ -262,7 +253,13 @@ def main() -> int:
             command = ["-m", "tpu_pipelines.cli", "run", "digits", "--workspace", folder, "--set", "deploy=false"]
             subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
             export_dir = Path(folder) / "digits" / "export"
-        phases = soak(export_dir, arguments.minutes * 60, arguments.phase_seconds, lambda line: print(line, flush=True))
+        phases = soak(
+            export_dir,
+            Path(folder),
+            arguments.minutes * 60,
+            arguments.phase_seconds,
+            lambda line: print(line, flush=True),
+        )
     verdicts = judge(phases)
     print(f"\n{table(verdicts)}")
     return 0 if all(one.is_kept for one in verdicts) else 1

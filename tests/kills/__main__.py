@@ -115,20 +115,32 @@ def die(expected: Undisturbed, kill: Kill, work: Path) -> tuple[Path, Process, M
 
 def try_kill(expected: Undisturbed, kill: Kill, work: Path) -> list[str]:
     """Kill a step, look at what is there, run it again; returns what is not as it should be."""
-    step = expected.step
     folder, process, before = die(expected, kill, work)
-    faults = [] if kill.is_alone else list(_half(step, folder, (before, expected.left)))
+    faults = [] if kill.is_alone else list(half_written(expected.step, folder, (before, expected.left)))
+    return [*faults, *go_on(expected, folder, process, keep=bool(faults))]
+
+
+def go_on(expected: Undisturbed, folder: Path, process: Process, keep: bool) -> list[str]:
+    """Run a step again where it has ended too early; returns what is not as it should be.
+
+    Args:
+        expected: The step.
+        folder: The folder that it ran in; deleted if all is well.
+        process: The process that has ended.
+        keep: Whether to keep the folder in any case.
+    """
+    step, faults = expected.step, list[str]()
     try:
         step.finish(folder)
     except RuntimeError as error:
-        return [*faults, str(error)]
+        return [str(error)]
     finally:
         process.end_session()
     faults += differing(step.left_in(folder), expected.left)
     faults += [f"{name} is left half written" for name in leftovers(folder)]
     for version_dir in folder.glob("**/registry/*/versions/[0-9]*"):
         faults += [f"{version_dir}: {damage}" for damage in Version.load(version_dir).damage()]
-    if not faults:
+    if not faults and not keep:
         shutil.rmtree(folder)
         log_of(folder).unlink()
     return faults
@@ -143,7 +155,7 @@ def differing(left: Mapping[str, Outcome], expected: Mapping[str, Outcome]) -> l
     ]
 
 
-def _half(step: Step, folder: Path, whole: Iterable[Mapping[str, Outcome]]) -> Iterable[str]:
+def half_written(step: Step, folder: Path, whole: Iterable[Mapping[str, Outcome]]) -> Iterable[str]:
     """What a killed step has left under a final name that is neither what was there before nor its result."""
     for name, found in [*step.left_in(folder).items(), *step.cached_in(folder)]:
         if all(differences(found, one.get(name, {})) for one in whole):

@@ -33,9 +33,9 @@ _MEASURED = {
     "export.json": {"bytes"},  # The SavedModel's fingerprint has a number drawn anew, of as many digits as it takes.
     "version.json": {"files", "digest"},  # Other files' times are in them; whether they agree is checked apart.
 }
-# Named, not compared: pages of figures that stand in the JSON beside them, curves with the times of their points, and
-# what TensorFlow says of a SavedModel.
-_NAMED_ALONE = (".html", ".v2", "fingerprint.pb")
+# Named, not compared: pages and model cards of figures that stand in the JSON beside them, curves with the times of
+# their points, and what TensorFlow says of a SavedModel.
+_NAMED_ALONE = (".html", ".v2", "fingerprint.pb", "README.md")
 
 
 def outcome(folder: Path, top: Path | None = None) -> Outcome:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -115,6 +116,26 @@ def test_killed_at_any_moment_every_step_and_the_run_give_the_same_again(tmp_pat
 @pytest.mark.slow  # A minute.
 def test_killed_at_any_moment_commands_that_write_together_give_the_same_again():
     command = [sys.executable, "-m", "tests.kills.fan_out", "--kills", "20"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow  # Two minutes.
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_steps_stand_a_full_disk_a_damaged_one_and_a_clock_that_steps():
+    steps = ("create_tfrecords", "train_model", "evaluate_model", "deploy_model", "predict_batch")
+    command = [
+        sys.executable,
+        "-m",
+        "tests.kills.faults",
+        "full",
+        "damaged",
+        "clock",
+        "--times",
+        "5",
+        "--steps",
+        *steps,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -173,6 +173,9 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         splits = manifest.splits.values()
         if len({len(split.class_counts) for split in splits}) > 1:
             raise TypeError("class_counts is expected to have a number for each class, in every split")
+        num_targets = len(manifest.class_names) if manifest.task == REGRESSION else 0
+        if any(len(split.targets) != num_targets for split in splits):
+            raise TypeError("targets is expected to have the statistics of each target of a regression, in every split")
         figures = (figure for split in splits for figure in split.distributions.values())
         if any(len(figure.edges) != len(figure.counts) + 1 for figure in figures):
             raise TypeError("distributions is expected to have a count between any two neighbouring edges")

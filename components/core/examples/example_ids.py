@@ -13,6 +13,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN
+from tpu_components.core.files.unpacking import read_arrays
 
 IDENTITY_TYPE = np.dtype("<u8")  # Among a million examples two that differ share one with a chance of 3 in 100 million.
 EXAMPLES_FILE = "examples.npz"
@@ -51,14 +52,13 @@ def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
     path = records_dir / EXAMPLES_FILE
     if not path.is_file():
         return None
-    stored: Mapping[str, np.ndarray] = _load(path)
-    return stored.get(split)
+    return _load(path, split).get(split)
 
 
 def load_copied(records_dir: Path, split: str) -> np.ndarray:
     """Return bool[num_examples] of a split that has identities: whether an example has a copy in training."""
-    copied: np.ndarray = _load(records_dir / EXAMPLES_FILE)[f"{split}{_COPIED}"]
-    return copied
+    name = f"{split}{_COPIED}"
+    return _load(records_dir / EXAMPLES_FILE, name)[name]
 
 
 def save_trained_on(records_dir: Path, model_dir: Path) -> None:
@@ -71,11 +71,11 @@ def save_trained_on(records_dir: Path, model_dir: Path) -> None:
 def find_seen(model_dir: Path, identities: np.ndarray) -> np.ndarray | None:
     """Return bool[num_examples]: whether a model has trained on each example; None where it does not say."""
     path = model_dir / TRAINED_ON_FILE
-    return np.isin(identities, _load(path)) if path.is_file() else None
+    return np.isin(identities, _load(path)[""]) if path.is_file() else None
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, name: str = "") -> dict[str, np.ndarray]:
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        return read_arrays(path, only=name, is_own=True)
+    except ValueError as error:
         raise InputError(f"Cannot read {path}: it is damaged ({error}). Write the folder again.") from error

@@ -4,7 +4,6 @@ records/slices.npz   for each column its name and its values, and for each split
                      which of the values; of images for each split int32[num_examples]: pixels of their files
 """
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.files.unpacking import read_arrays
 
 SLICES_FILE = "slices.npz"
 SIZE = "size"
@@ -54,12 +54,12 @@ def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     if not path.is_file():
         return {}
     try:
-        with np.load(path) as file:
-            columns = {
-                name: file[f"{number}"][file[f"{number}.{split}"]] for number, name in enumerate(file[_NAMES].tolist())
-            }
-            sizes = {SIZE: file[_of_size(split)]} if _of_size(split) in file else {}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        file = read_arrays(path, is_own=True)
+        columns = {
+            name: file[f"{number}"][file[f"{number}.{split}"]] for number, name in enumerate(file[_NAMES].tolist())
+        }
+        sizes = {SIZE: file[_of_size(split)]} if _of_size(split) in file else {}
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise InputError(
             f"Cannot read {path}: expected what create_tfrecords wrote, received {error}. Run it again."
         ) from error

@@ -383,7 +383,7 @@ def naming_faults() -> Iterator[None]:
     Raises:
         InputError: If a disk is full or read-only, a file may not be read or written, the memory is not enough, or a
             package of one of this project's extras is not installed.
-        PlatformError: If a file on a mounted bucket was changed while it was open.
+        PlatformError: If a file on a mounted bucket was changed while it was open, or the disk reports an error.
     """
     try:
         yield
@@ -402,6 +402,11 @@ def naming_faults() -> Iterator[None]:
             raise PlatformError(
                 f"{name or 'A file'} was changed in the bucket while it was open here: another run of this step, or "
                 "somebody else, writes to the same place. Run again once nothing else writes there."
+            ) from error
+        if number == errno.EIO:
+            raise PlatformError(
+                f"Cannot read or write {name or 'a file'}: input/output error. Check the disk or the mount, then run "
+                "again."
             ) from error
         if not (fault := (_UNWRITABLE | _FORBIDDEN).get(number, "")):
             raise

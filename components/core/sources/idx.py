@@ -12,10 +12,10 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TEST, TRAIN
 from tpu_components.core.files import storage
+from tpu_components.core.files.unpacking import require_plausible
 from tpu_components.core.sources.arrays import Arrays, list_arrays
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.unpacking import require_plausible
 
 _MOST_AXES = 4
 

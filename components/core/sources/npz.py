@@ -7,10 +7,10 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
+from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.arrays import Arrays, list_arrays
 from tpu_components.core.sources.listing import SPLIT_NAMES, Listing, Source
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.unpacking import read_arrays
 
 
 def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
@@ -21,6 +21,8 @@ def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
     content = storage.read_bytes(location)
     try:
         data = read_arrays(location, content)
+        if data.keys() == {""}:
+            raise ValueError("a single array, as numpy.save writes it")
     except InputError:
         raise
     except ValueError as error:

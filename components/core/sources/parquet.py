@@ -17,6 +17,7 @@ from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import IMAGE, REGRESSION, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import decode
+from tpu_components.core.files.unpacking import SMALL_BYTES, require_plausible
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
 from tpu_components.core.sources.fields import choose_fields, known_by, read_ids, read_kept, read_splits, read_targets
@@ -24,7 +25,6 @@ from tpu_components.core.sources.listing import Listing, Source, split_named
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.targets import shown
-from tpu_components.core.sources.unpacking import SMALL_BYTES, require_plausible
 from tpu_components.core.work.workers import in_threads
 
 _MOST_ROWS_AT_ONCE = 1024

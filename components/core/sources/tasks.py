@@ -9,10 +9,10 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.columns import Pieces
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import Span, Spans
-from tpu_components.core.sources.unpacking import read_arrays
 
 # Labels, keys, contents and hashes of a task's examples, as `write_part` takes them.
 Arguments = tuple[list[Any], list[str], Any, np.ndarray | None]
@@ -65,19 +65,22 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
     try:
         arrays = read_arrays(uri, storage.read_bytes(uri))
         told = typed_json.decode(arrays["told"].tobytes())
-    except (OSError, ValueError, KeyError) as error:
+        columns: list[Any] = [told["labels"], told["keys"], _contents(arrays), arrays.get("hashes")]
+        numbers, counts, found = arrays["numbers"].tolist(), arrays["counts"].tolist(), str(told["key"])
+        if len(numbers) != len(counts) or any(rows is not None and len(rows) != sum(counts) for rows in columns):
+            raise ValueError("columns of different lengths")
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise InputError(
             f"Cannot read the tasks {uri}: expected a file that the step has written whole, received {error!r}. Remove "
             "it, and run the step again."
         ) from error
-    if told["key"] != key:
+    if found != key:
         raise InputError(
-            f"The tasks {uri} are of other data, parameters or code: expected {key[:12]}, received {told['key'][:12]}. "
+            f"The tasks {uri} are of other data, parameters or code: expected {key[:12]}, received {found[:12]}. "
             "Remove them, and run the step again."
         )
-    columns: list[Any] = [told["labels"], told["keys"], _contents(arrays), arrays.get("hashes")]
     start = 0
-    for number, count in zip(arrays["numbers"].tolist(), arrays["counts"].tolist(), strict=True):
+    for number, count in zip(numbers, counts, strict=True):
         some: Any = tuple(None if rows is None else rows[start : start + count] for rows in columns)
         yield number, some
         start += count

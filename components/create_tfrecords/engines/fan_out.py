@@ -22,6 +22,7 @@ from tpu_components.core.base import fingerprint, progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
+from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.params import WriteParams, WriteResult
 from tpu_components.core.work.resume_state import ResumeState, gather, range_of
 from tpu_components.create_tfrecords.log_messages import STEP
@@ -206,6 +207,12 @@ def _save_survey(survey: Survey, directory: Path) -> None:
 
 
 def _load_survey(path: Path) -> Survey:
-    with np.load(path, allow_pickle=False) as stored:
+    try:
+        stored = read_arrays(path, is_own=True)
         words = stored["known"].tobytes().split(b"\n")
         return Survey(stored["of_texts"], Counter(dict(zip(words, stored["counts"].tolist(), strict=True))))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"Cannot read {path}: expected the words that the step has counted, received {error!r}. Remove the folder, "
+            "and run the step again."
+        ) from error

@@ -11,7 +11,7 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.sources import unpacking
+from tpu_components.core.files import unpacking
 from tpu_components.core.sources.idx import read_idx
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records

@@ -13,8 +13,8 @@ import pytest
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.records import encode_example, frame_record, load_split
-from tpu_components.core.files import storage
-from tpu_components.core.sources import parquet, unpacking
+from tpu_components.core.files import storage, unpacking
+from tpu_components.core.sources import parquet
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 

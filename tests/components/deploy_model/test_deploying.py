@@ -195,6 +195,15 @@ def test_a_failed_health_check_leaves_the_alias(
     assert not folders["output"].exists()
 
 
+def test_a_disk_that_gets_full_during_the_health_check_is_said(
+    in_fresh_process, monkeypatch, exported_digits, tmp_path
+):
+    monkeypatch.setattr(health_check, "fetch", lambda *_: Path(exported_digits.path))
+    (tmp_path / "answers.npy").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"Could not write .*answers\.npy: the disk is full"):
+        health_check.answer_in_fresh_process(None, tmp_path, np.zeros((32, 8, 8, 1), np.uint8))
+
+
 @pytest.mark.parametrize("name", ["evaluation.json", "predictions.npz"])
 def test_a_damaged_evaluation_is_named(params, folders, name):
     (folders["evaluation_dir"] / name).write_text("{}")

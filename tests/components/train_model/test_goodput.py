@@ -88,6 +88,17 @@ def test_a_file_that_cannot_be_read_is_replaced(tmp_path, content):
     assert _session(tmp_path, 991.0).count == 2
 
 
+def test_a_full_disk_fails_no_training(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise InputError("the disk is full")
+
+    sessions = Sessions(tmp_path, "s", 0.0)
+    monkeypatch.setattr(goodput.storage, "write_bytes", refuse)
+    with sessions.recorded():
+        sessions.begin()
+    assert not (tmp_path / SESSIONS_FILE).exists()
+
+
 def test_sessions_of_another_training_do_not_count(tmp_path):
     _session(tmp_path, 990.0)
     assert Sessions(tmp_path, "s", 991.0).count == 2

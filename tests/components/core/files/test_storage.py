@@ -490,3 +490,9 @@ def test_a_new_file_is_not_what_a_link_points_at(tmp_path, link):
         file.write("ours")
     assert (tmp_path / "theirs").read_text() == "theirs"
     assert (tmp_path / "run.log").read_text() == "ours"
+
+
+def test_a_disk_that_cannot_be_read_is_said_in_words():
+    said = r"Cannot read or write a\.png: input/output error\. Check the disk"
+    with pytest.raises(PlatformError, match=said), storage.naming_faults():
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "a.png")

@@ -1,0 +1,96 @@
+"""Limits the decompressed size of a compressed file, for every source, before memory or disk is used.
+
+A file may unpack to 256 MiB, or to 100 times its own size if that is more. Typical compression ratios are 5 to 10 for
+images and texts, and 50 for binary masks.
+"""
+
+import io
+import lzma
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+
+SMALL_BYTES = 256 << 20  # Any machine that prepares data has as much.
+_MOST_TIMES = 100
+# What a broken archive of arrays raises, each from another layer of it.
+DAMAGED = (
+    *(OSError, ValueError, EOFError, TypeError, KeyError, MemoryError, OverflowError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, SyntaxError),
+)
+
+
+def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
+    """Check that a file unpacks to no more than the rule allows.
+
+    Args:
+        place: The file.
+        num_bytes: Its size.
+        unpacked: Bytes that it holds, as its own header says or as have been counted so far.
+
+    Raises:
+        InputError: If it holds more.
+    """
+    most = max(SMALL_BYTES, _MOST_TIMES * num_bytes)
+    if unpacked > most:
+        raise InputError(
+            f"Cannot read {place}: it has {num_bytes:,} bytes and unpacks to {unpacked >> 20:,} MiB or more, expected "
+            f"at most {most >> 20:,}, {_MOST_TIMES} times its size or {SMALL_BYTES >> 20} MiB. Check where it comes "
+            "from; if it is meant, write it without compression."
+        )
+
+
+def read_arrays(
+    place: str | Path, content: bytes | None = None, only: str = "", is_own: bool = False
+) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file by their names; that of an .npy file has the empty name.
+
+    Args:
+        place: The file.
+        content: Bytes of the whole file, where it is not to be read from `place`.
+        only: Name of the one array to read, if it is there; empty reads all.
+        is_own: Whether this project has written it. Then it may unpack to any size.
+
+    Raises:
+        InputError: If it unpacks to more than the rule allows.
+        ValueError: If it is missing or damaged, or holds something else, as pickled objects.
+    """
+    try:
+        with open(place, "rb") if content is None else io.BytesIO(content) as file:
+            num_bytes = file.seek(0, io.SEEK_END)
+            if not zipfile.is_zipfile(file):
+                file.seek(0)
+                return {"": _read_array(file, num_bytes)}
+            arrays = {}
+            with zipfile.ZipFile(file) as archive:
+                if not is_own:
+                    require_plausible(str(place), num_bytes, sum(member.file_size for member in archive.infolist()))
+                for member in archive.infolist():
+                    name = member.filename.removesuffix(".npy")
+                    if name != member.filename and only in ("", name):
+                        with archive.open(member) as opened:
+                            arrays[name] = _read_array(opened, member.file_size)
+            return arrays
+    except InputError:
+        raise
+    except DAMAGED as error:
+        raise ValueError(str(error)) from error
+
+
+def _read_array(file: IO[bytes], num_bytes: int) -> np.ndarray:
+    """Return the array of an .npy file of a size, whose header says no more than is there."""
+    version = np.lib.format.read_magic(file)
+    is_first = version == (1, 0)
+    shape, _, kind = (np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0)(file)
+    if math.prod(shape) * kind.itemsize > num_bytes:
+        raise ValueError(f"an array of {kind}{list(shape)} in {num_bytes:,} bytes")
+    file.seek(0)
+    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    return array
