@@ -102,6 +102,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     from kfp import compiler
 
     from tpu_components.train_model.component import train_model
+    from tpu_pipelines.pipeline.exit_task import exit_task
     from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
     timeout = training_timeout(config, machine, target)
@@ -123,6 +124,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
         fingerprints=made_with,
         place=place,
         estimated_timeout=timeout.is_estimated,
+        exit_task=exit_task(config.name, settings),
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
