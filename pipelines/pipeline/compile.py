@@ -164,13 +164,16 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     """Return the machine of a configuration.
 
     Raises:
-        InputError: If it names none, or one of several hosts for a backend that trains on one.
+        InputError: If it names none, one that the platform does not offer, or one of several hosts for a backend that
+            trains on one.
     """
     if config.machine is None:
         raise InputError(
             f"Cannot compile {config.name!r} for {target}: expected a machine to train on, received none. Use "
             "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
         )
+    for machine in config.machine.candidates:
+        machine.slice.require_target(target)
     training = config.training
     if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator in ("cpu", "gpu")):
         config.machine.require_one_host("The tensorflow backend trains on one host")
