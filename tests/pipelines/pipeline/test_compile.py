@@ -37,7 +37,7 @@ from tpu_pipelines.platforms.tpu_pod import as_tpu_pod
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TARGETS = ("vertex", "kubeflow")
-SINGLE_HOSTS = [one.name for one in load_catalogue().slices if one.hosts == 1 and one.generation.name != "v2"]
+SINGLE_HOSTS = [one.name for one in load_catalogue().slices if one.hosts == 1 and "kubeflow" in one.targets]
 SETTINGS = Settings(
     project="my-project",
     region="us-west1",
@@ -184,7 +184,7 @@ def test_a_custom_job_is_the_one_that_googles_own_helper_makes():
 def test_every_machine_of_the_catalogue_becomes_a_custom_job_with_exactly_its_fields():
     from google.cloud import aiplatform_v1
 
-    for one in load_catalogue().slices:
+    for one in [entry for entry in load_catalogue().slices if "vertex" in entry.targets]:
         _, job = submitted_job(as_custom_job(train_model, parse_machine(one.name), Settings(), "digits"))
         (pool,) = job.job_spec.worker_pool_specs
         fields = {key: value for key, value in one.vertex_fields.items() if value}
@@ -388,12 +388,15 @@ def pod(machine, settings=None):
 # Accelerator and topology labels, and chips, as GKE's tables have them.
 GKE = {
     "v3-8": ("tpu-v3-device", "2x2", 4),
+    "v4-8": ("tpu-v4-podslice", "2x2x1", 4),
     "v5e-1": ("tpu-v5-lite-podslice", "1x1", 1),
     "v5e-4": ("tpu-v5-lite-podslice", "2x2", 4),
     "v5e-8": ("tpu-v5-lite-podslice", "2x4", 8),
+    "v5p-8": ("tpu-v5p-slice", "2x2x1", 4),
     "v6e-1": ("tpu-v6e-slice", "1x1", 1),
     "v6e-4": ("tpu-v6e-slice", "2x2", 4),
     "v6e-8": ("tpu-v6e-slice", "2x4", 8),
+    "7x-1": ("tpu7x", "1x1x1", 1),
     "7x-4": ("tpu7x", "2x2x1", 4),
 }
 
@@ -460,14 +463,22 @@ def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling(tmp_p
 def test_what_gke_does_not_have_is_refused():
     for one in load_catalogue().slices:
         if one.generation.name == "v2":
-            with pytest.raises(InputError, match=rf"GKE has no TPU v2\. Received: {one.name}\. Expected one of v3-8, "):
+            with pytest.raises(InputError, match=rf"GKE does not offer {one.name}, .*nearest: v3-"):
                 as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits")
+
+
+@pytest.mark.parametrize("name", ["v5p-8", "v4-8", "7x-1"])
+def test_what_gke_alone_has_is_refused_on_vertex(name, tmp_path):
+    with pytest.raises(InputError, match=rf"Vertex AI does not offer {name}, .*Use --target kubeflow"):
+        compile_pipeline(load_config("digits", [f"machine={name}"]), "vertex", tmp_path / "pipeline.yaml", SETTINGS)
 
 
 # Accelerator labels, chips of a pod, and pods, as GKE's tables have them: machine types of four chips.
 GKE_SLICES = {
     "v3-32": ("tpu-v3-slice", "4x4", 4, 4),
+    "v4-16": ("tpu-v4-podslice", "2x2x2", 4, 2),
     "v5e-16": ("tpu-v5-lite-podslice", "4x4", 4, 4),
+    "v5p-4096": ("tpu-v5p-slice", "8x16x16", 4, 512),
     "v6e-256": ("tpu-v6e-slice", "16x16", 4, 64),
     "7x-1024": ("tpu7x", "8x8x16", 4, 256),
 }
