@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.typed_values import NotNegative, Positive, Range, check_fields, read_by_hand
+from tpu_components.core.base.typed_values import NotNegative, Pattern, Positive, Range, check_fields, read_by_hand
 
 CATALOGUE_FILE = Path(__file__).parent / "machine_catalogue.json"
 CHEAPEST_MACHINE = "v5e-1"
@@ -25,6 +25,9 @@ BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
 _OWN_FIELDS = ("name", *VERTEX_FIELDS, "reservation", "fallbacks")  # What no fallback takes from its machine.
 _RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z]+-[a-z]+\d+)-[a-z]/reservations/[^/]+")
+_RESOURCE_ID = Pattern(r"([a-z][a-z0-9-]{0,62})?", "a persistent resource's id, as my-resource")
+_NFS_MOUNT = Pattern(r"[^:=\s]+:/[^=\s]*=[\w.-]+", "SERVER:/PATH=NAME, as 10.0.0.2:/share=data")
+VERTEX_ONLY = ("enable_web_access", "persistent_resource_id", "nfs_mounts")
 VERTEX, KUBEFLOW = "vertex", "kubeflow"
 # Whose price applies, by target: a GKE cluster is billed for Compute Engine's machines.
 _PLATFORMS = {VERTEX: "Vertex AI", KUBEFLOW: "GKE"}
@@ -392,6 +395,10 @@ class MachineSpec:
         timeout_seconds: Time limit of the job; 0 derives it from preflight's estimate, or is one day without one.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
         disable_retries: Do not restart the job after an error of the platform.
+        enable_web_access: Open a shell in the training's container on Vertex AI, from the job's page.
+        persistent_resource_id: Persistent resource on Vertex AI, whose machines the job uses; empty starts machines.
+        nfs_mounts: Shares that Vertex AI mounts, `SERVER:/PATH=NAME` each, at `/mnt/nfs/NAME`. The server is in the
+            network of the settings.
         max_wait_seconds: Seconds to wait for the machine before the next fallback is tried; 0 waits without limit.
         fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks.
 
@@ -412,6 +419,9 @@ class MachineSpec:
     timeout_seconds: NotNegative = 0
     restart_job_on_worker_restart: bool = False
     disable_retries: bool = False
+    enable_web_access: bool = False
+    persistent_resource_id: Annotated[str, _RESOURCE_ID] = ""
+    nfs_mounts: tuple[Annotated[str, _NFS_MOUNT], ...] = ()
     max_wait_seconds: NotNegative = 24 * 3600
     fallbacks: tuple["MachineSpec", ...] = ()
 

@@ -14,7 +14,7 @@ from kfp import compiler, dsl
 from kfp import components as kfp_components
 
 from tests.cli import MODELS, assert_user_error, readme_model, tpu_pipelines_here
-from tests.fakes import jobsets
+from tests.fakes import jobsets, vertex_rules
 from tests.fakes.vertex_rules import hosts_of
 from tests.signing_keys import write_keys
 from tpu_components.core.base.container_images import IMAGE
@@ -453,6 +453,50 @@ def test_a_pod_can_queue_with_kueue_and_take_a_node_of_flex_start():
     assert config["nodeSelector"]["labels"]["cloud.google.com/gke-flex-start"] == "true"
     with pytest.raises(InputError, match=r"neither spot nor reserved\. Received: provisioning='flex-start' with v5e-4"):
         pod({"name": "v5e-4", "spot": True}, settings)
+
+
+VERTEX_ONLY = {
+    "enable_web_access": True,
+    "persistent_resource_id": "my-resource",
+    "nfs_mounts": ["10.0.0.2:/share/data=data"],
+}
+
+
+def test_shell_persistent_resource_and_shares_of_a_machine_are_the_custom_job_s():
+    from google.cloud import aiplatform_v1
+
+    machine = parse_machine({"name": "v5e-4", **VERTEX_ONLY})
+    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
+    assert job.job_spec.enable_web_access
+    assert job.job_spec.persistent_resource_id == "my-resource"
+    mount = {"server": "10.0.0.2", "path": "/share/data", "mount_point": "data"}
+    assert list(job.job_spec.worker_pool_specs[0].nfs_mounts) == [aiplatform_v1.NfsMount(mount)]
+    vertex_rules.check_custom_job(job, "us-west4", ["tpu-pipelines/python:latest"])
+    without = dataclasses.replace(SETTINGS, network="")
+    with pytest.raises(InputError, match=r"nfs_mounts=\('10.0.0.2:/share/data=data',\) without a network"):
+        as_custom_job(train_model, machine, without, "digits")
+
+
+@pytest.mark.parametrize("field", VERTEX_ONLY)
+def test_what_a_machine_has_on_vertex_alone_is_refused_on_a_cluster(field, tmp_path):
+    config = load_config(
+        {
+            "name": "a",
+            "data": {"source": "sklearn:digits"},
+            "model": "digits_cnn",
+            "machine": {"name": "v5e-4", field: VERTEX_ONLY[field]},
+        }
+    )
+    with pytest.raises(InputError, match=rf"Only Vertex AI has machine\.{field}\. .*--target kubeflow"):
+        compile_pipeline(config, "kubeflow", tmp_path / "pipeline.yaml", SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("nfs_mounts", ["10.0.0.2:share=data"]), ("persistent_resource_id", "projects/p/my")]
+)
+def test_a_share_or_a_resource_of_another_form_is_refused(field, value):
+    with pytest.raises(InputError, match=rf"{field}"):
+        parse_machine({"name": "v5e-4", field: value})
 
 
 def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling(tmp_path):
