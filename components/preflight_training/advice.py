@@ -122,11 +122,11 @@ def _most_of_the_data(report: MachineReport, data: DataFacts) -> int:
 
 def _with_more_memory(report: MachineReport) -> str:
     """Name the nearest machine with as many devices on which the program fits; empty if there is none."""
-    needed, offered = report.peak_bytes, load_catalogue().find(report.machine).targets
+    needed, target = report.peak_bytes, report.target or load_catalogue().find(report.machine).targets[0]
     larger = [
         entry
         for entry in load_catalogue().slices
-        if set(entry.targets) & set(offered)
+        if target in entry.targets
         and needed
         and entry.devices == report.devices
         and entry.generation.hbm_usable_bytes > needed

