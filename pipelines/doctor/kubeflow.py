@@ -33,8 +33,8 @@ _TIMEOUT_SECONDS = 20
 # users manifests/kustomize/env/platform-agnostic-multi-user: the profile's own.
 _RUNNER, _RUNNER_OF_A_PROFILE = "pipeline-runner", "default-editor"
 _SERVERS_NAMESPACE = "kubeflow"
-# https://jobset.sigs.k8s.io/docs/installation: a release's manifests, which `kubectl apply` may install again.
 _TPU7X_POOLS = "https://cloud.google.com/kubernetes-engine/docs/how-to/tpus"
+# https://jobset.sigs.k8s.io/docs/installation: a release's manifests, which `kubectl apply` may install again.
 _JOBSETS = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.11.1/manifests.yaml"
 
 
@@ -227,8 +227,8 @@ class KubeflowChecks:
         """Return the command for a node pool that the cluster's autoscaler fills, on GKE.
 
         A pool of several hosts is one slice, with all nodes or none. A topology is for these alone
-        (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x needs a workload policy besides, which a
-        person chooses (src/xpk/core/system_characteristics.py: requires_workload_policy).
+        (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x needs a workload policy, which a person
+        chooses (src/xpk/core/system_characteristics.py: requires_workload_policy).
         """
         context = _GKE_CONTEXT.fullmatch(self._context)
         if not context or machine.accelerator_type or machine.slice.generation.name == "7x":
