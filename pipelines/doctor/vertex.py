@@ -79,7 +79,7 @@ class VertexChecks:
         self._machines = [in_region(entry, settings) for entry in require_machine(config, "vertex").candidates]
         self._deploy = config.deploy or DeployParams("", config.name)
         self._policies = Policies(apis, settings.project)
-        self._who = "user:YOU"
+        self._who = '"user:$(gcloud config get account)"'
 
     def checks(self) -> list[Check]:
         """Return all checks in the order of the report; each needs the sign-in."""
