@@ -137,11 +137,14 @@ def _most_of_the_data(report: MachineReport, data: DataFacts) -> int:
 
 def _with_more_memory(report: MachineReport) -> str:
     """Name the nearest machine with as many devices on which the program fits; empty if there is none."""
-    needed = report.peak_bytes
+    needed, target = report.peak_bytes, report.target or load_catalogue().find(report.machine).targets[0]
     larger = [
         entry
         for entry in load_catalogue().slices
-        if needed and entry.devices == report.devices and entry.generation.hbm_usable_bytes > needed
+        if target in entry.targets
+        and needed
+        and entry.devices == report.devices
+        and entry.generation.hbm_usable_bytes > needed
     ]
     nearest = min(larger, key=lambda entry: entry.generation.hbm_usable_bytes, default=None)
     return f", such as {nearest.name} with {nearest.generation.hbm_usable_bytes / 2**30:.1f} GiB" if nearest else ""

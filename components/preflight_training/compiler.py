@@ -70,6 +70,7 @@ class Compilation:
         bytes_per_cycle: Bytes that a device's memory moves in a cycle.
         batch_size_per_replica: Examples per replica and step.
         is_resident: Whether the training split lies in the devices' memory.
+        chip_config: Configuration of a chip; empty is libtpu's default.
     """
 
     machine: str
@@ -79,6 +80,7 @@ class Compilation:
     bytes_per_cycle: float
     batch_size_per_replica: int
     is_resident: bool = False
+    chip_config: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +202,9 @@ def _topology(compilation: Compilation) -> Any:
     from jax.experimental import topologies
 
     bounds = compilation.chips_per_host_bounds
-    options = {"chips_per_host_bounds": bounds} if bounds else {}
+    options: dict[str, Any] = {"chips_per_host_bounds": bounds} if bounds else {}
+    if compilation.chip_config:
+        options["chip_config_name"] = compilation.chip_config
     return topologies.get_topology_desc(platform="tpu", topology_name=compilation.topology, **options)
 
 

@@ -186,6 +186,7 @@ class Examination:
                 machine=machine.name,
                 topology=machine.libtpu_topology,
                 chips_per_host_bounds=machine.chips_per_host_bounds or (),
+                chip_config=machine.generation.chip_config,
                 devices=machine.devices,
                 bytes_per_cycle=machine.generation.device_bytes_per_cycle,
                 batch_size_per_replica=batch_size,

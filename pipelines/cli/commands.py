@@ -530,6 +530,12 @@ COMMANDS = (
             *CONFIG,
             *target(),
             argument("--kube-context", default="", metavar="NAME", help="kubeflow: ask its cluster, too, as kubectl"),
+            argument(
+                "--script",
+                type=Path,
+                metavar="FILE",
+                help="write a shell script that creates and grants what is missing",
+            ),
             json_flag("print a JSON list, and nothing else, on stdout"),
         ),
         needs_settings=True,

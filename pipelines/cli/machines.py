@@ -29,6 +29,7 @@ _NOTES = """\
 devices   as JAX counts them: replicas
 HBM GiB   what a compiled program may use of a device's memory
 TFLOP/s   bfloat16 peak of the whole slice
+-         not offered there
 quota     0 by default: ask for TPU training quota in your region first"""
 
 
@@ -78,6 +79,12 @@ def _prices(entry: Slice, region: str) -> tuple[Price | None, Price | None]:
     return entry.price(region, target=VERTEX), entry.price(region, target=KUBEFLOW)
 
 
+def _told(price: Price | None, entry: Slice, target: str) -> str:
+    if target not in entry.targets:
+        return "-"
+    return f"{price.usd_per_hour:,.2f}" if price else "?"
+
+
 def as_table(slices: Sequence[Slice], region: str = "") -> str:
     """Return a table of the slices, and below it the regions of each generation and notes on columns and prices."""
     prices = {entry: _prices(entry, region) for entry in slices}
@@ -91,12 +98,17 @@ def as_table(slices: Sequence[Slice], region: str = "") -> str:
             str(entry.hosts),
             f"{entry.generation.hbm_usable_bytes / 2**30:.2f}",
             f"{entry.chips * entry.generation.peak_bf16_flops / 1e12:,.0f}",
-            *(f"{price.usd_per_hour:,.2f}" if price else "?" for price in both),
-            both[0].region if both[0] else "",
+            *(_told(price, entry, target) for price, target in zip(both, (VERTEX, KUBEFLOW), strict=True)),
+            next((price.region for price in both if price), ""),
         )
         for entry, both in prices.items()
     ]
-    known = [price for both in prices.values() for price in both]
+    known = [
+        price
+        for entry, both in prices.items()
+        for price, target in zip(both, (VERTEX, KUBEFLOW), strict=True)
+        if target in entry.targets
+    ]
     return "\n".join([*lay_out(_COLUMNS, rows), "", *_regions(slices), "", _NOTES, *_price_notes(known)])
 
 

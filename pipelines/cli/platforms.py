@@ -25,7 +25,7 @@ from tpu_pipelines.cli.output import (
 )
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
-from tpu_pipelines.doctor.findings import Finding, answer
+from tpu_pipelines.doctor.findings import Finding, answer, as_script
 from tpu_pipelines.pipeline.compile import compile_pipeline, require_step_image
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
 from tpu_pipelines.submission.smoke import plan_smoke, run_smoke
@@ -151,6 +151,12 @@ def doctor(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.overrides)
     findings = examine(config, ASKED, arguments.target, settings, context=arguments.kube_context)
     show_findings(findings, arguments.json)
+    if arguments.script:
+        title = (
+            f"Creates and grants what {config.name} lacks on {arguments.target}, as `tpu-pipelines doctor` found it."
+        )
+        storage.write_bytes(arguments.script, as_script(findings, title).encode())
+        tell_hint(f"read {arguments.script}, then run it: bash {arguments.script}")
     return BAD_INPUT if {Status.ERROR, Status.HINT} & {finding.state for finding in findings} else DONE
 
 

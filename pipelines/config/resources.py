@@ -9,7 +9,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
 from tpu_components.core.examples.interface import IMAGE
-from tpu_components.core.machines.machine_spec import VERTEX, MachineSpec, PaidMachine
+from tpu_components.core.machines.machine_spec import VERTEX, VERTEX_ONLY, MachineSpec, PaidMachine
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import FAN_OUT, WriteParams
 from tpu_components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLOOR_SECONDS, VERTEX_TASK_SECONDS
@@ -94,6 +94,13 @@ def check_target(config: Config, target: str) -> None:
             "machine.timeout_seconds."
         )
     if target != "vertex":
+        for machine in config.machine.candidates if config.machine else ():
+            for name in VERTEX_ONLY:
+                if value := getattr(machine, name):
+                    raise InputError(
+                        f"Only Vertex AI has machine.{name}. Received: {value!r} with --target {target}. Leave it out; "
+                        "on Kubeflow, TPU_PIPELINES_VOLUMES mounts claims, and kubectl exec opens a shell."
+                    )
         return
     times = {f"resources.{step}.timeout": asked.timeout for step, asked in config.resources.items()}
     times["machine.timeout_seconds"] = config.machine.timeout_seconds if config.machine else 0

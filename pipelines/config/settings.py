@@ -17,6 +17,7 @@ _OF_TARGET = {
     "vertex": ("network_attachment", "encryption_key", "tensorboard", "experiment"),
     "kubeflow": ("kueue_queue", "provisioning", "s3_secret"),
 }
+MAIL = "mailto:"
 _OF_REGION = ("network_attachment", "encryption_key", "tensorboard")  # Named projects/…/…/REGION/….
 _LABEL = r"[a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?"  # Labels that both Google Cloud and Kubernetes accept.
 
@@ -61,6 +62,10 @@ class Settings:
         provisioning: Way in which the training gets its node on GKE, `flex-start`; empty is as the cluster has it.
         volumes: Persistent volume claims that the training step mounts, and their paths there. Checkpoints go onto the
             first: without one, a pod that starts again trains from the start.
+        notify: Who is told when a run ends. A webhook's URL, or a file on gs:// or s3:// that holds the URL, gets a
+            message of every run that did not succeed; it is the JSON that Slack and Google Chat take. `mailto:` with
+            addresses lets Vertex AI send an e-mail of every run. A URL stands in the compiled file; a file keeps it
+            secret.
 
     Raises:
         InputError: If a value has the wrong form.
@@ -98,6 +103,10 @@ class Settings:
     provisioning: str = _text("flex-start", "flex-start")
     secrets: Mapping[str, str] = _pairs("storage-key=/secrets/storage", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
     volumes: Mapping[str, str] = _pairs("checkpoints=/mnt/checkpoints", r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?=/\S+")
+    notify: str = _text(
+        "gs://my-bucket/hook.txt",
+        rf"(https?|gs|s3)://[^/\s]\S*|{MAIL}[^@\s,]+@[^@\s,]+(,[^@\s,]+@[^@\s,]+)*",
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -123,6 +132,11 @@ class Settings:
                     f"The setting {name} ({variable(name)}) cannot be had with --target {target}. Received: {value!r}. "
                     "Leave it out there."
                 )
+        if target != "vertex" and self.notify.startswith(MAIL):
+            raise InputError(
+                f"Vertex AI alone sends e-mails: expected {variable('notify')} to be a webhook with --target {target}. "
+                f"Received: {self.notify!r}."
+            )
         self.check_region(self.region)
         if self.network and self.network_attachment:
             raise InputError(

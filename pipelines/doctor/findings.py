@@ -3,14 +3,18 @@
 import contextlib
 import dataclasses
 import enum
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError, PlatformError
 from tpu_components.core.base.states import Status
 
 _THREADS = 8
+_SCRIPT_WIDTH = 120
+_COMMENT: dict[str, Any] = {"initial_indent": "# ", "subsequent_indent": "#   ", "break_on_hyphens": False}
 
 
 class Cost(enum.IntEnum):
@@ -23,6 +27,22 @@ class Cost(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Command:
+    """Shell command that creates or grants what a check misses.
+
+    Attributes:
+        text: The command.
+        unless: Command that succeeds if there is nothing left to do; empty if a repeated `text` changes nothing.
+    """
+
+    text: str
+    unless: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.unless} >/dev/null 2>&1 ||\n  {self.text}" if self.unless else self.text
+
+
+@dataclasses.dataclass(frozen=True)
 class Finding:
     """The answer of a check.
 
@@ -31,21 +51,23 @@ class Finding:
         state: Whether it is as a run needs it.
         said: Sentence on it, or on why it could not be asked.
         remedy: Advice where it is not; a command where one does it.
+        commands: Commands for a script that does it.
     """
 
     about: str
     state: Status
     said: str
     remedy: str = ""
+    commands: tuple[Command, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.about}: {self.said}" + (f" → {self.remedy}" if self.remedy else "")
 
 
 class LackError(Exception):
-    """Error for something that a run needs and that is missing, with what to do."""
+    """Error for something that a run needs and that is missing; without a remedy, the check's commands are one."""
 
-    def __init__(self, said: str, remedy: str) -> None:
+    def __init__(self, said: str, remedy: str = "") -> None:
         super().__init__(said)
         self.remedy = remedy
 
@@ -67,16 +89,19 @@ class Check:
         ask: Returns the sentence on what is there, or several findings; raises `LackError` or `CannotAskError`.
         cost: Cost of asking.
         needs: Name of the check without which this one cannot be asked, as the sign-in; empty for none.
+        commands: Returns the commands that create or grant what is asked for, in their order; called if it is missing
+            or unknown.
     """
 
     about: str
     ask: Callable[[], str | Iterable[Finding]]
     cost: Cost = Cost.NETWORK
     needs: str = ""
+    commands: Callable[[], tuple[Command, ...]] = tuple
 
 
 @contextlib.contextmanager
-def lacking(said: str, remedy: str, error: type[Exception] = MissingError) -> Iterator[None]:
+def lacking(said: str, remedy: str = "", error: type[Exception] = MissingError) -> Iterator[None]:
     """Turn an error of the block into a `LackError`; an empty `said` stands for the error's own message."""
     try:
         yield
@@ -92,13 +117,14 @@ def answer(check: Check) -> Iterator[Finding]:
     try:
         said = check.ask()
         yield from [Finding(check.about, Status.OK, said)] if isinstance(said, str) else said
-    except LackError as error:
-        yield Finding(check.about, Status.ERROR, str(error), error.remedy)
-    except CannotAskError as error:
-        yield Finding(check.about, Status.UNKNOWN, str(error), error.remedy)
-    except (PlatformError, InputError) as error:
+    except (LackError, CannotAskError, PlatformError, InputError) as error:
         is_mistake = check.cost < Cost.REQUEST and isinstance(error, InputError)
-        yield Finding(check.about, Status.ERROR if is_mistake else Status.UNKNOWN, str(error))
+        state = Status.ERROR if is_mistake or isinstance(error, LackError) else Status.UNKNOWN
+        commands: tuple[Command, ...] = ()
+        with contextlib.suppress(CannotAskError, PlatformError):  # A name in them cannot be looked up.
+            commands = check.commands()
+        remedy = getattr(error, "remedy", "") or (commands[0].text if commands else "")
+        yield Finding(check.about, state, str(error), remedy, commands)
 
 
 def ask_all(checks: Sequence[Check]) -> list[Finding]:
@@ -130,3 +156,24 @@ def as_lines(findings: Sequence[Finding]) -> Iterator[tuple[Status | str, str]]:
         yield finding.state, f"{finding.about:<{width}}  {finding.said}"
         if finding.remedy:
             yield "", f"{'':<{width}}  → {finding.remedy}"
+
+
+def as_script(findings: Iterable[Finding], title: str) -> str:
+    """Return a shell script of the commands for everything that is missing or unknown, each below its reason.
+
+    What no command can do is a comment.
+    """
+    lines = [
+        "#!/usr/bin/env bash",
+        *textwrap.wrap(title, _SCRIPT_WIDTH, **_COMMENT),
+        "# A repeated run changes nothing. A new account is known everywhere after a minute: repeat after an error.",
+        "set -euo pipefail",
+    ]
+    for finding in findings:
+        if finding.state is Status.OK:
+            continue
+        is_command = any(command.text == finding.remedy for command in finding.commands)
+        reason = str(dataclasses.replace(finding, remedy="") if is_command else finding)
+        lines += ["", *textwrap.wrap(reason, _SCRIPT_WIDTH, **_COMMENT)]
+        lines += map(str, finding.commands)
+    return "\n".join(lines) + "\n"

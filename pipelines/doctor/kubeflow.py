@@ -1,6 +1,7 @@
 """Checks of what a run needs of a server of Kubeflow Pipelines and, given a Kubernetes context, of its cluster."""
 
 import functools
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
-from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, LackError, answer, lacking
+from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, answer, lacking
 from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
@@ -32,6 +33,9 @@ _TIMEOUT_SECONDS = 20
 # users manifests/kustomize/env/platform-agnostic-multi-user: the profile's own.
 _RUNNER, _RUNNER_OF_A_PROFILE = "pipeline-runner", "default-editor"
 _SERVERS_NAMESPACE = "kubeflow"
+_TPU7X_POOLS = "https://cloud.google.com/kubernetes-engine/docs/how-to/tpus"
+# https://jobset.sigs.k8s.io/docs/installation: a release's manifests, which `kubectl apply` may install again.
+_JOBSETS = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.11.1/manifests.yaml"
 
 
 class KubeflowChecks:
@@ -57,7 +61,10 @@ class KubeflowChecks:
     def checks(self) -> list[Check]:
         """Return everything to ask, in the order in which it is told."""
         images = (("image", self._image, ""), ("steps' image", other_steps_image(), "STEPS_"), *self._beam_image)
-        checks = [Check("server", self._answers), Check("object store", self._store, Cost.REQUEST)]
+        checks = [
+            Check("server", self._answers),
+            Check("object store", self._store, Cost.REQUEST, commands=self._create_bucket),
+        ]
         for about, image, name in images:
             if image:
                 variable = f"TPU_PIPELINES_{name}IMAGE"
@@ -69,11 +76,17 @@ class KubeflowChecks:
             unnamed = Finding("cluster", Status.UNKNOWN, "not asked: name a context by --kube-context")
             return [*checks, Check("cluster", lambda: [unnamed], needs="server")]
         checks += [
-            Check(f"nodes {machine.name}", functools.partial(self._nodes, machine))
+            Check(
+                f"nodes {machine.name}",
+                functools.partial(self._nodes, machine),
+                commands=functools.partial(self._create_pool, machine),
+            )
             for machine in dict.fromkeys(self._machines)
         ]
         if any(machine.slice.hosts > 1 for machine in self._machines):
-            checks.append(Check("JobSets", self._jobsets))
+            checks.append(
+                Check("JobSets", self._jobsets, commands=lambda: (*self._install_jobsets(), *self._grant_jobsets()))
+            )
         if self._is_retried:
             checks.append(Check("retries", self._retries, needs="server"))
         checks.append(Check("service account", self._service_account, needs="server"))
@@ -127,9 +140,17 @@ class KubeflowChecks:
         if not storage.is_on_google(root):
             raise CannotAskError(f"{root} cannot be asked from here")
         name, _ = split(root)
-        with lacking(f"there is no gs://{name}", f"gcloud storage buckets create gs://{name}"):
+        with lacking(f"there is no gs://{name}"):
             self._apis.get(STORAGE, f"storage/v1/b/{name}")
         return f"gs://{name}; whether pods may write there, their node's account decides"
+
+    def _create_bucket(self) -> tuple[Command, ...]:
+        if not storage.is_on_google(self._settings.bucket):
+            return ()
+        name, region = split(self._settings.bucket)[0], self._settings.region
+        create = f"gcloud storage buckets create gs://{name} --uniform-bucket-level-access"
+        create += f" --location={region}" if region else ""
+        return (Command(create, f"gcloud storage buckets describe gs://{name}"),)
 
     def _s3(self) -> str:
         """Check the secret of the pods that use s3://; its content is nobody's to read here."""
@@ -189,9 +210,8 @@ class KubeflowChecks:
         said = f"no node has {selector}"
         if not context or machine.accelerator_type:  # Vertex's name for these machines is not GKE's.
             raise CannotAskError(f"{said}; whether a node pool would add one, only the cluster's owner can say")
-        location, cluster = context["location"], context["cluster"]
         # google/container/v1/cluster_service.proto: Cluster.node_pools, autopilot, autoscaling.
-        place = f"v1/projects/{context['project']}/locations/{location}/clusters/{cluster}"
+        place = f"v1/projects/{context['project']}/locations/{context['location']}/clusters/{context['cluster']}"
         described = self._apis.get("container.googleapis.com", place)
         makes_pools = described.get("autopilot", {}).get("enabled") or described.get("autoscaling", {}).get(
             "enableNodeAutoprovisioning"
@@ -199,15 +219,26 @@ class KubeflowChecks:
         pools = [node["name"] for node in described.get("nodePools", ()) if _has(node, machine)]
         if pools or makes_pools:
             return f"{said} now; {', '.join(pools) or 'the cluster'} adds them as they are asked for"
-        # A pool of several hosts is one slice, with all nodes or none. A topology is for these alone
-        # (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838).
-        hosts, kind, flags = machine.slice.hosts, machine.machine_type, f" --machine-type={machine.machine_type}"
-        if hosts > 1:
-            kind += f" and {machine.tpu_topology}"
-            flags += f" --tpu-topology={machine.tpu_topology}"
+        kind = machine.machine_type + (f" and {machine.tpu_topology}" if machine.slice.hosts > 1 else "")
+        by_hand = "" if self._create_pool(machine) else f"create one with a workload policy: {_TPU7X_POOLS}"
+        raise LackError(f"{said}, and no node pool is of {kind}", by_hand)
+
+    def _create_pool(self, machine: MachineSpec) -> tuple[Command, ...]:
+        """Return the command for a node pool that the cluster's autoscaler fills, on GKE.
+
+        A pool of several hosts is one slice, with all nodes or none. A topology is for these alone
+        (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x needs a workload policy, which a person
+        chooses (src/xpk/core/system_characteristics.py: requires_workload_policy).
+        """
+        context = _GKE_CONTEXT.fullmatch(self._context)
+        if not context or machine.accelerator_type or machine.slice.generation.name == "7x":
+            return ()
+        name, hosts = f"tpu-{machine.name}{'-spot' * machine.spot}", machine.slice.hosts
+        place = f"--cluster={context['cluster']} --location={context['location']} --project={context['project']}"
+        flags = f"--machine-type={machine.machine_type}" + f" --tpu-topology={machine.tpu_topology}" * (hosts > 1)
         flags += f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}" + " --spot" * machine.spot
-        create = f"gcloud container node-pools create tpu --cluster={cluster} --location={location}{flags}"
-        raise LackError(f"{said}, and no node pool is of {kind}", create)
+        create = f"gcloud container node-pools create {name} {place} {flags}"
+        return (Command(create, f"gcloud container node-pools describe {name} {place}"),)
 
     def _service_account(self) -> str:
         runner, origin = (_RUNNER_OF_A_PROFILE, "the profile") if self._is_shared else (_RUNNER, "the server")
@@ -253,16 +284,44 @@ class KubeflowChecks:
         with lacking(f"the cluster knows no {GROUP}/{VERSION}", installation):
             self._ask("list_namespaced_custom_object", GROUP, VERSION, self._namespace, PLURAL, limit=1)
         yield Finding("JobSets", Status.OK, f"{GROUP}/{VERSION}")
-        yield from answer(Check("right to JobSets", self._right_to_jobsets))
+        yield from answer(Check("right to JobSets", self._right_to_jobsets, commands=self._grant_jobsets))
+
+    @property
+    def _account(self) -> str:
+        """Service account of the steps, behind its namespace."""
+        return f"{self._namespace}:{_RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER}"
+
+    def _install_jobsets(self) -> tuple[Command, ...]:
+        return (Command(f"kubectl apply --server-side --context={self._context} -f {_JOBSETS}"),)
+
+    def _grant_jobsets(self) -> tuple[Command, ...]:
+        """Return the commands for a role with all rights that the step needs, and for its binding."""
+        place, name = f"--context={self._context} --namespace={self._namespace}", "tpu-pipelines-jobsets"
+        rules: dict[str, list[str]] = {}
+        for verb, what in RIGHTS:
+            rules.setdefault(what, []).append(verb)
+        roles = [
+            {"apiGroups": [GROUP if what == PLURAL else ""], "resources": [what], "verbs": verbs}
+            for what, verbs in rules.items()
+        ]
+        role = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": {"name": name, "namespace": self._namespace},
+            "rules": roles,
+        }
+        bind = f"kubectl create rolebinding {name} {place} --role={name} --serviceaccount={self._account}"
+        return (
+            Command(f"kubectl apply --context={self._context} -f - <<'ROLE'\n{json.dumps(role)}\nROLE"),
+            Command(bind, f"kubectl get rolebinding {name} {place}"),
+        )
 
     def _right_to_jobsets(self) -> str:
-        account = f"{self._namespace}:{_RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER}"
+        account = self._account
         if denied := [f"{verb} {what}" for verb, what in RIGHTS if not self._may(account, verb, what)]:
             raise LackError(
                 f"the steps' service account {account} may not {', '.join(denied)} in {self._namespace}",
-                f"kubectl create role jobsets --namespace={self._namespace} --verb=get,create,delete "
-                f"--resource={PLURAL}.{GROUP}, and bind it by kubectl create rolebinding jobsets "
-                f"--namespace={self._namespace} --role=jobsets --serviceaccount={account}",
+                "grant it by a role: --script FILE writes the commands",
             )
         return f"{account} may create them"
 

@@ -27,13 +27,14 @@ from tpu_components.deploy_model.endpoint_address import check_access
 from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, LackError, lacking
+from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
 from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies
 from tpu_pipelines.doctor.images import look_at_image, repository_of
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.beam_job import is_on_dataflow
 from tpu_pipelines.platforms.custom_job import in_region
 
+_VERTEX_AI, _CLOUD_QUOTAS = "aiplatform.googleapis.com", "cloudquotas.googleapis.com"
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
 _KEYS, _CONNECTIVITY = "cloudkms.googleapis.com", "networkconnectivity.googleapis.com"
 # Of whoever submits; https://cloud.google.com/iam/docs/roles-permissions/aiplatform has roles and permissions.
@@ -51,6 +52,9 @@ _READER = ("storage.objects.get", "storage.objects.list")
 _WRITER = (*_READER, "storage.objects.create", "storage.objects.delete")  # To write an object again takes both.
 _ACT_AS = ("iam.serviceAccounts.actAs",)  # custom_job.proto, service_account: of whoever creates a job that runs as it.
 _ENCRYPTER = ("cloudkms.cryptoKeyVersions.useToEncrypt", "cloudkms.cryptoKeyVersions.useToDecrypt")
+_USER, _ACTING = "roles/aiplatform.user", "roles/iam.serviceAccountUser"
+_ENCRYPTING = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
+_NAME_ACCOUNT = "set TPU_PIPELINES_SERVICE_ACCOUNT"
 _PULLER = ("artifactregistry.repositories.downloadArtifacts",)
 # GoogleCloudPlatform/vertex-ai-samples, notebook_util/common_util.py, get_resource_id; spot machines have a quota of
 # their own. Pods of v2 and v3 have quotas of their own, too: "You won't be able to run single-host experiments with
@@ -75,7 +79,7 @@ class VertexChecks:
         self._machines = [in_region(entry, settings) for entry in require_machine(config, "vertex").candidates]
         self._deploy = config.deploy or DeployParams("", config.name)
         self._policies = Policies(apis, settings.project)
-        self._who = "user:YOU"
+        self._who = '"user:$(gcloud config get account)"'
 
     def checks(self) -> list[Check]:
         """Return all checks in the order of the report; each needs the sign-in."""
@@ -88,28 +92,32 @@ class VertexChecks:
         checks = [
             Check("project", self._project),
             Check("APIs", functools.partial(self._services, has_dataflow)),
-            Check("your role", self._submitter),
+            Check("your role", self._submitter, commands=lambda: (self._bind_project(self._who),)),
             Check("Vertex AI", self._region),
-            Check("bucket", self._bucket, Cost.REQUEST),
+            Check("bucket", self._bucket, Cost.REQUEST, commands=self._create_bucket),
             *self._of_image("image", self._image, "", Cost.REQUEST, python),
-            Check("service account", self._service_account, Cost.REQUEST),
-            Check("acting as it", self._acting, Cost.REQUEST),
-            self._role("its roles", _RUNNER + (_DEPLOYER if is_deployed else ()), "roles/aiplatform.user"),
+            Check("service account", self._service_account, Cost.REQUEST, commands=self._create_account),
+            Check("acting as it", self._acting, Cost.REQUEST, commands=lambda: (self._bind_account(self._who),)),
+            self._role("its roles", _RUNNER + (_DEPLOYER if is_deployed else ()), _USER),
             *self._its_buckets(),
-            Check("its acting", self._runner_acting),
+            Check("its acting", self._runner_acting, commands=lambda: (self._bind_account(self._member),)),
             *(
-                Check(f"quota {entry.name}", functools.partial(self._quota, entry))
+                Check(
+                    f"quota {entry.name}",
+                    functools.partial(self._quota, entry),
+                    commands=functools.partial(self._request_quota, entry),
+                )
                 for entry in dict.fromkeys(self._machines)
             ),
         ]
-        for about, setting, ask in (
-            ("network", settings.network, self._network),
-            ("attachment", settings.network_attachment, self._attachment),
-            ("key", settings.encryption_key, self._key),
-            ("tensorboard", settings.tensorboard, self._tensorboard),
+        for setting, check in (
+            (settings.network, Check("network", self._network)),
+            (settings.network_attachment, Check("attachment", self._attachment)),
+            (settings.encryption_key, Check("key", self._key, commands=self._bind_key)),
+            (settings.tensorboard, Check("tensorboard", self._tensorboard)),
         ):
             if setting:
-                checks.append(Check(about, ask))
+                checks.append(check)
         if steps := other_steps_image():
             checks += self._of_image("steps' image", steps, "STEPS_", Cost.REQUEST)
         if self._config.data.engine == BEAM:
@@ -155,7 +163,7 @@ class VertexChecks:
     def _services(self, has_dataflow: bool) -> str | Iterator[Finding]:
         """Check that the services are enabled: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
         project = self._settings.project
-        needed = ["aiplatform.googleapis.com", "storage.googleapis.com"]
+        needed = [_VERTEX_AI, STORAGE]
         if repository_of(self._image):
             needed.append(_REGISTRY)
         if not self._settings.service_account or self._settings.network:
@@ -167,17 +175,21 @@ class VertexChecks:
         states = {entry["name"].rpartition("/")[2]: entry.get("state") for entry in answer.get("services", ())}
         if not (disabled := [name for name in needed if states.get(name) != "ENABLED"]):
             return ", ".join(name.partition(".")[0] for name in needed)
-        command = f"--project={project}"
-        return (
-            Finding("APIs", Status.ERROR, f"{name} is not enabled", f"gcloud services enable {name} {command}")
-            for name in disabled
-        )
+
+        def lack(name: str) -> Finding:
+            enable = Command(f"gcloud services enable {name} --project={project}")
+            # A role can be granted to the service's own account only after that account exists.
+            account = Command(f"gcloud beta services identity create --service={name} --project={project}")
+            commands = (enable, account) if name == _VERTEX_AI else (enable,)
+            return Finding("APIs", Status.ERROR, f"{name} is not enabled", enable.text, commands)
+
+        return map(lack, disabled)
 
     def _submitter(self) -> str:
         place = f"v3/projects/{self._settings.project}:testIamPermissions"
         answer = self._apis.post(RESOURCES, place, {"permissions": list(_SUBMITTER)})
         if denied := _denied(_SUBMITTER, answer):
-            raise LackError(f"you lack {', '.join(denied)}", self._bind_project(self._who, "roles/aiplatform.user"))
+            raise LackError(f"you lack {', '.join(denied)}")
         return "you may create and read pipeline jobs"
 
     def _region(self) -> str:
@@ -193,8 +205,7 @@ class VertexChecks:
 
     def _bucket(self) -> Iterator[Finding]:
         name, region = split(self._settings.bucket)[0], self._settings.region
-        create = f"gcloud storage buckets create gs://{name} --location={region} --project={self._settings.project}"
-        with lacking(f"there is no gs://{name}", create):
+        with lacking(f"there is no gs://{name}"):
             bucket = self._apis.get(STORAGE, f"storage/v1/b/{name}")
         location, kind = bucket.get("location", "").lower(), bucket.get("locationType", "region")
         remedy = f"use one in {region}: gcloud storage buckets create gs://NAME --location={region}"
@@ -212,13 +223,22 @@ class VertexChecks:
         if denied and bundle_of(self._config.training.model):  # The user uploads the model's code to the bucket.
             raise LackError(
                 f"you lack {', '.join(denied)} in gs://{name}, and the model's code travels through it",
-                _bind_bucket(name, self._who, "roles/storage.objectAdmin"),
+                _bind_bucket(name, self._who, "roles/storage.objectAdmin").text,
             )
         if is_of_runs:
             may = "nothing of yours is written there" if denied else "you may write there"
             others = [other for other in dict.fromkeys((region, *training)) if other != location]
             far = f"; jobs in {', '.join(others)} use it from there, for more time and money" if others else ""
             yield Finding("bucket", Status.OK, f"gs://{name} in {location}; {may}{far}")
+
+    def _create_bucket(self) -> tuple[Command, ...]:
+        """Return the commands for a bucket that the user may write to, where the model's code travels through it."""
+        name, project = split(self._settings.bucket)[0], self._settings.project
+        create = f"gcloud storage buckets create gs://{name} --location={self._settings.region} --project={project}"
+        commands = [Command(f"{create} --uniform-bucket-level-access", f"gcloud storage buckets describe gs://{name}")]
+        if bundle_of(self._config.training.model):
+            commands.append(_bind_bucket(name, self._who, "roles/storage.objectAdmin"))
+        return tuple(commands)
 
     # What it runs in
 
@@ -231,22 +251,28 @@ class VertexChecks:
         when the model is uploaded: model.proto, ModelContainerSpec.image_uri.
         """
         look = functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", False, least_python)
+        project, location, repository = repository_of(image) or ("", "", "")
+        is_own, role = project == self._settings.project, "roles/artifactregistry.reader"
+        place = f"{repository} --location={location} --project={project}"
+
+        def create() -> tuple[Command, ...]:
+            made = f"gcloud artifacts repositories create {place} --repository-format=docker"
+            return (Command(made, f"gcloud artifacts repositories describe {place}"),) if is_own else ()
 
         def judge_puller() -> str:
-            repository = repository_of(image)
-            if not repository or repository[0] == self._settings.project:
+            if is_own or not project:
                 return "Vertex AI's service agent reads the project's own"
-            (project, location, name), agent = repository, self._agent
-            path = f"v1/projects/{project}/locations/{location}/repositories/{name}:getIamPolicy"
-            granted = Policies(self._apis, project).granted(agent, lambda: self._apis.get(_REGISTRY, path))
-            role = "roles/artifactregistry.reader"
-            command = (
-                f"gcloud artifacts repositories add-iam-policy-binding {name} --project={project} "
-                f"--location={location} --member={agent} --role={role}"
+            agent, path = (
+                self._agent,
+                f"v1/projects/{project}/locations/{location}/repositories/{repository}:getIamPolicy",
             )
-            return _judge(granted, _PULLER, agent, role, command)
+            granted = Policies(self._apis, project).granted(agent, lambda: self._apis.get(_REGISTRY, path))
+            return _judge(granted, _PULLER, agent, role)
 
-        return [Check(about, look, cost), Check(f"{about}'s reader", judge_puller)]
+        def bind() -> tuple[Command, ...]:
+            return (_bind(f"gcloud artifacts repositories add-iam-policy-binding {place}", self._agent, role),)
+
+        return [Check(about, look, cost, commands=create), Check(f"{about}'s reader", judge_puller, commands=bind)]
 
     @property
     def _agent(self) -> str:
@@ -261,36 +287,48 @@ class VertexChecks:
         return self._settings.service_account or f"{self._number}-compute@developer.gserviceaccount.com"
 
     @property
+    def _member(self) -> str:
+        return f"serviceAccount:{self._account}"
+
+    @property
     def _account_path(self) -> str:
         """Path of the account below its own project: iam.proto answers 403 for a missing one below `projects/-`."""
         answer = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", self._account)
         return f"v1/projects/{answer[1] if answer else self._settings.project}/serviceAccounts/{self._account}"
 
     def _service_account(self) -> str:
-        account, remedy = self._account, "set TPU_PIPELINES_SERVICE_ACCOUNT"
-        if self._settings.service_account:
-            name = account.partition("@")[0]
-            remedy = f"gcloud iam service-accounts create {name} --project={self._settings.project}"
-        with lacking(f"there is no {account}", remedy):
+        account = self._account
+        with lacking(f"there is no {account}", "" if self._settings.service_account else _NAME_ACCOUNT):
             answer = self._apis.get(IAM, self._account_path)
         if answer.get("disabled"):
             raise LackError(f"{account} is disabled", f"gcloud iam service-accounts enable {account}")
         return account
 
+    def _create_account(self) -> tuple[Command, ...]:
+        name, domain = self._account.split("@")
+        if domain != f"{self._settings.project}.iam.gserviceaccount.com":  # Not one that a user creates here.
+            return ()
+        place = f"--project={self._settings.project}"
+        made = f"gcloud iam service-accounts create {name} {place}"
+        enable = Command(f"gcloud services enable {IAM} {place}")
+        return enable, Command(made, f"gcloud iam service-accounts describe {self._account} {place}")
+
     def _acting(self) -> str:
         answer = self._apis.post(IAM, f"{self._account_path}:testIamPermissions", {"permissions": list(_ACT_AS)})
         if _denied(_ACT_AS, answer):
-            raise LackError(f"you lack {_ACT_AS[0]} on {self._account}", self._bind_account(self._who))
+            raise LackError(f"you lack {_ACT_AS[0]} on {self._account}")
         return f"you may act as {self._account}"
 
     def _role(self, about: str, needed: Sequence[str], role: str, account: str = "") -> Check:
         """Return the check that an account, by default the pipeline's, has permissions in the project."""
 
         def ask() -> str:
-            member = f"serviceAccount:{account or self._account}"
-            return _judge(self._policies.granted(member), needed, member, role, self._bind_project(member, role))
+            return _judge(self._policies.granted(member()), needed, member(), role)
 
-        return Check(about, ask)
+        def member() -> str:
+            return f"serviceAccount:{account or self._account}"
+
+        return Check(about, ask, commands=lambda: (self._bind_project(member(), role),))
 
     def _its_buckets(self) -> Iterator[Check]:
         """Yield the checks that the account may use the bucket that it writes to, and the bucket of the data."""
@@ -299,42 +337,43 @@ class VertexChecks:
         if storage.is_on_google(data := self._config.data_location):
             needed.setdefault(split(data)[0], (_READER, "roles/storage.objectViewer"))
         for name, (permissions, role) in needed.items():
-            yield Check(f"its buckets: {name}", functools.partial(self._its_bucket, name, permissions, role))
+
+            def bind(name: str = name, role: str = role) -> tuple[Command, ...]:
+                return (_bind_bucket(name, self._member, role),)
+
+            ask = functools.partial(self._its_bucket, name, permissions, role)
+            yield Check(f"its buckets: {name}", ask, commands=bind)
 
     def _its_bucket(self, name: str, permissions: Sequence[str], role: str) -> str:
-        member = f"serviceAccount:{self._account}"
-
         def policy() -> dict[str, Any]:
             return self._apis.get(STORAGE, f"storage/v1/b/{name}/iam", optionsRequestedPolicyVersion=3)
 
-        granted = self._policies.granted(member, policy)
-        return _judge(granted, permissions, member, role, _bind_bucket(name, member, role))
+        return _judge(self._policies.granted(self._member, policy), permissions, self._member, role)
 
     def _runner_acting(self) -> str:
         """Check that the pipeline's account may create the training job, which runs as the same account."""
         if not self._settings.service_account:
             return "the training runs as Vertex AI's own agent"
-        member, path = f"serviceAccount:{self._account}", f"{self._account_path}:getIamPolicy"
-        granted = self._policies.granted(member, lambda: self._apis.post(IAM, path, {}))
-        return _judge(granted, _ACT_AS, member, "roles/iam.serviceAccountUser", self._bind_account(member))
+        path = f"{self._account_path}:getIamPolicy"
+        granted = self._policies.granted(self._member, lambda: self._apis.post(IAM, path, {}))
+        return _judge(granted, _ACT_AS, self._member, _ACTING)
 
     # What it trains on
 
-    def _quota(self, machine: MachineSpec) -> str:
+    def _quota(self, machine: MachineSpec) -> str | tuple[Finding, ...]:
         """Check the quota: google/api/cloudquotas/v1/resources.proto has a value for each combination of dimensions.
 
         Of v2 and v3 cores are counted, of the others chips: https://cloud.google.com/vertex-ai/docs/quotas.
         """
-        entry, project, region = machine.slice, self._settings.project, machine.region
-        needed, spot = machine.accelerator_count or entry.chips, "Preemptible" if machine.spot else ""
-        kind = (_POD_QUOTAS if entry.hosts > 1 else _QUOTAS)[entry.generation.name]
-        quota = f"CustomModelTraining{spot}{kind}PerProjectPerRegion"
+        project, region = self._settings.project, machine.region
+        quota, needed = _quota_of(machine)
         place = f"v1/projects/{project}/locations/global/services/aiplatform.googleapis.com/quotaInfos/{quota}"
         console = f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
         try:
-            answer = self._apis.get("cloudquotas.googleapis.com", place)
-        except MissingError as error:
-            raise CannotAskError(f"Google Cloud knows no {quota}", f"look at {console}") from error
+            answer = self._apis.get(_CLOUD_QUOTAS, place)
+        except MissingError:  # Without the commands: there is nothing to ask for.
+            said = f"Google Cloud knows no {quota}"
+            return (Finding(f"quota {machine.name}", Status.UNKNOWN, said, f"look at {console}"),)
         places = [
             entry
             for entry in answer.get("dimensionsInfos", ())
@@ -346,6 +385,20 @@ class VertexChecks:
         if 0 <= limit < needed:
             raise LackError(f"{quota} in {region} is {limit}, and {needed} are needed", f"ask for more: {console}")
         return f"{limit if limit >= 0 else 'any number'} in {region}, {needed} needed"
+
+    def _request_quota(self, machine: MachineSpec) -> tuple[Command, ...]:
+        """Return the commands that ask for the quota; a person decides, and the answer comes by e-mail.
+
+        https://cloud.google.com/sdk/gcloud/reference/quotas/preferences/create.
+        """
+        project, (quota, needed) = self._settings.project, _quota_of(machine)
+        name = f"tpu-pipelines-{machine.name}{'-spot' * machine.spot}-{machine.region}"
+        ask = (
+            f"gcloud quotas preferences create --service={_VERTEX_AI} --quota-id={quota} --preferred-value={needed} "
+            f"--dimensions=region={machine.region} --preference-id={name} --project={project}"
+        )
+        enable = Command(f"gcloud services enable {_CLOUD_QUOTAS} --project={project}")
+        return enable, Command(ask, f"gcloud quotas preferences describe {name} --project={project}")
 
     # What it is connected to
 
@@ -375,20 +428,19 @@ class VertexChecks:
     def _key(self) -> str:
         """Check that the service agent may use the key: https://cloud.google.com/vertex-ai/docs/general/cmek."""
         name = self._settings.encryption_key
-        _, project, _, location, _, ring, _, key = name.split("/")
         with lacking(f"there is no {name}", "check TPU_PIPELINES_ENCRYPTION_KEY"):
             state = self._apis.get(_KEYS, f"v1/{name}").get("primary", {}).get("state", "without a version")
         if state != "ENABLED":
             raise LackError(f"{name} is {state}", "enable its primary version, or name another key")
-        role = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
-        granted = Policies(self._apis, project).granted(
+        granted = Policies(self._apis, name.split("/")[1]).granted(
             self._agent, lambda: self._apis.get(_KEYS, f"v1/{name}:getIamPolicy")
         )
-        command = (
-            f"gcloud kms keys add-iam-policy-binding {key} --keyring={ring} --location={location} --project={project} "
-            f"--member={self._agent} --role={role}"
-        )
-        return _judge(granted, _ENCRYPTER, self._agent, role, command)
+        return _judge(granted, _ENCRYPTER, self._agent, _ENCRYPTING)
+
+    def _bind_key(self) -> tuple[Command, ...]:
+        _, project, _, location, _, ring, _, key = self._settings.encryption_key.split("/")
+        place = f"{key} --keyring={ring} --location={location} --project={project}"
+        return (_bind(f"gcloud kms keys add-iam-policy-binding {place}", self._agent, _ENCRYPTING),)
 
     def _tensorboard(self) -> str:
         name = self._settings.tensorboard
@@ -448,18 +500,28 @@ class VertexChecks:
 
     # The commands that grant a role
 
-    def _bind_project(self, member: str, role: str) -> str:
-        return f"gcloud projects add-iam-policy-binding {self._settings.project} --member={member} --role={role}"
+    def _bind_project(self, member: str, role: str = _USER) -> Command:
+        # Without --condition, gcloud asks where another binding of the policy has one.
+        bound = _bind(f"gcloud projects add-iam-policy-binding {self._settings.project}", member, role)
+        return Command(f"{bound} --condition=None")
 
-    def _bind_account(self, member: str) -> str:
-        return (
-            f"gcloud iam service-accounts add-iam-policy-binding {self._account} --member={member} "
-            "--role=roles/iam.serviceAccountUser"
-        )
+    def _bind_account(self, member: str) -> Command:
+        return _bind(f"gcloud iam service-accounts add-iam-policy-binding {self._account}", member, _ACTING)
 
 
-def _bind_bucket(name: str, member: str, role: str) -> str:
-    return f"gcloud storage buckets add-iam-policy-binding gs://{name} --member={member} --role={role}"
+def _bind(command: str, member: str, role: str) -> Command:
+    return Command(f"{command} --member={member} --role={role}")
+
+
+def _bind_bucket(name: str, member: str, role: str) -> Command:
+    return _bind(f"gcloud storage buckets add-iam-policy-binding gs://{name}", member, role)
+
+
+def _quota_of(machine: MachineSpec) -> tuple[str, int]:
+    """Return the quota that a machine counts against, and how much of it the machine takes."""
+    entry, spot = machine.slice, "Preemptible" if machine.spot else ""
+    kind = (_POD_QUOTAS if entry.hosts > 1 else _QUOTAS)[entry.generation.name]
+    return f"CustomModelTraining{spot}{kind}PerProjectPerRegion", machine.accelerator_count or entry.chips
 
 
 def _denied(needed: Sequence[str], answer: Mapping[str, Any]) -> list[str]:
@@ -467,18 +529,18 @@ def _denied(needed: Sequence[str], answer: Mapping[str, Any]) -> list[str]:
     return [permission for permission in needed if permission not in answer.get("permissions", ())]
 
 
-def _judge(granted: Granted, needed: Sequence[str], member: str, role: str, command: str) -> str:
+def _judge(granted: Granted, needed: Sequence[str], member: str, role: str) -> str:
     """Return a sentence if a member has the needed permissions.
 
     Raises:
-        LackError: If it lacks some; names the role, and the command that grants it.
+        LackError: If it lacks some; names the role.
         CannotAskError: If it may lack some.
     """
     name = member.partition(":")[2]
     denied, perhaps = granted.lacks(tuple(needed))
     said = f"{name} lacks {role} ({', '.join(denied)})"
     if perhaps:
-        raise CannotAskError(f"{said}, as far as can be seen: {perhaps}", command)
+        raise CannotAskError(f"{said}, as far as can be seen: {perhaps}")
     if denied:
-        raise LackError(said, command)
+        raise LackError(said)
     return f"{name} has {role}'s part of it"

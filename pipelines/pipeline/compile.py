@@ -102,6 +102,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     from kfp import compiler
 
     from tpu_components.train_model.component import train_model
+    from tpu_pipelines.pipeline.exit_task import exit_task
     from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
     timeout = training_timeout(config, machine, target)
@@ -123,6 +124,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
         fingerprints=made_with,
         place=place,
         estimated_timeout=timeout.is_estimated,
+        exit_task=exit_task(config.name, settings),
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
@@ -162,13 +164,16 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     """Return the machine of a configuration.
 
     Raises:
-        InputError: If it names none, or one of several hosts for a backend that trains on one.
+        InputError: If it names none, one that the platform does not offer, or one of several hosts for a backend that
+            trains on one.
     """
     if config.machine is None:
         raise InputError(
             f"Cannot compile {config.name!r} for {target}: expected a machine to train on, received none. Use "
             "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
         )
+    for machine in config.machine.candidates:
+        machine.slice.require_target(target)
     training = config.training
     if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator in ("cpu", "gpu")):
         config.machine.require_one_host("The tensorflow backend trains on one host")

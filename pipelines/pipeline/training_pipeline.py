@@ -1,5 +1,6 @@
 """The pipeline: connects the steps' components."""
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ def training_pipeline(
     place: Callable[[str, dsl.PipelineTask], dsl.PipelineTask] = lambda step, task: task,
     estimated_timeout: bool = False,
     fingerprints: Mapping[str, Mapping[str, str]] | None = None,
+    exit_task: Callable[[], dsl.PipelineTask] | None = None,
 ) -> Any:
     """Build the pipeline of a configuration.
 
@@ -55,6 +57,7 @@ def training_pipeline(
         place: Sets a task's platform-specific options.
         estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.
         fingerprints: Additional input of each step for the platform's cache; see `platform_fingerprints`.
+        exit_task: Adds the task that runs when all others have ended, however they end.
 
     Returns:
         A KFP pipeline, to compile or to call inside a kfp.local session.
@@ -74,13 +77,7 @@ def training_pipeline(
             return task.set_caching_options(True, cache_keys[step]) if is_last else task.set_caching_options(False)
         return task.set_caching_options(False) if step in uncached else task
 
-    @dsl.pipeline(name=PIPELINE_NAME, description="Labelled data to a checked Keras model for CPU serving.")
-    def pipeline(
-        source: str = config.data.source,
-        epochs: int = config.training.epochs,
-        learning_rate: float = config.training.learning_rate,
-        champion: str = config.champion,
-    ) -> None:
+    def add_steps(source: Any, epochs: Any, learning_rate: Any, champion: Any) -> None:
         data = _constants(config.data, "source")
         data_version: Any = ""
         if not cache_keys:  # They contain it already.
@@ -154,5 +151,15 @@ def training_pipeline(
                     **footprint,
                     **_constants(config.deploy, "lineage", "preflight"),
                 )
+
+    @dsl.pipeline(name=PIPELINE_NAME, description="Labelled data to a checked Keras model for CPU serving.")
+    def pipeline(
+        source: str = config.data.source,
+        epochs: int = config.training.epochs,
+        learning_rate: float = config.training.learning_rate,
+        champion: str = config.champion,
+    ) -> None:
+        with dsl.ExitHandler(exit_task(), name="run") if exit_task else contextlib.nullcontext():
+            add_steps(source, epochs, learning_rate, champion)
 
     return pipeline

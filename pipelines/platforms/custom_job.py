@@ -71,6 +71,12 @@ def as_custom_job(
     if settings.bucket and not storage.is_on_google(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
     settings.check_region(machine.region)
+    if machine.nfs_mounts and not (settings.network or settings.network_attachment):
+        # https://cloud.google.com/vertex-ai/docs/training/train-nfs-share
+        raise InputError(
+            f"A job reaches an NFS server through a VPC network. Received: machine.nfs_mounts={machine.nfs_mounts!r} "
+            "without a network. Set TPU_PIPELINES_NETWORK or TPU_PIPELINES_NETWORK_ATTACHMENT."
+        )
     fields = _fields(machine, settings, name)
     _check_names(component, (*fields, _RESOURCES))
     inputs = {key: value for key, value in fields.items() if "{{$" not in str(value)}
@@ -126,6 +132,7 @@ def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, An
             {"network_attachment": settings.network_attachment} if settings.network_attachment else {}
         ),
         "encryption_spec_key_name": settings.encryption_key,
+        **{key: value for key in ("enable_web_access", "persistent_resource_id") if (value := getattr(machine, key))},
         "labels": {**settings.labels, "tpu_pipelines_run": slug(name), "tpu_pipelines_machine": machine.name},
     }
 
@@ -146,7 +153,14 @@ def _job(
         "job_spec": {
             "worker_pool_specs": [pool],
             "scheduling": {**scheduling, **({"disable_retries": True} if machine.disable_retries else {})},
-            **{key: values[key] for key in ("service_account", "tensorboard", "network", "psc_interface_config")},
+            **{
+                key: values[key]
+                for key in (
+                    *("service_account", "tensorboard", "network", "psc_interface_config"),
+                    *("enable_web_access", "persistent_resource_id"),
+                )
+                if key in values
+            },
             # The folder depends on the training, not on the job: a restarted job, a fallback and a repeated submission
             # continue from the same checkpoint.
             "base_output_directory": {
@@ -192,7 +206,15 @@ def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings
             "env": [{"name": key, "value": value} for key, value in environment.items()],
         },
         **({"disk_spec": disk} if disk else {}),
+        **({"nfs_mounts": [_nfs_mount(text) for text in machine.nfs_mounts]} if machine.nfs_mounts else {}),
     }
+
+
+def _nfs_mount(text: str) -> dict[str, str]:
+    """Return a share as Vertex AI names it: machine_resources.proto, NfsMount."""
+    source, _, name = text.partition("=")
+    server, _, path = source.partition(":")
+    return {"server": server, "path": path, "mount_point": name}
 
 
 def _input(name: str) -> str:

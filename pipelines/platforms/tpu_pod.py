@@ -7,7 +7,7 @@ from typing import Any
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
-from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue
+from tpu_components.core.machines.machine_spec import KUBEFLOW, MachineSpec
 from tpu_components.core.step.command_line import BAD_INPUT
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
 from tpu_pipelines.config.configuration import Config
@@ -17,7 +17,14 @@ from tpu_pipelines.config.steps import STEPS, StepResources
 from tpu_pipelines.platforms.jobs import Step, slug
 
 # Node labels: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
-_GKE_ACCELERATORS = {"v3": "tpu-v3-device", "v5e": "tpu-v5-lite-podslice", "v6e": "tpu-v6e-slice", "7x": "tpu7x"}
+_GKE_ACCELERATORS = {
+    "v3": "tpu-v3-device",
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+    "7x": "tpu7x",
+}
 _GKE_PODSLICES = {**_GKE_ACCELERATORS, "v3": "tpu-v3-slice"}  # For slices of several hosts.
 _KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 # Limit for lost hosts; a user's mistake is never restarted.
@@ -216,12 +223,7 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
     """
     entry = machine.slice
     generation = entry.generation.name
-    if generation not in _GKE_ACCELERATORS:
-        single = [other for other in load_catalogue().slices if other.hosts == 1]
-        able = ", ".join(other.name for other in single if other.generation.name in _GKE_ACCELERATORS)
-        raise InputError(
-            f"GKE has no TPU {generation}. Received: {entry.name}. Expected one of {able}, or --target vertex."
-        )
+    entry.require_target(KUBEFLOW)
     selectors = {
         "cloud.google.com/gke-tpu-accelerator": (_GKE_PODSLICES if entry.hosts > 1 else _GKE_ACCELERATORS)[generation],
         "cloud.google.com/gke-tpu-topology": entry.libtpu_topology.partition(":")[2],

@@ -233,8 +233,8 @@ class Simulate:
             state = _TASK.SUCCEEDED
             if "triggerPolicy" in tasks[name] and not self.promote:
                 state = _TASK.NOT_TRIGGERED
-            elif inner:
-                self._run(vertex, job, spec, inner["tasks"], inputs)
+            elif inner and not self._run(vertex, job, spec, inner["tasks"], inputs):
+                return False
             if self.cache and not inner:
                 scope.outputs[name] = self.cache.succeed(name, key, spec, tasks[name], inputs)
             detail = _detail(job, name, vertex)

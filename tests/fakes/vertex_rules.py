@@ -96,6 +96,14 @@ def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[s
     # components/google-cloud/google_cloud_pipeline_components/_placeholders.py and v1/custom_job/component.py)
     if "{{$" in spec.persistent_resource_id:
         refuse(f"There is no persistent resource {spec.persistent_resource_id!r}.")
+    # Rule: an NFS mount has a server, an absolute path there, and a name below /mnt/nfs (machine_resources.proto:
+    # NfsMount)
+    # Rule: a job reaches an NFS server through a VPC network (…/training/train-nfs-share)
+    for mount in pools[0].nfs_mounts:
+        if not (mount.server and mount.path.startswith("/") and mount.mount_point):
+            refuse(f"An NFS mount needs server, path and mount_point. Received: {mount}.")
+        if not (spec.network or spec.psc_interface_config.network_attachment):
+            refuse("A job with nfs_mounts must have a network.")
     # Rule: the results of a custom job lie on Cloud Storage (custom_job.proto: base_output_directory)
     if (base := spec.base_output_directory.output_uri_prefix) and not base.startswith("gs://"):
         refuse(f"base_output_directory must be a gs:// path. Received: {base!r}.")

@@ -1,8 +1,8 @@
-"""Machine of a training job, checked against a catalogue of Vertex AI's TPU slices.
+"""Machine of a training job, checked against a catalogue of TPU slices.
 
-`machine_catalogue.json` has every TPU slice for training on Vertex AI: performance, regions, Compute Engine's list
-price and the factor of Vertex AI's price, each value with source and date. `Slice.price` computes all prices. This
-module makes no network calls.
+`machine_catalogue.json` has every TPU slice for training on Vertex AI, and slices of GKE: performance, regions, Compute
+Engine's list price and the factor of Vertex AI's price, each value with source and date. `Slice.price` computes all
+prices. This module makes no network calls.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.typed_values import NotNegative, Positive, Range, check_fields, read_by_hand
+from tpu_components.core.base.typed_values import NotNegative, Pattern, Positive, Range, check_fields, read_by_hand
 
 CATALOGUE_FILE = Path(__file__).parent / "machine_catalogue.json"
 CHEAPEST_MACHINE = "v5e-1"
@@ -25,8 +25,16 @@ BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
 _OWN_FIELDS = ("name", *VERTEX_FIELDS, "reservation", "fallbacks")  # What no fallback takes from its machine.
 _RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z]+-[a-z]+\d+)-[a-z]/reservations/[^/]+")
+_RESOURCE_ID = Pattern(r"([a-z][a-z0-9-]{0,62})?", "a persistent resource's id, as my-resource")
+_NFS_MOUNT = Pattern(r"[^:=\s]+:/[^=\s]*=[\w.-]+", "SERVER:/PATH=NAME, as 10.0.0.2:/share=data")
+VERTEX_ONLY = ("enable_web_access", "persistent_resource_id", "nfs_mounts")
 VERTEX, KUBEFLOW = "vertex", "kubeflow"
 # Whose price applies, by target: a GKE cluster is billed for Compute Engine's machines.
+_PLATFORMS = {VERTEX: "Vertex AI", KUBEFLOW: "GKE"}
+_OFFERS = {
+    VERTEX: "https://cloud.google.com/vertex-ai/docs/training/configure-compute#tpu",
+    KUBEFLOW: "https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus",
+}
 BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price"}
 
 
@@ -48,7 +56,7 @@ class Generation:
     """One generation of TPU.
 
     Attributes:
-        name: `v2`, `v3`, `v5e`, `v6e` or `7x`.
+        name: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e` or `7x`.
         device_kind: Name of the device, as JAX reports it.
         devices_per_chip: JAX devices per chip: two (one per core) for v2, v3 and 7x, else one.
         hbm_usable_bytes: Memory of a JAX device that a compiled program may use, in bytes.
@@ -57,7 +65,9 @@ class Generation:
         clock_hz: Converts the TPU compiler's cycles to seconds; derived from the peak, not published.
         mxu_size: Rows and columns of a matrix unit.
         supports_tensorflow: Whether Vertex runs TensorFlow on it.
-        vertex_factor: Ratio of Vertex AI's price to Compute Engine's.
+        targets: Platforms that train on it: `vertex`, `kubeflow`.
+        chip_config: Configuration of a chip for the TPU compiler; empty is its default.
+        vertex_factor: Ratio of Vertex AI's price to Compute Engine's; None if Vertex AI does not offer it.
         boot_disk_types: Types of boot disk for its hosts.
         regions: Regions for training on one host.
         pod_regions: Regions for training on several hosts.
@@ -75,10 +85,12 @@ class Generation:
     clock_hz: float
     mxu_size: int
     supports_tensorflow: bool
-    vertex_factor: float
     boot_disk_types: tuple[str, ...]
     regions: tuple[str, ...]
     pod_regions: tuple[str, ...]
+    targets: tuple[str, ...] = tuple(BILLED_BY)
+    chip_config: str = ""
+    vertex_factor: float | None = None
     serving_only_regions: tuple[str, ...] = ()
     ici_bytes_per_second: float | None = None
     sources: Mapping[str, Source] = dataclasses.field(default_factory=dict, hash=False, repr=False)
@@ -135,8 +147,8 @@ class Slice:
     """TPU slice: one row of the catalogue.
 
     Attributes:
-        name: Short name. v2 and v3 count cores (`v2-8`), the others chips (`v5e-8`). A slice of two hosts with as many
-            chips as a single host has the suffix of its machine type (`v5e-8-4t`).
+        name: Short name. v2 to v4 and v5p count cores (`v2-8`), the others chips (`v5e-8`). A slice of two hosts with
+            as many chips as a single host has the suffix of its machine type (`v5e-8-4t`).
         generation: Generation of its chips.
         machine_type: Vertex's machine type of a host.
         chips: Number of chips.
@@ -151,6 +163,7 @@ class Slice:
         chips_per_host_bounds: A host's part of the topology, for the TPU compiler; None is its default.
         host: CPUs and memory of each host; None if not published.
         prices: Compute Engine's list prices of the whole slice.
+        targets: Platforms that train on it; by default those of its generation.
     """
 
     name: str
@@ -168,6 +181,7 @@ class Slice:
     chips_per_host_bounds: tuple[int, int, int] | None = None
     host: Host | None = None
     prices: tuple[Price, ...] = ()
+    targets: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -199,13 +213,15 @@ class Slice:
             >>> machine.price("us-west1").usd_per_hour, machine.price("us-west1", target="kubeflow").usd_per_hour
             (11.04, 9.6)
         """
+        if target not in self.targets:
+            return None
         known = [price for price in self.prices if price.is_spot == spot and region in ("", price.region)]
         cheapest = min(known, key=lambda price: price.usd_per_hour, default=None)
         return self._by_vertex(cheapest) if cheapest and target == VERTEX else cheapest
 
     def _by_vertex(self, price: Price) -> Price:
         """Convert Compute Engine's price to Vertex AI's."""
-        factor, origin = self.generation.vertex_factor, self.generation.sources["vertex_factor"]
+        factor, origin = self.generation.vertex_factor or 1.0, self.generation.sources["vertex_factor"]
         is_attested = not price.is_spot and not origin.text.startswith("assumed")
         doubt = "" if is_attested else ", an assumed factor"
         return dataclasses.replace(
@@ -217,32 +233,34 @@ class Slice:
             factor=factor,
         )
 
+    def require_target(self, target: str) -> None:
+        """Check that a platform trains on this slice.
+
+        Raises:
+            InputError: If it does not; the message names the nearest slices of the platform.
+        """
+        if target not in self.targets:
+            there = [entry for entry in load_catalogue().slices if target in entry.targets]
+            raise InputError(
+                f"{_PLATFORMS[target]} does not offer {self.name}, {self.machine_type} ({_OFFERS[target]}). Use "
+                f"--target {self.targets[0]}, or a machine of {_PLATFORMS[target]}; nearest: "
+                f"{_names(_nearest_of_each_generation(there, self.chips))}."
+            )
+
     def __str__(self) -> str:
         shape = self.tpu_topology or f"{self.accelerator_count} {self.accelerator_type}"
         return f"{self.name} ({self.machine_type}, {shape})"
 
 
 @dataclasses.dataclass(frozen=True)
-class UnofferedGeneration:
-    """A TPU generation that Vertex does not offer for training."""
-
-    name: str
-    machine_type_prefix: str
-    cores_per_chip: int
-    source: str
-    date: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Catalogue:
-    """All slices for training on Vertex, sorted by generation (oldest first), size and number of hosts.
+    """All slices, sorted by generation (oldest first), size and number of hosts.
 
     `gpu` is Compute Engine's price of a small machine with a GPU, for comparison; its `kind` names the machine.
     """
 
     generations: tuple[Generation, ...]
     slices: tuple[Slice, ...]
-    not_offered: tuple[UnofferedGeneration, ...]
     gpu: Price
 
     def find(self, name: str) -> Slice:
@@ -284,8 +302,9 @@ def load_catalogue() -> Catalogue:
     prices = [cited(row) for row in raw["prices"]]
 
     def read_slice(row: Mapping[str, Any]) -> Slice:
-        values = {key: _as_tuple(value) for key, value in row.items()}
-        entry = Slice(**values | {"generation": generations[row["generation"]], "host": hosts.get(row["machine_type"])})
+        generation = generations[row["generation"]]
+        values = {"targets": generation.targets, **{key: _as_tuple(value) for key, value in row.items()}}
+        entry = Slice(**values | {"generation": generation, "host": hosts.get(row["machine_type"])})
         return dataclasses.replace(entry, prices=tuple(_read_prices(prices, entry)))
 
     gpu = cited(raw["gpu"])
@@ -293,7 +312,6 @@ def load_catalogue() -> Catalogue:
         gpu=Price(gpu["usd_per_hour"], gpu["region"], False, gpu["name"], gpu["source"], gpu["date"]),
         generations=tuple(generations.values()),
         slices=tuple(read_slice(cited(row)) for row in raw["slices"]),
-        not_offered=tuple(UnofferedGeneration(**cited(row)) for row in raw["not_offered"]),
     )
 
 
@@ -329,7 +347,7 @@ class PaidMachine:
         attempts: Largest number of starts of the training; each has `timeout_seconds`.
 
     Raises:
-        InputError: If Vertex would refuse the machine; the message lists the nearest.
+        InputError: If the target does not offer the machine; the message lists the nearest.
     """
 
     machine: str = CHEAPEST_MACHINE
@@ -341,7 +359,7 @@ class PaidMachine:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self.spec.require_backend("auto")
+        self.slice.require_target(self.target)
 
     @functools.cached_property
     def spec(self) -> "MachineSpec":
@@ -365,7 +383,7 @@ class PaidMachine:
 
 @dataclasses.dataclass(frozen=True)
 class MachineSpec:
-    """Machine of a training job on Vertex. Every instance is valid for Vertex.
+    """Machine of a training job. Every instance is valid on the platforms that `slice.targets` names.
 
     Attributes:
         name: Short name, as `tpu-pipelines machines` lists them; may stand for the whole section. Vertex's own fields,
@@ -383,6 +401,10 @@ class MachineSpec:
         timeout_seconds: Time limit of the job; 0 derives it from preflight's estimate, or is one day without one.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
         disable_retries: Do not restart the job after an error of the platform.
+        enable_web_access: Open a shell in the training's container on Vertex AI, from the job's page.
+        persistent_resource_id: Persistent resource on Vertex AI, whose machines the job uses; empty starts machines.
+        nfs_mounts: Shares that Vertex AI mounts, `SERVER:/PATH=NAME` each, at `/mnt/nfs/NAME`. The server is in the
+            network of the settings.
         max_wait_seconds: Seconds to wait for the machine before the next fallback is tried; 0 waits without limit.
         fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks.
 
@@ -403,6 +425,9 @@ class MachineSpec:
     timeout_seconds: NotNegative = 0
     restart_job_on_worker_restart: bool = False
     disable_retries: bool = False
+    enable_web_access: bool = False
+    persistent_resource_id: Annotated[str, _RESOURCE_ID] = ""
+    nfs_mounts: tuple[Annotated[str, _NFS_MOUNT], ...] = ()
     max_wait_seconds: NotNegative = 24 * 3600
     fallbacks: tuple["MachineSpec", ...] = ()
 
@@ -476,8 +501,9 @@ class MachineSpec:
 
     @property
     def paid(self) -> PaidMachine:
-        """The slice with its price on Vertex AI; for other targets see `resources.paid_on`."""
-        return PaidMachine(self.name, self.region, self.spot, timeout_seconds=self.timeout_seconds)
+        """The slice with its price on Vertex AI, or on GKE if only GKE has it; see also `resources.paid_on`."""
+        target = self.slice.targets[0]
+        return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
     def require_backend(self, backend: str) -> None:
         """Check that the machine runs `tensorflow`, `jax` or `auto`, which chooses one that it runs.
@@ -592,15 +618,11 @@ def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
         nearest = _names(entry for entry in siblings if entry.chips in (count, count / 2)) or _names(siblings)
         return f"{name!r} may count chips or cores. Expected 7x- and the number of chips: {nearest}."
     if siblings and count:
-        unit, per_chip = ("cores", 2) if siblings[0].accelerator_type else ("chips", 1)
+        unit, per_chip = ("cores", 2) if siblings[0].name == f"{family}-{2 * siblings[0].chips}" else ("chips", 1)
         nearest = _names(_nearest(siblings, count / per_chip))
         return f"There is no {family} slice of {count} {unit}. Received: {name!r}. Nearest: {nearest}."
     if siblings:
         return f"There is no slice {name!r}. Expected one of {_names(siblings)}."
-    for generation in catalogue.not_offered:
-        if family in (generation.name, generation.machine_type_prefix):
-            nearest = _names(_nearest_of_each_generation(catalogue.slices, count / generation.cores_per_chip))
-            return f"Vertex does not offer {generation.name} for training. Received: {name!r}. Nearest: {nearest}."
     if same_machine := [str(entry) for entry in catalogue.slices if entry.machine_type == plain]:
         return f"{name!r} is a machine type, not a slice. Expected one of {', '.join(same_machine)}."
     return (
@@ -616,8 +638,6 @@ def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
     candidates = [entry for entry in catalogue.slices if entry.machine_type == machine_type]
     if not candidates:
         known = dict.fromkeys(entry.machine_type for entry in catalogue.slices)
-        if machine_type.startswith(tuple(entry.machine_type_prefix for entry in catalogue.not_offered)):
-            return _explain_unknown(catalogue, machine_type, machine_type)
         return (
             f"Vertex has no TPU machine type {machine_type!r}. Expected one of {', '.join(known)}."
             f"{did_you_mean(machine_type, known)}"
@@ -652,7 +672,8 @@ def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
 def _explain_region(machine: Slice, region: str) -> str:
     """Explain that a slice cannot train in a region; name its regions, and the slices of this region."""
     generation = machine.generation
-    there = [entry for entry in load_catalogue().slices if region in entry.regions]
+    same = [entry for entry in load_catalogue().slices if machine.targets[0] in entry.targets]
+    there = [entry for entry in same if region in entry.regions]
     if region in generation.serving_only_regions:
         reason = f"{region} serves on {generation.name}, but does not train on it."
     elif machine.hosts > 1 and region in generation.regions:

@@ -13,7 +13,7 @@ def names(*arguments):
 
 
 def test_machines_are_chosen_by_generation_and_region():
-    assert len(names()) == 40
+    assert len(names()) == 61
     assert names("v3") == ["v3-8", "v3-32", "v3-64", "v3-128", "v3-256", "v3-512", "v3-1024", "v3-2048"]
     assert names("v3", "us-central1") == ["v3-8"]
     assert {name.partition("-")[0] for name in names("", "us-west1")} == {"v5e"}
@@ -22,8 +22,7 @@ def test_machines_are_chosen_by_generation_and_region():
 @pytest.mark.parametrize(
     ("generation", "region", "message"),
     [
-        ("v4", "", r"Unknown generation 'v4': expected one of v2, v3, v5e, v6e, 7x\."),
-        ("v5", "", r"Unknown generation 'v5': .* Did you mean 'v5e'\?"),
+        ("v5", "", r"Unknown generation 'v5': expected one of v2, v3, v4, v5e, v5p, v6e, 7x\. Did you mean 'v5p'\?"),
         ("", "us-west11", r"Unknown region 'us-west11': .* Did you mean 'us-west1'\?"),
         ("7x", "us-west1", r"7x does not train in us-west1\. Expected one of us-central1\."),
     ],
@@ -35,12 +34,14 @@ def test_unknown_generations_and_regions_are_refused(generation, region, message
 
 def test_the_table_has_a_line_per_slice_and_fits_a_terminal():
     lines = as_table(select_slices()).splitlines()
-    assert [line.split()[0] for line in lines[1:41]] == names()
+    assert [line.split()[0] for line in lines[1:62]] == names()
     assert max(map(len, lines)) <= 120
     header, row = (" ".join(line.split()) for line in (lines[0], lines[7]))
     assert header == "name machine type Vertex takes chips devices hosts HBM GiB TFLOP/s Vertex $/h GKE $/h in"
     assert row == "v3-32 cloud-tpu 32 TPU_V3 16 32 4 15.48 1,968 36.80 32.00 europe-west4"
     assert "v3        europe-west4, us-central1; several hosts: europe-west4" in lines
+    (v5p,) = (" ".join(line.split()) for line in lines if line.startswith("v5p-8 "))
+    assert v5p == "v5p-8 ct5p-hightpu-4t 2x2x1 4 4 1 95.73 1,836 - 16.80 us-central1"
 
 
 def test_the_table_says_what_its_prices_are_and_which_are_unknown():
@@ -73,5 +74,5 @@ def test_machines_prints_a_table_and_refuses_what_it_does_not_know():
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1].startswith("v5e-1 ")
     assert_user_error(
-        tpu_pipelines_here("machines", "--generation", "v5"), "Unknown generation 'v5'", "Did you mean 'v5e'?"
+        tpu_pipelines_here("machines", "--generation", "v5"), "Unknown generation 'v5'", "Did you mean 'v5p'?"
     )

@@ -99,3 +99,15 @@ def test_submit_asks_only_what_is_quick(cloud, capfd):
         "iam.googleapis.com",
         "cloudresourcemanager.googleapis.com",  # For the project's number, which is in its default account's name.
     }
+
+
+def test_the_script_is_a_file_of_commands_for_what_is_missing(cloud, capfd, tmp_path):
+    script = tmp_path / "setup.sh"
+    cloud.services.discard("aiplatform.googleapis.com")
+    assert main(["doctor", "digits", *MACHINE, "--script", str(script)]) == 2
+    assert f"bash {script}" in capfd.readouterr().err
+    assert script.read_text().splitlines()[-3:] == [
+        "# APIs: aiplatform.googleapis.com is not enabled",
+        "gcloud services enable aiplatform.googleapis.com --project=my-project",
+        "gcloud beta services identity create --service=aiplatform.googleapis.com --project=my-project",
+    ]

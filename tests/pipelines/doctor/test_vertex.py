@@ -176,7 +176,10 @@ def test_a_bucket_and_an_account_that_are_not_there_leave_open_who_may_use_them(
     findings = examine(fake)
     ((what, said, remedy),) = told(findings, Status.ERROR)
     assert (what, said) == ("bucket", "there is no gs://my-bucket")
-    assert remedy == "gcloud storage buckets create gs://my-bucket --location=us-central1 --project=my-project"
+    assert remedy == (
+        "gcloud storage buckets create gs://my-bucket --location=us-central1 --project=my-project "
+        "--uniform-bucket-level-access"
+    )
     assert [one[0] for one in told(findings, Status.UNKNOWN)] == ["its buckets: my-bucket"]
     fake.cloud.__init__()
     fake.cloud.accounts.clear()
@@ -205,8 +208,8 @@ def test_records_that_are_written_on_dataflow_need_its_api_its_roles_and_an_imag
     assert found["APIs"][1] == "gcloud services enable dataflow.googleapis.com --project=my-project"
     assert "TPU_PIPELINES_BEAM_IMAGE=" in found["Beam image"][1]
     bound = "gcloud projects add-iam-policy-binding my-project --member=serviceAccount:"
-    assert found["its Dataflow"][1] == f"{bound}{TRAINER} --role=roles/dataflow.developer"
-    assert found["Dataflow's workers"][1] == f"{bound}{TRAINER} --role=roles/dataflow.worker"
+    assert found["its Dataflow"][1] == f"{bound}{TRAINER} --role=roles/dataflow.developer --condition=None"
+    assert found["Dataflow's workers"][1] == f"{bound}{TRAINER} --role=roles/dataflow.worker --condition=None"
 
     fake.cloud.services.add("dataflow.googleapis.com")
     for role in ("developer", "worker"):
@@ -228,7 +231,10 @@ def test_an_image_of_another_project_is_read_by_the_service_agent(fake):
     ((what, said, remedy),) = told(findings, Status.UNKNOWN)
     assert what == "image's reader"
     assert "lacks roles/artifactregistry.reader" in said
-    assert "gcloud artifacts repositories add-iam-policy-binding images --project=other-project" in remedy
+    assert (
+        "gcloud artifacts repositories add-iam-policy-binding images --location=europe --project=other-project"
+        in remedy
+    )
     fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", AGENT)
     assert {one.state for one in examine(fake, image=image)} == {Status.OK}
 
@@ -239,7 +245,10 @@ def test_a_serving_image_of_another_project_is_read_by_the_service_agent(fake):
     config = dataclasses.replace(CONFIG, deploy=dataclasses.replace(CONFIG.deploy, serving_image=image))
     ((what, said, remedy),) = told(examine(fake, config), Status.UNKNOWN)
     assert (what, "lacks roles/artifactregistry.reader" in said) == ("serving image's reader", True)
-    assert "gcloud artifacts repositories add-iam-policy-binding images --project=other-project" in remedy
+    assert (
+        "gcloud artifacts repositories add-iam-policy-binding images --location=europe --project=other-project"
+        in remedy
+    )
     fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", AGENT)
     assert {one.state for one in examine(fake, config)} == {Status.OK}
 

@@ -14,7 +14,7 @@ from kfp import compiler, dsl
 from kfp import components as kfp_components
 
 from tests.cli import MODELS, assert_user_error, readme_model, tpu_pipelines_here
-from tests.fakes import jobsets
+from tests.fakes import jobsets, vertex_rules
 from tests.fakes.vertex_rules import hosts_of
 from tests.signing_keys import write_keys
 from tpu_components.core.base.container_images import IMAGE
@@ -37,7 +37,7 @@ from tpu_pipelines.platforms.tpu_pod import as_tpu_pod
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TARGETS = ("vertex", "kubeflow")
-SINGLE_HOSTS = [one.name for one in load_catalogue().slices if one.hosts == 1 and one.generation.name != "v2"]
+SINGLE_HOSTS = [one.name for one in load_catalogue().slices if one.hosts == 1 and "kubeflow" in one.targets]
 SETTINGS = Settings(
     project="my-project",
     region="us-west1",
@@ -184,7 +184,7 @@ def test_a_custom_job_is_the_one_that_googles_own_helper_makes():
 def test_every_machine_of_the_catalogue_becomes_a_custom_job_with_exactly_its_fields():
     from google.cloud import aiplatform_v1
 
-    for one in load_catalogue().slices:
+    for one in [entry for entry in load_catalogue().slices if "vertex" in entry.targets]:
         _, job = submitted_job(as_custom_job(train_model, parse_machine(one.name), Settings(), "digits"))
         (pool,) = job.job_spec.worker_pool_specs
         fields = {key: value for key, value in one.vertex_fields.items() if value}
@@ -388,12 +388,15 @@ def pod(machine, settings=None):
 # Accelerator and topology labels, and chips, as GKE's tables have them.
 GKE = {
     "v3-8": ("tpu-v3-device", "2x2", 4),
+    "v4-8": ("tpu-v4-podslice", "2x2x1", 4),
     "v5e-1": ("tpu-v5-lite-podslice", "1x1", 1),
     "v5e-4": ("tpu-v5-lite-podslice", "2x2", 4),
     "v5e-8": ("tpu-v5-lite-podslice", "2x4", 8),
+    "v5p-8": ("tpu-v5p-slice", "2x2x1", 4),
     "v6e-1": ("tpu-v6e-slice", "1x1", 1),
     "v6e-4": ("tpu-v6e-slice", "2x2", 4),
     "v6e-8": ("tpu-v6e-slice", "2x4", 8),
+    "7x-1": ("tpu7x", "1x1x1", 1),
     "7x-4": ("tpu7x", "2x2x1", 4),
 }
 
@@ -452,6 +455,50 @@ def test_a_pod_can_queue_with_kueue_and_take_a_node_of_flex_start():
         pod({"name": "v5e-4", "spot": True}, settings)
 
 
+VERTEX_ONLY = {
+    "enable_web_access": True,
+    "persistent_resource_id": "my-resource",
+    "nfs_mounts": ["10.0.0.2:/share/data=data"],
+}
+
+
+def test_shell_persistent_resource_and_shares_of_a_machine_are_the_custom_job_s():
+    from google.cloud import aiplatform_v1
+
+    machine = parse_machine({"name": "v5e-4", **VERTEX_ONLY})
+    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits"))
+    assert job.job_spec.enable_web_access
+    assert job.job_spec.persistent_resource_id == "my-resource"
+    mount = {"server": "10.0.0.2", "path": "/share/data", "mount_point": "data"}
+    assert list(job.job_spec.worker_pool_specs[0].nfs_mounts) == [aiplatform_v1.NfsMount(mount)]
+    vertex_rules.check_custom_job(job, "us-west4", ["tpu-pipelines/python:latest"])
+    without = dataclasses.replace(SETTINGS, network="")
+    with pytest.raises(InputError, match=r"nfs_mounts=\('10.0.0.2:/share/data=data',\) without a network"):
+        as_custom_job(train_model, machine, without, "digits")
+
+
+@pytest.mark.parametrize("field", VERTEX_ONLY)
+def test_what_a_machine_has_on_vertex_alone_is_refused_on_a_cluster(field, tmp_path):
+    config = load_config(
+        {
+            "name": "a",
+            "data": {"source": "sklearn:digits"},
+            "model": "digits_cnn",
+            "machine": {"name": "v5e-4", field: VERTEX_ONLY[field]},
+        }
+    )
+    with pytest.raises(InputError, match=rf"Only Vertex AI has machine\.{field}\. .*--target kubeflow"):
+        compile_pipeline(config, "kubeflow", tmp_path / "pipeline.yaml", SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("nfs_mounts", ["10.0.0.2:share=data"]), ("persistent_resource_id", "projects/p/my")]
+)
+def test_a_share_or_a_resource_of_another_form_is_refused(field, value):
+    with pytest.raises(InputError, match=rf"{field}"):
+        parse_machine({"name": "v5e-4", field: value})
+
+
 def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling(tmp_path):
     with pytest.raises(InputError, match=r"kueue_queue .* cannot be had with --target vertex"):
         compile_digits("vertex", tmp_path / "pipeline.yaml", settings=Settings(kueue_queue="tpus"))
@@ -460,14 +507,22 @@ def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling(tmp_p
 def test_what_gke_does_not_have_is_refused():
     for one in load_catalogue().slices:
         if one.generation.name == "v2":
-            with pytest.raises(InputError, match=rf"GKE has no TPU v2\. Received: {one.name}\. Expected one of v3-8, "):
+            with pytest.raises(InputError, match=rf"GKE does not offer {one.name}, .*nearest: v3-"):
                 as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits")
+
+
+@pytest.mark.parametrize("name", ["v5p-8", "v4-8", "7x-1"])
+def test_what_gke_alone_has_is_refused_on_vertex(name, tmp_path):
+    with pytest.raises(InputError, match=rf"Vertex AI does not offer {name}, .*Use --target kubeflow"):
+        compile_pipeline(load_config("digits", [f"machine={name}"]), "vertex", tmp_path / "pipeline.yaml", SETTINGS)
 
 
 # Accelerator labels, chips of a pod, and pods, as GKE's tables have them: machine types of four chips.
 GKE_SLICES = {
     "v3-32": ("tpu-v3-slice", "4x4", 4, 4),
+    "v4-16": ("tpu-v4-podslice", "2x2x2", 4, 2),
     "v5e-16": ("tpu-v5-lite-podslice", "4x4", 4, 4),
+    "v5p-4096": ("tpu-v5p-slice", "8x16x16", 4, 512),
     "v6e-256": ("tpu-v6e-slice", "16x16", 4, 64),
     "7x-1024": ("tpu7x", "8x8x16", 4, 256),
 }

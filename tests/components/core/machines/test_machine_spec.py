@@ -28,8 +28,9 @@ RESERVATION = "projects/mine/zones/us-west1-c/reservations/tpus"
 BUILD_TOPOLOGIES = """
 import json, sys
 from jax.experimental import topologies
-for name, bounds in json.load(sys.stdin):
+for name, bounds, config in json.load(sys.stdin):
     more = {"chips_per_host_bounds": tuple(bounds)} if bounds else {}
+    more |= {"chip_config_name": config} if config else {}
     devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **more).devices
     kinds = {device.device_kind for device in devices}
     print(json.dumps([len(devices), len({device.process_index for device in devices}), *kinds]))
@@ -46,7 +47,9 @@ def test_the_tpu_compiler_builds_every_slice_with_its_devices_and_hosts():
     }
     done = subprocess.run(
         [sys.executable, "-c", BUILD_TOPOLOGIES],
-        input=json.dumps([(one.libtpu_topology, one.chips_per_host_bounds) for one in SLICES]),
+        input=json.dumps(
+            [(one.libtpu_topology, one.chips_per_host_bounds, one.generation.chip_config) for one in SLICES]
+        ),
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -58,8 +61,8 @@ def test_the_tpu_compiler_builds_every_slice_with_its_devices_and_hosts():
 
 
 def test_the_catalogue_has_every_slice_once():
-    assert len(NAMES) == len(set(NAMES)) == 40
-    assert len({tuple(one.vertex_fields.values()) for one in SLICES}) == 40
+    assert len(NAMES) == len(set(NAMES)) == 61
+    assert len({tuple(one.vertex_fields.values()) for one in SLICES}) == 61
 
 
 @pytest.mark.parametrize("one", SLICES, ids=NAMES)
@@ -70,7 +73,7 @@ def test_a_slice_is_consistent_with_itself(one):
     topology = one.libtpu_topology.partition(":")[2]
     assert math.prod(map(int, topology.split("x"))) == one.chips
     assert one.tpu_topology in ("", topology)
-    counted = one.accelerator_count or one.chips
+    counted = one.accelerator_count or one.chips * (2 if one.generation.name in ("v4", "v5p") else 1)
     assert one.name in (f"{one.generation.name}-{counted}", f"{one.generation.name}-{counted}-4t")
     if chips_per_host := re.search(r"-(\d)t$", one.machine_type):
         assert one.chips == one.hosts * int(chips_per_host[1])
@@ -84,7 +87,7 @@ def test_every_value_has_a_source_and_a_date():
     raw = json.loads(CATALOGUE_FILE.read_text())
     assert all(source["text"] and re.match(r"20\d\d", source["date"]) for source in raw["sources"].values())
     cells = [cell for row in raw["generations"] for key, cell in row.items() if key != "name"]
-    rows = [row for table in ("slices", "hosts", "prices", "not_offered") for row in raw[table]]
+    rows = [row for table in ("slices", "hosts", "prices") for row in raw[table]]
     assert {row["source"] for row in [*cells, *rows, raw["gpu"]]} == set(raw["sources"])
     for generation in CATALOGUE.generations:
         assert set(generation.sources) >= {"hbm_usable_bytes", "peak_bf16_flops", "clock_hz", "regions"}
@@ -139,13 +142,13 @@ def test_other_names_are_understood_where_they_mean_one_slice(alias, name):
         ("v5e-512", r"no v5e slice of 512 chips.*Nearest: v5e-256\."),
         ("v3-16", r"no v3 slice of 16 cores.*Nearest: v3-8, v3-32\."),
         ("v3-4", r"no v3 slice of 4 cores.*Nearest: v3-8\."),
-        ("v4-8", r"does not offer v4 for training. Received: 'v4-8'\. Nearest: v2-8, v3-8, v5e-4, v6e-4, 7x-4\."),
-        ("v5p-128", r"does not offer v5p .*Nearest: v2-128, v3-128, v5e-64, v6e-64, 7x-64\."),
+        ("v4-4", r"no v4 slice of 4 cores.*Nearest: v4-8\."),
+        ("v5p-96", r"no v5p slice of 96 cores.*Nearest: v5p-64, v5p-128\."),
         ("v5e:2x4", r"'v5e:2x4' can mean v5e-8 \(ct5lp-hightpu-8t, 2x4\) or v5e-8-4t \(ct5lp-hightpu-4t, 2x4\)"),
         ("v5e:3x3", r"no slice 'v5e:3x3'\. Expected one of v5e-1, v5e-4, v5e-8,"),
         ("tpu7x-8", r"'tpu7x-8' may count chips or cores\. Expected 7x- and the number of chips: 7x-4, 7x-8\."),
         ("ct6e-standard-8t", r"is a machine type, not a slice\. Expected one of v6e-8 \(ct6e-standard-8t, 2x4\)\."),
-        ("v5-8", r"no machine 'v5-8'\. .*Did you mean 'v5e-8'\? `tpu-pipelines machines` lists all"),
+        ("v5-8", r"no machine 'v5-8'\. .*Did you mean 'v5p-8'\? `tpu-pipelines machines` lists all"),
         ("", r"Expected a name or a machine_type\. Received: neither\. Add name: v5e-8"),
     ],
 )
@@ -194,7 +197,7 @@ def test_unknown_names_are_refused_with_the_nearest(name, message):
             {"machine_type": "ct6e-standard-4", "tpu_topology": "2x2"},
             r"no TPU machine type 'ct6e-standard-4'\. Expected one of cloud-tpu,.* Did you mean 'ct6e-standard-4t'\?",
         ),
-        ({"machine_type": "ct5p-hightpu-4t", "tpu_topology": "2x2x1"}, r"does not offer v5p .*Nearest: v2-8, v3-8"),
+        ({"machine_type": "ct5p-hightpu-4t", "tpu_topology": "2x2"}, r"no tpu_topology='2x2'.*Nearest: v5p-8"),
         ({"name": "v5e-8", "tpu_topology": "4x4"}, r"'v5e-8' means tpu_topology='2x4'\. Received: tpu_topology='4x4'"),
         ({"spot": True}, r"Expected a name or a machine_type\. Received: neither"),
     ],
@@ -347,18 +350,44 @@ def test_a_clusters_prices_are_the_listed_ones_and_never_made_up():
         price = CATALOGUE.find(name).price(*arguments, target=KUBEFLOW)
         return price and (price.usd_per_hour, price.region)
 
-    assert usd("v2-8") == (4.5, "us-central1")
-    assert usd("v2-8", "asia-east1") == (5.22, "asia-east1")
+    assert usd("v3-8") == (8.0, "us-central1")
     assert usd("v3-32") == (32.0, "europe-west4")
+    assert usd("v3-64") == (64.0, "europe-west4")
+    assert usd("v4-16") == (25.76, "us-central2")
+    assert usd("v5p-8", "us-east5") == (16.8, "us-east5")
+    assert usd("v5p-8", "us-east5", True) == (5.1998, "us-east5")
     assert usd("v5e-256", "us-east1") == (307.2, "us-east1")
     assert usd("v6e-8", "europe-west4") == (23.76, "europe-west4")
-    assert usd("v5e-1", "", True) == (0.298, "us-central1")
-    # Not listed: the pods of v2 and v3, 7x, spot slices of several chips, and regions that do not train.
-    assert usd("v3-64") == usd("v2-128") == usd("7x-4") is None
-    assert usd("v5e-8", "", True) is usd("v5e-8", "europe-west4") is None
+    assert usd("v5e-8", "", True) == (2.3817, "us-central1")
+    # Not listed: 7x, and regions that do not train. GKE has no v2.
+    assert usd("7x-4") is usd("7x-1") is usd("v2-8") is usd("v5e-8", "europe-west4") is None
     price = CATALOGUE.find("v5e-8").price(target=KUBEFLOW)
     assert (price.kind, price.date) == ("Compute Engine's list price, on demand", "2026")
     assert "skypilot" in price.source
+
+
+def test_a_machine_belongs_to_the_platforms_that_offer_it():
+    offered = {one.generation.name: one.targets for one in SLICES if one.name != "7x-1"}
+    assert offered == {
+        "v2": ("vertex",),
+        **dict.fromkeys(("v3", "v5e", "v6e", "7x"), ("vertex", "kubeflow")),
+        **dict.fromkeys(("v4", "v5p"), ("kubeflow",)),
+    }
+    assert CATALOGUE.find("7x-1").targets == ("kubeflow",)
+    assert CATALOGUE.find("v5p-8").price() is None
+    for name, message in {
+        "v5p-8": r"Vertex AI does not offer v5p-8, ct5p-hightpu-4t \(https.*Use --target kubeflow, or a "
+        r"machine of Vertex AI; nearest: v2-8, v3-8, v5e-4, v6e-4, 7x-4\.",
+        "v4-8": "Vertex AI does not offer v4-8",
+        "7x-1": "Vertex AI does not offer 7x-1",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            PaidMachine(name, target="vertex")
+        assert PaidMachine(name, target=KUBEFLOW) == MachineSpec(name).paid
+    with pytest.raises(
+        InputError, match=r"GKE does not offer v2-8, cloud-tpu .*Use --target vertex.*nearest: v3-8, v4-8, v5e-4"
+    ):
+        PaidMachine("v2-8", target=KUBEFLOW)
 
 
 def test_vertex_prices_are_those_that_vertex_has_published_and_say_where_the_factor_is_assumed():

@@ -1,0 +1,65 @@
+"""Exit task of a pipeline: tells somebody how a run ended."""
+
+from collections.abc import Callable
+from typing import List  # noqa: UP035 (KFP's types)
+
+from kfp import dsl
+
+from tpu_components.core.base.container_images import STEPS_IMAGE, in_place_of_shell
+from tpu_pipelines.config.settings import MAIL, Settings, hide_credentials
+from tpu_pipelines.platforms.custom_job import LAUNCHER_IMAGE
+
+
+@dsl.container_component
+def vertex_pipelines_notification_email(
+    recipients: List[str],  # noqa: UP006
+    pipeline_task_final_status: dsl.PipelineTaskFinalStatus,
+) -> dsl.ContainerSpec:
+    """Let Vertex AI send an e-mail: the service reads name and inputs of this component, and never starts it.
+
+    google_cloud_pipeline_components/v1/vertex_notification_email/component.py has name, inputs and container.
+    """
+    module = "google_cloud_pipeline_components.container.v1.vertex_notification_email.executor"
+    return dsl.ContainerSpec(
+        image=LAUNCHER_IMAGE,
+        command=["python3", "-u", "-m", module],
+        args=["--type", "VertexNotificationEmail", "--payload", ""],
+    )
+
+
+@in_place_of_shell
+@dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
+def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineTaskFinalStatus) -> None:
+    """Send a message to a webhook if the run did not succeed."""
+    from tpu_components.core.step.notification import message, post, reasons
+
+    resource = status.pipeline_job_resource_name
+    error = reasons(resource) or status.error_message or ""
+    text = message(run, status.state, error, resource, page + run_id)
+    print(text or "The run succeeded: no message is sent.")
+    if text:
+        post(address, text)
+
+
+def exit_task(run: str, settings: Settings) -> Callable[[], dsl.PipelineTask] | None:
+    """Return a function that adds the settings' exit task to a pipeline; None without such a setting.
+
+    Args:
+        run: Name of the run.
+        settings: Address of the message, and the server whose page it names.
+    """
+    if not settings.notify:
+        return None
+
+    def add() -> dsl.PipelineTask:
+        if settings.notify.startswith(MAIL):
+            task = vertex_pipelines_notification_email(recipients=settings.notify.removeprefix(MAIL).split(","))
+        else:
+            host = hide_credentials(settings.kfp_host, "").rstrip("/")
+            page = f"{host}/#/runs/details/"
+            # KFP's driver fills in a placeholder that is a whole input: backend/src/v2/driver/resolve.go.
+            task = notify(run=run, address=settings.notify, page=page, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+            task.set_cpu_limit("1").set_memory_limit("2G")
+        return task.set_caching_options(False)
+
+    return add

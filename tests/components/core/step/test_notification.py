@@ -1,0 +1,73 @@
+"""What is said of a run that did not succeed, and to whom."""
+
+import json
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from tests.fakes.local_server import LocalServer
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import Backoff, PlatformError
+from tpu_components.core.step.notification import message, post
+
+JOB = "projects/my-project/locations/us-west1/pipelineJobs/digits-1"
+AT_ONCE = Backoff(first_seconds=0.001, max_seconds=0.002)
+IMPATIENT = Backoff(first_seconds=0.001, max_seconds=0.002, patience_seconds=0.05)
+
+
+@pytest.fixture
+def chat():
+    """A chat that keeps what it is sent, and answers with the statuses that a test gives it; then with 200."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            server.got.append(
+                (self.headers["Content-Type"], json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            )
+            self.send_response(server.answers.pop(0) if server.answers else 200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with LocalServer(Handler) as server:
+        server.got, server.answers = [], []
+        yield server
+
+
+@pytest.mark.parametrize("state", ["SUCCEEDED", "COMPLETE"])
+def test_of_a_run_that_succeeded_nothing_is_said(state):
+    assert message("digits", state, "", JOB, "") == ""
+
+
+def test_a_failure_names_run_state_reason_and_page():
+    assert message("digits", "FAILED", "train_model: no TPU", JOB, "unused") == (
+        "digits failed: train_model: no TPU\n"
+        "https://console.cloud.google.com/vertex-ai/locations/us-west1/pipelines/runs/digits-1?project=my-project"
+    )
+    assert message("digits", "CANCELLED", "", "run-7", "https://kf/#/runs/details/7") == (
+        "digits cancelled\nhttps://kf/#/runs/details/7"
+    )
+
+
+def test_a_message_waits_out_an_outage_and_is_sent_once(chat):
+    chat.answers = [503, 429]
+    post(f"{chat.url}/hook", "digits failed", AT_ONCE)
+    assert chat.got == [("application/json", {"text": "digits failed"})] * 3
+
+
+def test_the_address_may_be_in_a_bucket(chat, bucket):
+    bucket.blob("hook.txt").upload_from_string(f"{chat.url}/secret\n")
+    post(f"gs://{bucket.name}/hook.txt", "digits failed", AT_ONCE)
+    assert len(chat.got) == 1
+
+
+def test_a_refusal_says_so_and_keeps_the_address_secret(chat):
+    chat.answers = [404]
+    with pytest.raises(InputError, match=r"The webhook at 127\.0\.0\.1 refused the message: 404") as caught:
+        post(f"{chat.url}/services/secret", "digits failed", AT_ONCE)
+    assert "secret" not in str(caught.value)
+    chat.answers = [500] * 10_000
+    with pytest.raises(PlatformError, match="answers 500") as caught:
+        post(f"{chat.url}/services/secret", "digits failed", IMPATIENT)
+    assert "secret" not in str(caught.value)
