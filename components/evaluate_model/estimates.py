@@ -35,6 +35,7 @@ _NUM_DRAWS, _CALIBRATION_HALVINGS = 1000, 12
 _FEW = 5  # The variance within a class of fewer examples cannot be estimated by them alone.
 _FEWEST = 10  # Examples that have to decide a figure from 0 to 1 that is no share of right answers.
 _POWER = 0.8
+_HIGHEST_RATE = 0.999
 _REACH = float(special.ndtri(0.995))
 
 
@@ -433,6 +434,23 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
         ratio = special.ndtri((1 + confidence) / 2) / special.stdtrit(freedom, (1 + confidence) / 2)
         number = spread * (ratio / error) ** 2
     return _share_interval(value, number, confidence)
+
+
+def find_probability(estimate: Estimate, bound: float) -> float | None:
+    """Return how often the figure of a model that is truly at a bound comes out as far from it, to the same side.
+
+    This is the smallest error rate for which the one-sided confidence limit excludes the bound; None if there are too
+    few examples.
+    """
+    side = int(estimate.value < bound)
+    if find_interval(estimate, _POWER) is None:
+        return None
+
+    def excludes(rate: float) -> bool:
+        interval = find_interval(estimate, 1 - 2 * rate)
+        return interval is not None and (interval[1] <= bound if side else interval[0] >= bound)
+
+    return _bisect(excludes, 0.0, _HIGHEST_RATE)[1]
 
 
 def _share_interval(share: float, number: float, confidence: float) -> tuple[float, float]:

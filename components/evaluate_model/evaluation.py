@@ -50,6 +50,7 @@ from tpu_components.evaluate_model.figures import (
     compare_figures,
     compute_figures,
     find_baseline,
+    find_probabilities,
     find_slices,
     macro_notes,
     score_passages,
@@ -144,6 +145,7 @@ def _judge(
         differences=differences,
         slices=slices,
         unseen=unseen,
+        probabilities=find_probabilities(ours, {**params.minimum, **params.maximum}),
     )
     return Evaluation(
         split=params.split,

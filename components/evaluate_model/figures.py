@@ -29,6 +29,7 @@ from tpu_components.evaluate_model.estimates import (
     count_scores,
     estimators,
     find_interval,
+    find_probability,
     mean_area,
     mean_average_precision,
     standard_error,
@@ -253,6 +254,15 @@ def compare_figures(challenger: Figures, champion: Figures, confidence: float) -
         if name in champion.estimates
     }
     return {name: difference for name, difference in differences.items() if difference}
+
+
+def find_probabilities(figures: Figures, bounds: Mapping[str, float]) -> dict[str, float | None]:
+    """Return `find_probability` of every bounded metric that is defined, by name."""
+    return {
+        name: find_probability(figures.estimates[name], bound)
+        for name, bound in bounds.items()
+        if name in figures.estimates
+    }
 
 
 def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:

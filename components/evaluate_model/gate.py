@@ -22,6 +22,7 @@ def decide(
     differences: Mapping[str, Difference] | None = None,
     slices: Sequence[Slice] = (),
     unseen: Unseen | None = None,
+    probabilities: Mapping[str, float | None] | None = None,
 ) -> Decision:
     """Judge a challenger's metrics.
 
@@ -35,6 +36,8 @@ def decide(
         differences: The challenger beside the champion, by metric, and what chance leaves of it.
         slices: Parts of the examples, each with bounds that hold for all together.
         unseen: The examples that these figures are of, where some are left out.
+        probabilities: For every bounded metric how often a model that is truly at the bound comes out as far from it;
+            None where so few examples cannot say.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
@@ -44,7 +47,8 @@ def decide(
         rules.append(Rule(False, "", f"{num_not_finite} predictions are not finite numbers"))
     for bounds, word in ((params.minimum, "at least"), (params.maximum, "at most")):
         for metric, bound in bounds.items():
-            rules.append(_check_bound(metric, challenger.get(metric), bound, word, (notes or {}).get(metric)))
+            value, note, probability = (known.get(metric) for known in (challenger, notes or {}, probabilities or {}))
+            rules.append(_check_bound(metric, value, bound, word, note, probability, params.bound_confidence))
     if champion is None:
         # None at all, or the challenger itself, where it is judged again.
         rules.append(Rule(True, "", "there is no other champion to beat"))
@@ -59,13 +63,28 @@ def decide(
     return Decision(all(rule.passed for rule in rules), tuple(rules))
 
 
-def _check_bound(metric: str, value: float | None, bound: float, word: str, note: str | None) -> Rule:
+def _check_bound(
+    metric: str,
+    value: float | None,
+    bound: float,
+    word: str,
+    note: str | None,
+    probability: float | None,
+    confidence: float,
+) -> Rule:
     if value is None:
         passed, text = False, f"{metric} was not measured: {_why_undefined(metric)}"
     else:
-        passed = _tie(value, bound) or direction(metric) * (value - bound) > 0
+        passed = reached = _tie(value, bound) or direction(metric) * (value - bound) > 0
         digits = () if _tie(value, bound) else (value, bound)
         text = f"{metric} {show(value, *digits)}, required {word} {show(bound, *digits)}"
+        if confidence > NO_CONFIDENCE:
+            passed = reached and probability is not None and probability <= 1 - confidence
+            unknown = "" if probability is not None else ", which so few examples cannot say"
+            text += f" with {100 * confidence:g} % confidence{unknown}"
+        if probability is not None:
+            side = "high" if value >= bound else "low"
+            text += f"; a model of exactly {show(bound, *digits)} comes out as {side} in {probability:.0%} of cases"
     return Rule(passed, metric, f"{text} ({note})" if note else text)
 
 
