@@ -13,13 +13,14 @@ import numpy as np
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN
+from tpu_components.core.examples.slice_values import number_groups
 from tpu_components.core.sources.columns import Column
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from tpu_components.create_tfrecords.encoders import Encoder
-from tpu_components.create_tfrecords.measuring import COUNTS, count_labels, distributions
+from tpu_components.create_tfrecords.measuring import COUNTS, count_independent, count_labels, distributions
 from tpu_components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.splitting import LEFT_OUT
@@ -227,6 +228,9 @@ class Merger:
                 **(distributions(listing.kind, figures) if len(labels) else {}),
                 **(count_labels(labels) if task == MULTI_LABEL and len(labels) else {}),
             },
+            independence={}
+            if listing.groups is None or not len(labels)
+            else count_independent(listing.kind, figures, labels, number_groups(listing.groups)[examples]),
         )
 
     def _count_also_in_train(self, split: str) -> dict[str, int]:

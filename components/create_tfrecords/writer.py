@@ -161,7 +161,7 @@ def _describe_examples(
     summary, is_copy = copies.summary(splits), copies.in_training_too(splits)
     manifest = dataclasses.replace(manifest, num_left_out=summary["left_out"])
     save_identities(staged, merger.identities(), {name: is_copy[some] for name, some in stored.items()})
-    save_slices(staged, plan.listing.slices, stored, merger.num_pixels())
+    save_slices(staged, plan.listing.slices, stored, merger.num_pixels(), plan.listing.groups)
     storage.write_json(staged / COPIES_FILE, summary)
     say_content(manifest)
     say_shares(params, plan, manifest)

@@ -35,7 +35,7 @@ from tpu_components.core.examples.interface import (
     ImageInput,
     TextInput,
 )
-from tpu_components.core.examples.slice_values import SIZE, load_slices
+from tpu_components.core.examples.slice_values import SIZE, load_groups, load_slices
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
@@ -43,7 +43,7 @@ from tpu_components.core.pages.blocks import Block
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR
 from tpu_components.core.registry.versions import fetch, fetch_folder, model_digest
-from tpu_components.core.results.evaluation_info import EvaluatedModel, Evaluation, RegisteredChampion, Unseen
+from tpu_components.core.results.evaluation_info import EvaluatedModel, Evaluation, Groups, RegisteredChampion, Unseen
 from tpu_components.core.results.metric_table import scalars
 from tpu_components.evaluate_model.figures import (
     Figures,
@@ -132,9 +132,11 @@ def _judge(
             judged = _compute_figures(params, manifest, judges)
         unseen = Unseen.find(seen, scores.keys, [own.metrics for own in judged] if len(rest) else [])
     ours, theirs = judged[0], judged[1] if len(judged) > 1 else None
-    baseline = find_baseline(manifest.interface.task, judges.targets, judges.outputs[0], manifest.class_names)
+    task, names = manifest.interface.task, manifest.class_names
+    baseline = find_baseline(task, judges.targets, judges.outputs[0], names, judges.groups)
+    groups = _describe_groups(judges.groups, task.judged, ours)
     differences = compare_figures(ours, theirs, params.confidence) if theirs else {}
-    slices = find_slices(params, manifest, judges.targets, judges.outputs, judges.properties)
+    slices = find_slices(params, manifest, judges.targets, judges.outputs, judges.properties, judges.groups)
     decision = decide(
         params,
         ours.metrics,
@@ -146,6 +148,7 @@ def _judge(
         slices=slices,
         unseen=unseen,
         probabilities=find_probabilities(ours, {**params.minimum, **params.maximum}),
+        groups=groups,
     )
     return Evaluation(
         split=params.split,
@@ -161,13 +164,22 @@ def _judge(
         intervals=ours.intervals,
         differences=differences,
         slices=slices,
+        groups=groups,
     )
+
+
+def _describe_groups(groups: np.ndarray | None, metric: str, figures: Figures) -> Groups | None:
+    if groups is None or metric not in figures.estimates:
+        return None
+    num_independent = figures.estimates[metric].num_independent or len(groups)
+    return Groups(len(np.unique(groups)), len(groups), metric, num_independent)
 
 
 def _compute_figures(params: EvaluateParams, manifest: Manifest, scores: "Scores") -> list[Figures]:
     """Return the figures of every model."""
     task, names = manifest.interface.task, manifest.class_names
-    return [compute_figures(task, scores.targets, outputs, names, params.top_k) for outputs in scores.outputs]
+    targets, groups = scores.targets, scores.groups
+    return [compute_figures(task, targets, outputs, names, params.top_k, groups) for outputs in scores.outputs]
 
 
 def _show_examples(
@@ -296,6 +308,7 @@ class Scores:
             not finite is replaced by the one that says nothing; of a language model see `score_passages`.
         properties: Arrays of all examples by name: `length`, int[examples], the tokens of a text that a model reads;
             and what the records keep, see `load_slices`.
+        groups: int[examples]: the group that each example belongs to; None where the data set names none.
         num_not_finite: Examples for which the model gave NaN or infinity.
         predictions: Content of predictions.npz.
     """
@@ -304,6 +317,7 @@ class Scores:
     targets: np.ndarray
     outputs: np.ndarray
     properties: Mapping[str, np.ndarray]
+    groups: np.ndarray | None
     num_not_finite: int
     predictions: Mapping[str, Any]
 
@@ -315,6 +329,7 @@ class Scores:
             targets=self.targets[rows],
             outputs=self.outputs[:, rows],
             properties={name: values[rows] for name, values in self.properties.items()},
+            groups=None if self.groups is None else self.groups[rows],
             predictions={},
         )
 
@@ -366,6 +381,7 @@ def score(
         outputs=answers,
         properties={name: joined[name] for name in (LENGTH,) if name in joined}
         | load_slices(records_dir, params.split),
+        groups=load_groups(records_dir, params.split),
         num_not_finite=int(joined["bad"].sum()),
         predictions=predictions,
     )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, Slice, Unseen
+from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Groups, Rule, Slice, Unseen
 from tpu_components.core.results.metric_table import BY_NAME, direction, show
 from tpu_components.evaluate_model.params import NO_CONFIDENCE, EvaluateParams
 
@@ -23,6 +23,7 @@ def decide(
     slices: Sequence[Slice] = (),
     unseen: Unseen | None = None,
     probabilities: Mapping[str, float | None] | None = None,
+    groups: Groups | None = None,
 ) -> Decision:
     """Judge a challenger's metrics.
 
@@ -38,16 +39,18 @@ def decide(
         unseen: The examples that these figures are of, where some are left out.
         probabilities: For every bounded metric how often a model that is truly at the bound comes out as far from it;
             None where so few examples cannot say.
+        groups: Groups of examples that depend on each other; None if all are independent.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
     """
-    rules = [unseen.rule] if unseen else []
+    rules = [known.rule for known in (unseen, groups) if known]
     if num_not_finite:
         rules.append(Rule(False, "", f"{num_not_finite} predictions are not finite numbers"))
     for bounds, word in ((params.minimum, "at least"), (params.maximum, "at most")):
         for metric, bound in bounds.items():
-            value, note, probability = (known.get(metric) for known in (challenger, notes or {}, probabilities or {}))
+            value, note = challenger.get(metric), (notes or {}).get(metric)
+            probability = (probabilities or {}).get(metric)
             rules.append(_check_bound(metric, value, bound, word, note, probability, params.bound_confidence))
     if champion is None:
         # None at all, or the challenger itself, where it is judged again.

@@ -226,6 +226,29 @@ class Unseen:
         return Rule(True, "", f"judged on {self.num_examples:,} examples, without {left_out}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Groups of examples that depend on each other, as `data.group_column` names them.
+
+    Attributes:
+        num_groups: Number of groups.
+        num_examples: Examples in them.
+        metric: The judged figure of the task.
+        num_independent: Number of independent examples that would measure this figure as surely.
+    """
+
+    num_groups: int
+    num_examples: int
+    metric: str
+    num_independent: float
+
+    @property
+    def rule(self) -> Rule:
+        """The effective number of examples, as a rule that is always passed."""
+        said = f"{self.num_examples:,} examples of {self.num_groups:,} groups measure {self.metric} as surely as "
+        return Rule(True, self.metric, f"{said}{self.num_independent:,.0f} independent examples")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="evaluate_model"):
     """`evaluation.json`.
@@ -245,6 +268,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
             none in older files, and of figures without a formula.
         differences: The model beside the champion, by figure, on the same examples; none without one.
         slices: Parts of the same examples.
+        groups: Groups of the same examples; None where the data set names none.
     """
 
     split: str
@@ -260,6 +284,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
     intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
     slices: tuple[Slice, ...] = ()
+    groups: Groups | None = None
 
     @property
     def metrics(self) -> dict[str, int | float]:
