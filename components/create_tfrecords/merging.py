@@ -10,6 +10,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN
@@ -173,6 +174,26 @@ class Merger:
         if words is not None:
             near = pairs_of_equal(words[examples])
         return Copies.find(listing, examples, identities, near), splits
+
+    def without_retired(self, splits: np.ndarray, retired: np.ndarray) -> np.ndarray:
+        """Return int8[num_examples]: the splits, without the examples of retired test sets.
+
+        Args:
+            splits: int8[num_examples], places in `SPLITS`, of all the listing's examples.
+            retired: uint64[…]: identities of these examples.
+
+        Raises:
+            InputError: If nothing is left of a split.
+        """
+        result = splits.copy()
+        result[self.examples[np.isin(self._columns["identities"].rows(), retired)]] = LEFT_OUT
+        for number, name in enumerate(SPLITS):
+            if (had := np.count_nonzero(splits == number)) and not np.any(result == number):
+                raise InputError(
+                    f"The {name!r} split has no examples left: all {had:,} drawn for it are of the test "
+                    "sets in data.retired_tests. Wait for new examples, or raise data.test_fraction."
+                )
+        return result
 
     def fingerprint(self, class_names: Sequence[str], encoder: Encoder) -> str:
         """Return the SHA-256 of everything added."""

@@ -39,6 +39,7 @@ _FEW = 5  # The variance within a class of fewer examples cannot be estimated by
 _FEWEST = 10  # Examples that have to decide a figure from 0 to 1 that is no share of right answers.
 _POWER = 0.8
 _HIGHEST_RATE = 0.999
+_SYMMETRIC = 1e-6  # Skewness divided by √n below which both tails are alike.
 _REACH = float(special.ndtri(0.995))
 
 
@@ -278,6 +279,20 @@ def standard_error(influence: np.ndarray) -> tuple[float, float]:
     return error, min(num_examples / max(kurtosis - 1, 1e-9), num_examples - 1)
 
 
+def _reach(influence: np.ndarray, quantile: float) -> tuple[float, float]:
+    """Return by how many standard errors a figure may be too high, and too low, by a quantile of Student's t.
+
+    Where the influences are skewed, one of the two tails is longer than Student's: by Hall's transformation (Journal of
+    the Royal Statistical Society B 54, 1992). The shorter one stays as it is.
+    """
+    num_examples, spread = len(influence), math.sqrt(float(np.square(influence).mean()))
+    skew = float(((influence - influence.mean()) ** 3).mean()) / spread**3 / math.sqrt(num_examples)
+    if abs(skew) < _SYMMETRIC:
+        return quantile, quantile
+    above, below = (np.cbrt(1 + skew * (side * quantile - skew / 6)) - 1 for side in (1, -1))
+    return max(quantile, float(3 * above / skew)), max(quantile, float(-3 * below / skew))
+
+
 def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return float64[classes] twice: from what examples of a class deviate, and the weight of the deviation.
 
@@ -476,8 +491,8 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
         return _share_interval(estimate.value, len(estimate.hits), confidence)
     error, freedom = standard_error(estimate.influence)
     if estimate.support is None and error > 0:
-        half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
-        return estimate.value - half, estimate.value + half
+        above, below = _reach(estimate.influence, float(special.stdtrit(freedom, (1 + confidence) / 2)))
+        return estimate.value - above * error, estimate.value + below * error
     if estimate.support is None or estimate.support < _FEWEST or abs(estimate.bias) > _MOST_BIAS * error:
         return None
     error *= estimate.correction
@@ -537,7 +552,8 @@ def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: flo
     weight, number = min((challenger.smallest, champion.smallest), key=lambda pair: pair[1])
     weight, number = (weight, number) if shift.any() else (1.0, fewest)
     slack = weight * float(1 - (1 - confidence) ** (1 / number))
-    difference = _compare_means(advantage, sign * shift, confidence, slack)
+    bias = sign * (champion.bias - challenger.bias)
+    difference = _compare_means(advantage, sign * shift, confidence, slack, bias)
     # A figure near 0 or 1 is sure though its standard error rests on one or two examples.
     better, worse = (find_interval(estimate, confidence) for estimate in (challenger, champion)[::sign])
     if better is None or worse is None or difference.bounds is None:
@@ -570,7 +586,9 @@ def compare_shares(num_better: int, num_worse: int, num_examples: int, confidenc
     )
 
 
-def _compare_means(advantage: float, influences: np.ndarray, confidence: float, slack: float = 0.0) -> Difference:
+def _compare_means(
+    advantage: float, influences: np.ndarray, confidence: float, slack: float = 0.0, bias: float = 0.0
+) -> Difference:
     """Return the difference of two figures by the influence of every example on it.
 
     Args:
@@ -578,13 +596,17 @@ def _compare_means(advantage: float, influences: np.ndarray, confidence: float, 
         influences: float64[examples].
         confidence: See `EvaluateParams`.
         slack: Distance by which the true difference may be off where no influence differs.
+        bias: Expected distance of the difference above that of many examples.
     """
     error, freedom = standard_error(influences)
     if error:
-        half = math.hypot(float(special.stdtrit(freedom, confidence)) * error, slack)
+        reach = _reach(influences, float(special.stdtrit(freedom, confidence)))
+        above, below = (math.hypot(side * error, slack) for side in reach)
         luck = float(special.stdtr(freedom, -advantage / error))
-        detectable = half + float(special.stdtrit(freedom, _POWER)) * error
-        return Difference(advantage, advantage - half, advantage + half, luck, detectable)
+        detectable = above + float(special.stdtrit(freedom, _POWER)) * error
+        return Difference(
+            advantage, advantage - above - max(bias, 0), advantage + below + max(-bias, 0), luck, detectable
+        )
     if not slack:  # All examples have the same influence on both.
         known = 0.0 if advantage == 0 else None
         return Difference(advantage, known, known, luck=1.0)
@@ -600,9 +622,14 @@ def _least_share(better: int, worse: int, num_examples: int, confidence: float) 
         return advantage
 
     def is_possible(difference: float) -> bool:
-        return _probability(better, worse, num_examples, difference) > 1 - confidence
+        return not exceeds_margin(better, worse, num_examples, difference, 1 - confidence)
 
     return _bisect(is_possible, -1.0, advantage)[0]
+
+
+def exceeds_margin(better: int, worse: int, num_examples: int, difference: float, rate: float) -> bool:
+    """Return whether the true difference of two shares is greater than another one, at an error rate."""
+    return _probability(better, worse, num_examples, difference) <= rate
 
 
 def _probability(better: int, worse: int, n: int, difference: float) -> float:

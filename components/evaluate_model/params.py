@@ -36,6 +36,9 @@ class EvaluateParams:
         confidence: Sureness that a comparison with the champion needs: 0.95 promotes about one in twenty, or fewer, of
             the models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and
             promotes a tie.
+        test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`: 52 for a
+            retraining every week promotes falsely in one of twenty years, or fewer. With 1, each decision has the whole
+            rate. They are counted beside the registry of the champion.
         bound_confidence: Sureness that `minimum` and `maximum` need: 0.95 passes about one in twenty, or fewer, of the
             models that are truly at the bound. 0.5 compares the figure as it is; the reason says how often such a model
             comes out as high.
@@ -63,6 +66,7 @@ class EvaluateParams:
     maximum: Mapping[str, float] = dataclasses.field(default_factory=dict)
     max_regression: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"accuracy": 0.0})
     confidence: float = 0.95
+    test_decisions: Positive = 1
     bound_confidence: float = NO_CONFIDENCE
     slices: tuple[str, ...] = (CLASS,)
     slice_minimum: Share = 0.0

@@ -5,6 +5,7 @@ model/trained_on.npy     uint64[…], sorted: what the model has trained on
 """
 
 import hashlib
+import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN
+from tpu_components.core.files import storage
 
 IDENTITY_TYPE = np.dtype("<u8")  # Among a million examples two that differ share one with a chance of 3 in 100 million.
 EXAMPLES_FILE = "examples.npz"
@@ -59,6 +61,20 @@ def load_copied(records_dir: Path, split: str) -> np.ndarray:
     """Return bool[num_examples] of a split that has identities: whether an example has a copy in training."""
     copied: np.ndarray = _load(records_dir / EXAMPLES_FILE)[f"{split}{_COPIED}"]
     return copied
+
+
+def load_retired(files: Iterable[str]) -> np.ndarray:
+    """Return the identities of examples of retired test sets, uint64[…], from files here or in a bucket."""
+    contents = [np.empty(0, IDENTITY_TYPE)]
+    for uri in files:
+        try:
+            contents.append(np.load(io.BytesIO(storage.read_bytes(uri)), allow_pickle=False))
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(
+                f"Cannot read the retired test set {uri}: expected examples.npy, as the gate names it, received "
+                f"{error}. Correct data.retired_tests."
+            ) from error
+    return np.concatenate(contents)
 
 
 def save_trained_on(records_dir: Path, model_dir: Path) -> None:
