@@ -39,7 +39,6 @@ _FEW = 5  # The variance within a class of fewer examples cannot be estimated by
 _FEWEST = 10  # Examples that have to decide a figure from 0 to 1 that is no share of right answers.
 _POWER = 0.8
 _HIGHEST_RATE = 0.999
-_SYMMETRIC = 1e-6  # Skewness divided by √n below which both tails are alike.
 _REACH = float(special.ndtri(0.995))
 
 
@@ -279,20 +278,6 @@ def standard_error(influence: np.ndarray) -> tuple[float, float]:
     return error, min(num_examples / max(kurtosis - 1, 1e-9), num_examples - 1)
 
 
-def _reach(influence: np.ndarray, quantile: float) -> tuple[float, float]:
-    """Return by how many standard errors a figure may be too high, and too low, by a quantile of Student's t.
-
-    Where the influences are skewed, one of the two tails is longer than Student's: by Hall's transformation (Journal of
-    the Royal Statistical Society B 54, 1992). The shorter one stays as it is.
-    """
-    num_examples, spread = len(influence), math.sqrt(float(np.square(influence).mean()))
-    skew = float(((influence - influence.mean()) ** 3).mean()) / spread**3 / math.sqrt(num_examples)
-    if abs(skew) < _SYMMETRIC:
-        return quantile, quantile
-    above, below = (np.cbrt(1 + skew * (side * quantile - skew / 6)) - 1 for side in (1, -1))
-    return max(quantile, float(3 * above / skew)), max(quantile, float(-3 * below / skew))
-
-
 def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return float64[classes] twice: from what examples of a class deviate, and the weight of the deviation.
 
@@ -491,8 +476,8 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
         return _share_interval(estimate.value, len(estimate.hits), confidence)
     error, freedom = standard_error(estimate.influence)
     if estimate.support is None and error > 0:
-        above, below = _reach(estimate.influence, float(special.stdtrit(freedom, (1 + confidence) / 2)))
-        return estimate.value - above * error, estimate.value + below * error
+        half = float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
+        return estimate.value - half, estimate.value + half
     if estimate.support is None or estimate.support < _FEWEST or abs(estimate.bias) > _MOST_BIAS * error:
         return None
     error *= estimate.correction
@@ -600,13 +585,11 @@ def _compare_means(
     """
     error, freedom = standard_error(influences)
     if error:
-        reach = _reach(influences, float(special.stdtrit(freedom, confidence)))
-        above, below = (math.hypot(side * error, slack) for side in reach)
+        half = math.hypot(float(special.stdtrit(freedom, confidence)) * error, slack)
         luck = float(special.stdtr(freedom, -advantage / error))
-        detectable = above + float(special.stdtrit(freedom, _POWER)) * error
-        return Difference(
-            advantage, advantage - above - max(bias, 0), advantage + below + max(-bias, 0), luck, detectable
-        )
+        detectable = half + float(special.stdtrit(freedom, _POWER)) * error
+        least, most = advantage - half - max(bias, 0), advantage + half + max(-bias, 0)
+        return Difference(advantage, least, most, luck, detectable)
     if not slack:  # All examples have the same influence on both.
         known = 0.0 if advantage == 0 else None
         return Difference(advantage, known, known, luck=1.0)

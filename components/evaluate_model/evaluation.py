@@ -116,7 +116,10 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         (staged / REPORT_FILE).write_text(report, encoding="utf-8")
     if held_out:
         own = [champion.registered.digest if champion.registered else "", *([anchor.digest] if anchor else [])]
-        held_out.record(digest, evaluation.gate.promote, evaluation.metrics, dict(zip(own, rivals, strict=True)))
+        try:
+            held_out.record(digest, evaluation.gate.promote, evaluation.metrics, dict(zip(own, rivals, strict=True)))
+        except (OSError, InputError) as error:  # The decision stands, as where the registry may only be read.
+            progress.say("evaluate_model", f"this decision on the test set is not counted: {error}")
     decision, ours, theirs = evaluation.gate, evaluation.challenger, evaluation.champion
     verdict = PROMOTED if decision.promote else NOT_PROMOTED
     progress.say("evaluate_model", f"{verdict}: " + "; ".join(map(str, decision.reasons)))

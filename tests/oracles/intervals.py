@@ -220,11 +220,11 @@ KINDS: Mapping[str, tuple[Callable[[tuple[float, float]], Pool], Mapping[int, in
     "2 classes, 10 positives": (_two_classes(10), {500: 2000}),
     "2 classes, 30 positives": (_two_classes(30), {500: 2000}),
     "20 Zipf classes": (lambda skills: classes(zipf(20), skills), {500: 2000}),
-    "100 Zipf classes": (lambda skills: classes(zipf(100), skills), {1000: 2000, 10_000: 2000}),
+    "100 Zipf classes": (lambda skills: classes(zipf(100), skills), {1000: 2000, 10_000: 1000}),
     "40 patients, correlation 0.1": (lambda skills: patients(skills, 0.1), {1000: 2000}),
     "40 patients, correlation 0.3": (lambda skills: patients(skills, 0.3), {1000: 2000}),
     "3 labels": (lambda skills: labels(np.full(3, 0.3), skills), {50: 2000, 500: 2000}),
-    "80 Zipf labels": (lambda skills: labels(0.4 / np.arange(1, 81), skills), {500: 2000}),
+    "80 Zipf labels": (lambda skills: labels(0.4 / np.arange(1, 81), skills), {500: 1000}),
     "2 numbers": (numbers, {50: 2000, 500: 2000}),
     "passages": (passages, {20: 2000, 200: 2000}),
 }

@@ -76,7 +76,8 @@ class HeldOutSet:
             InputError: If a file of it cannot be read.
         """
         entries, sets = list[PastDecision](), dict[str, np.ndarray]()
-        for file in storage.list_files(place) if storage.is_remote(place) or Path(place).is_dir() else []:
+        is_new = not storage.is_remote(place) and not Path(place).is_dir()
+        for file in [] if is_new else storage.list_known(place):
             content = storage.read_bytes(storage.join(place, file.name))
             try:
                 if file.name.endswith(EXAMPLES_FILE):
