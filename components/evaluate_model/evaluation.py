@@ -100,7 +100,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         if champion.directory:
             models.append(champion.directory)
             load_matching_info(champion.directory, manifest, "champion").check_files(champion.directory)
-        held_out, anchor = _find_held_out(params, records_dir, manifest, digest, champion), None
+        held_out, anchor = _find_held_out(params, records_dir, digest, champion), None
         if held_out and (anchor := _find_anchor(params, manifest, digest, champion, held_out, Path(scratch))):
             models.append(anchor.directory)
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
@@ -214,9 +214,7 @@ class Anchor:
     directory: Path
 
 
-def _find_held_out(
-    params: EvaluateParams, records_dir: Path, manifest: Manifest, digest: str, champion: "Champion"
-) -> HeldOutSet | None:
+def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: "Champion") -> HeldOutSet | None:
     """Return the decisions that the test set has taken for the champion's registry; None without a registry."""
     if champion.place is None or params.split == TRAIN:
         return None

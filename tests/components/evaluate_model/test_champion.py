@@ -9,6 +9,7 @@ import pytest
 
 from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import file_sha256
 from tpu_components.core.examples.example_ids import load_identities
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.held_out import HeldOutSet
@@ -104,6 +105,9 @@ def _with_other_bytes(model, target):
     """A model that gives the same answers and has another digest."""
     shutil.copytree(model, target)
     (target / "architecture.json").write_text((target / "architecture.json").read_text() + " " * len(target.name))
+    raw = json.loads((target / "model.json").read_text())
+    raw["digests"]["architecture.json"] = file_sha256(target / "architecture.json")
+    (target / "model.json").write_text(json.dumps(raw))
     return target
 
 
