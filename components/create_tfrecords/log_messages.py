@@ -82,8 +82,9 @@ def say_content(manifest: Manifest) -> None:
 def say_shares(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
     """Say which share of the examples, and of each class, was wanted for a split, and which it has got."""
     own, told = plan.listing.splits, []
-    total = sum(split.num_examples for split in manifest.splits.values())
-    all_counts = np.sum([split.class_counts for split in manifest.splits.values()], axis=0)
+    drawn = [split for name, split in manifest.splits.items() if own is None or name == TRAIN or name not in own]
+    total = sum(split.num_examples for split in drawn)
+    all_counts = np.sum([split.class_counts for split in drawn], axis=0)
     for name, wanted in ((TEST, params.test_fraction), (VALIDATION, params.validation_fraction)):
         if not wanted or name not in manifest.splits or (own is not None and name in own):
             continue

@@ -27,13 +27,20 @@ def advise(report: MachineReport, data: DataFacts) -> tuple[tuple[str, ...], boo
     if report.verdict != FITS or step is None or epoch is None:
         return (_advise_failed(report, data),), report.verdict != DOES_NOT_COMPILE
     doubts = list(_doubts(report, step, epoch))
-    words = [f"A TPU is hardly worth its price here: {'; '.join(doubts)}. Train on a GPU or on CPU."] if doubts else []
+    words = []
+    if doubts:
+        words = [
+            f"A TPU is hardly worth its price here: {'; '.join(doubts)}. Train on a GPU or on CPU{_beside(report)}."
+        ]
     return (*words, *_advise_fitting(report, step, epoch, data)), not doubts
 
 
 def _advise_failed(report: MachineReport, data: DataFacts) -> str:
     if report.verdict == DOES_NOT_COMPILE:
-        return "Replace what the reason names by operations of fixed shape that run on a TPU, or train on a GPU or CPU."
+        return (
+            "Replace what the reason names by operations of fixed shape that run on a TPU, or train on a GPU or "
+            f"CPU{_beside(report)}."
+        )
     if report.verdict != DOES_NOT_FIT:
         return "Nothing is known about this program on this machine: see the reason."
     largest, larger = report.largest_batch, _with_more_memory(report)
@@ -47,6 +54,14 @@ def _advise_failed(report: MachineReport, data: DataFacts) -> str:
         f"Set training.batch_size_per_replica to {usable:,} or less ({sure}), or take a machine with more memory "
         f"per device{larger}."
     )
+
+
+def _beside(report: MachineReport) -> str:
+    """Return the price of a GPU beside the machine's; Vertex AI's is assumed to be higher by the same factor."""
+    gpu, cost = load_catalogue().gpu, report.cost
+    usd_per_hour = gpu.usd_per_hour * (cost.factor if cost else 1)
+    ours = f", {report.label} ${cost.usd_per_hour:,.2f}" if cost else ""
+    return f": an {gpu.kind} costs ${usd_per_hour:,.2f} an hour{ours}"
 
 
 def _advise_fitting(report: MachineReport, step: StepTime, epoch: EpochTime, data: DataFacts) -> Iterator[str]:

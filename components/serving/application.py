@@ -26,8 +26,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tpu_components.core.base.errors import InputError
 from tpu_components.serving.exported import ExportedModel
 from tpu_components.serving.instances import (
+    JSON_LENGTH,
     PredictRequest,
     TooLargeError,
+    configure_model,
     describe_model,
     parse_image,
     parse_infer,
@@ -47,6 +49,7 @@ _RENDERED_AT_ONCE = 100  # Probabilities.
 _CLIENT_LEFT = 499  # nginx's status for a client that has disconnected. Only the log shows it.
 _STATUSES = {InputError: 400, TooLargeError: 413, NoRoomError: 503, ClientDisconnect: _CLIENT_LEFT}
 
+_EXTENSIONS = ("binary_tensor_data", "model_configuration")  # Triton's, of KServe's V2.
 _OPEN_METRICS = "application/openmetrics-text"
 _METRIC_PREFIX = "tpu_pipelines"
 _BUCKET_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -91,6 +94,7 @@ class Application:
             _route("health", "GET", "/v2/health/ready", self._is_ready),
             _route("health", "GET", "/v2/models/{name}", self._describe_model),
             _route("health", "GET", "/v2/models/{name}/ready", self._is_ready),
+            _route("health", "GET", "/v2/models/{name}/config", self._configure_model),
             _route("predict", "POST", "/v2/models/{name}/infer", functools.partial(self._predict, self._infer)),
         ]
         handlers = {Exception: _fail, **dict.fromkeys((HTTPException, *_STATUSES), self._refuse)}
@@ -141,11 +145,15 @@ class Application:
         version = "unknown"  # In images the package is not installed.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version("tpu-pipelines")
-        return JSONResponse({"name": "tpu-pipelines", "version": version, "extensions": []})
+        return JSONResponse({"name": "tpu-pipelines", "version": version, "extensions": _EXTENSIONS})
 
     async def _describe_model(self, request: Request) -> Response:
         self._require_ready()
         return JSONResponse(describe_model(self._name_asked(request), self._model))
+
+    async def _configure_model(self, request: Request) -> Response:
+        self._require_ready()
+        return JSONResponse(configure_model(self._name_asked(request), self._model))
 
     @property
     def _name(self) -> str:
@@ -188,13 +196,21 @@ class Application:
         # In a thread: a large body or image would block the event loop.
         asked = await self._threads.run(len(body), *parse)
         outputs = await self._outputs(request, asked, hold, functools.partial(_content, body, is_image))
-        return await self._respond(outputs, render_predictions, self._model, outputs, asked.top)
+        content = await self._render(outputs, render_predictions, self._model, outputs, asked.top)
+        return Response(content, media_type="application/json")
 
     async def _infer(self, request: Request, body: bytearray, hold: Hold) -> Response:
         """Answer by KServe's V2."""
-        asked = await self._threads.run(len(body), parse_infer, body, self._model, self._params)
+        length = request.headers.get(JSON_LENGTH)
+        if length is not None and not (length.isdecimal() and len(length) <= len(str(self._params.max_body_bytes))):
+            raise InputError(f"{JSON_LENGTH} must be a number of bytes of the body. Received: {length[:40]!r}.")
+        num_json_bytes = None if length is None else int(length)
+        asked = await self._threads.run(len(body), parse_infer, body, self._model, self._params, num_json_bytes)
         outputs = await self._outputs(request, asked, hold)
-        return await self._respond(outputs, render_infer, self._name, self._model, outputs, asked.id)
+        content, num_json_bytes = await self._render(outputs, render_infer, self._name, self._model, outputs, asked)
+        if num_json_bytes == len(content):
+            return Response(content, media_type="application/json")
+        return Response(content, headers={JSON_LENGTH: str(num_json_bytes)}, media_type="application/octet-stream")
 
     async def _outputs(
         self, request: Request, asked: PredictRequest, hold: Hold, content: Content | None = None
@@ -215,12 +231,10 @@ class Application:
             self._log.add(self._model, outputs, time.perf_counter() - request.state.start, content)
         return outputs
 
-    async def _respond(self, outputs: np.ndarray, render: Callable[..., bytes], *arguments: Any) -> Response:
+    async def _render(self, outputs: np.ndarray, render: Callable[..., Any], *arguments: Any) -> Any:
         if outputs.size <= _RENDERED_AT_ONCE:  # Takes some 50 µs, as a thread switch does.
-            content = render(*arguments)
-        else:
-            content = await self._threads.run(outputs.size, render, *arguments)
-        return Response(content, media_type="application/json")
+            return render(*arguments)
+        return await self._threads.run(outputs.size, render, *arguments)
 
     async def _read_body(self, request: Request, hold: Hold) -> bytearray:
         limit = self._params.max_body_bytes

@@ -3,6 +3,9 @@
 V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol (same bodies as Vertex AI).
 V2, the Open Inference Protocol over REST, without model versions, which are optional:
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
+With Triton's extension for binary tensors, whose bytes follow the JSON, and for the model configuration:
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_configuration.md
 """
 
 import base64
@@ -28,7 +31,10 @@ from tpu_components.serving.params import ServeParams
 
 Reader = ImageInput | Tokenizer | PromptReader
 
+# With a binary tensor, the header of this name says how many bytes of the body are JSON.
+JSON_LENGTH = "Inference-Header-Content-Length"
 _TOP, _CLASS, _BYTES = "top", "class", "BYTES"
+_CONFIG_TYPES = {_BYTES: "TYPE_STRING", "UINT8": "TYPE_UINT8", "FP32": "TYPE_FP32"}
 _V2_REQUEST_KEYS = ("id", "parameters", "inputs", "outputs")
 _V2_TENSOR_KEYS = ("name", "shape", "datatype", "parameters", "data")
 _MOST_DIMENSIONS, _MOST_SIZE = 8, 2**31 - 1
@@ -79,6 +85,7 @@ class PredictRequest:
         waiting: Images that are not decoded yet, by their index in `inputs`.
         top: Number of probabilities in the response; None is all.
         id: Id that the client gave; empty if it gave none.
+        outputs: V2 outputs that the client asked for, and whether each is returned as binary data.
     """
 
     inputs: np.ndarray
@@ -86,6 +93,7 @@ class PredictRequest:
     _time: _ProcessorTime
     top: int | None = None
     id: str = ""
+    outputs: Mapping[str, bool] = dataclasses.field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -380,18 +388,41 @@ def describe_model(name: str, model: ExportedModel) -> dict[str, Any]:
     return {"name": name, "platform": "litert", "inputs": [tensor], "outputs": answers}
 
 
+def configure_model(name: str, model: ExportedModel) -> dict[str, Any]:
+    """Return Triton's configuration of a model; without `max_batch_size`, `dims` are the whole shapes."""
+    described = describe_model(name, model)
+    tensors = {
+        side: [
+            {"name": tensor["name"], "data_type": _CONFIG_TYPES[tensor["datatype"]], "dims": tensor["shape"]}
+            for tensor in described[f"{side}s"]
+        ]
+        for side in ("input", "output")
+    }
+    return {"name": name, "platform": described["platform"], "backend": "litert", "max_batch_size": 0, **tensors}
+
+
 def _answer(model: ExportedModel) -> str:
     return "values" if model.task == REGRESSION else "probabilities"
 
 
-def parse_infer(body: bytes | bytearray, model: ExportedModel, limits: ServeParams) -> PredictRequest:
-    """Parse a V2 inference request with one tensor: UINT8 pixels, or BYTES of texts or base64 image files.
+def parse_infer(
+    body: bytes | bytearray, model: ExportedModel, limits: ServeParams, num_json_bytes: int | None = None
+) -> PredictRequest:
+    """Parse a V2 inference request with one tensor: UINT8 pixels, or BYTES of texts or image files.
+
+    Args:
+        body: The request; image files are in Base64 in JSON, and as they are in a binary tensor.
+        model: The model.
+        limits: Limits of the server.
+        num_json_bytes: Length of the JSON before a binary tensor; None if all of the body is JSON.
 
     Raises:
         InputError: If the body has another form.
         TooLargeError: If the number of instances exceeds `limits`.
     """
-    request = _known_keys(load_json(body), "The body", _V2_REQUEST_KEYS)
+    request = _known_keys(
+        load_json(body if num_json_bytes is None else body[:num_json_bytes]), "The body", _V2_REQUEST_KEYS
+    )
     inputs, given_id = request.get("inputs"), request.get("id", "")
     if not isinstance(given_id, str):
         raise InputError('"id" must be a text.')
@@ -399,7 +430,7 @@ def parse_infer(body: bytes | bytearray, model: ExportedModel, limits: ServePara
         count = len(inputs) if isinstance(inputs, list) else "none"
         raise InputError(f'"inputs" must be a list of one tensor, the {model.input.plural}. Received: {count}.')
     tensor = _known_keys(inputs[0], "inputs[0]", _V2_TENSOR_KEYS)
-    shape, data, kind = tensor.get("shape"), tensor.get("data"), tensor.get("datatype")
+    shape, kind = tensor.get("shape"), tensor.get("datatype")
     # Check this first: the product of 500,000 sizes takes half a minute.
     if not isinstance(shape, list) or not 0 < len(shape) <= _MOST_DIMENSIONS or not all(map(_is_size, shape)):
         raise InputError(
@@ -407,31 +438,91 @@ def parse_infer(body: bytes | bytearray, model: ExportedModel, limits: ServePara
             f"{_MOST_DIMENSIONS} of them, none above {_MOST_SIZE:,}."
         )
     size = math.prod(shape)
-    if not isinstance(data, list) or not size:
+    data: Any = tensor.get("data")
+    if data is None:
+        data = _binary_data(tensor, body, num_json_bytes)
+    if not isinstance(data, list | bytes) or not size:
         raise InputError('inputs[0]: "data" must be a list of the values of at least one instance.')
     _check_count(size if kind == _BYTES else shape[0], limits)
+    asked: dict[str, Any] = {"id": given_id, "outputs": _read_outputs(request, model)}
     of_images = isinstance(model.reader, ImageInput)
     if kind == "UINT8" and isinstance(model.reader, ImageInput):
-        pixels = _check_tensor(data, shape, model.reader)
-        return PredictRequest(pixels, {}, _ProcessorTime(limits.max_decode_seconds), id=given_id)
+        pixels = _check_tensor(np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data, shape, model.reader)
+        return PredictRequest(pixels, {}, _ProcessorTime(limits.max_decode_seconds), **asked)
     if kind != _BYTES:
         expected = f"UINT8 or {_BYTES}" if of_images else _BYTES
         raise InputError(f'inputs[0]: "datatype" must be {expected}. Received: {str(kind)[:40]!r}.')
-    if size != len(data) or not all(isinstance(item, str) for item in data):
+    if is_binary := isinstance(data, bytes):
+        data = _split_elements(data, size, as_text=not of_images)
+    if size != len(data) or not (is_binary or all(isinstance(item, str) for item in data)):
         raise InputError(f"inputs[0]: expected {size} texts, by its shape. Received: {len(data)} values.")
-    instances = [{"b64": text} for text in data] if of_images else data
-    return _open_instances(instances, model.reader, limits, id=given_id)
+    instances = [{"b64": text} for text in data] if of_images and not is_binary else data
+    return _open_instances(instances, model.reader, limits, **asked)
+
+
+def _binary_data(tensor: Mapping[str, Any], body: bytes | bytearray, num_json_bytes: int | None) -> Any:
+    """Return the bytes after the JSON, which are the data of a binary tensor; None if the tensor is no such one."""
+    parameters = tensor.get("parameters")
+    expected = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
+    if expected is None:
+        return None
+    content = b"" if num_json_bytes is None else bytes(body[num_json_bytes:])
+    if expected != len(content):
+        raise InputError(
+            f'inputs[0]: expected as many bytes after the JSON as "binary_data_size" says, and the number of bytes '
+            f"before them in the header {JSON_LENGTH}. Received: {str(expected)[:40]}, and {len(content)} bytes after "
+            f"{'a body without that header' if num_json_bytes is None else 'the JSON'}."
+        )
+    return content
+
+
+def _split_elements(content: bytes, count: int, as_text: bool) -> list[bytes] | list[str]:
+    """Return the elements of a binary BYTES tensor: each follows its length, 4 bytes in little-endian order."""
+    elements: list[bytes] = []
+    start = 0
+    while start < len(content) and len(elements) < count:
+        end = start + 4 + int.from_bytes(content[start : start + 4], "little")
+        elements.append(content[start + 4 : end])
+        start = end
+    if start != len(content):
+        raise InputError(
+            f"inputs[0]: expected {count} elements, each after its length as 4 bytes in little-endian order. Received: "
+            f"{len(content):,} bytes that end elsewhere."
+        )
+    try:
+        return [element.decode() for element in elements] if as_text else elements
+    except UnicodeDecodeError as error:
+        raise InputError(f"inputs[0]: expected texts in UTF-8. Received other bytes: {error.reason}.") from error
+
+
+def _read_outputs(request: Mapping[str, Any], model: ExportedModel) -> dict[str, bool]:
+    """Return the outputs that a V2 request asks for, all by default, and whether each is returned as binary data."""
+    parameters, outputs = request.get("parameters"), request.get("outputs")
+    by_default = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
+    known = [_answer(model), *([_CLASS] if model.task == CLASSIFICATION else [])]
+    if not outputs:
+        return dict.fromkeys(known, by_default)
+    if not isinstance(outputs, list):
+        raise InputError(f'"outputs" must be a list. Received: {_describe(outputs)}.')
+    asked = {}
+    for output in outputs:
+        name = _known_keys(output, "An output", ("name", "parameters")).get("name")
+        if name not in known:
+            raise InputError(f"The outputs are {' and '.join(known)}. Received: {str(name)[:40]!r}.")
+        chosen = _known_keys(output.get("parameters") or {}, "Parameters of an output", ("binary_data",))
+        asked[name] = chosen.get("binary_data", by_default) is True
+    return asked
 
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MOST_SIZE
 
 
-def _check_tensor(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> np.ndarray:
+def _check_tensor(data: list[Any] | np.ndarray, shape: Sequence[int], wanted: ImageInput) -> np.ndarray:
     """Return uint8[N, height, width, channels] from flat or nested values."""
     expected = (shape[0], *wanted.image_shape)
     try:
-        values, _ = _flatten_numbers(data, len(expected))
+        values = data if isinstance(data, np.ndarray) else _flatten_numbers(data, len(expected))[0]
     except ValueError:
         values = np.empty(0)
     fits = tuple(shape) in (expected, expected[:3] if expected[3] == 1 else expected)
@@ -445,13 +536,24 @@ def _check_tensor(data: list[Any], shape: Sequence[int], wanted: ImageInput) -> 
     return values.astype(np.uint8).reshape(expected)
 
 
-def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, given_id: str) -> bytes:
-    """Render a V2 inference response."""
-    answers = [
-        {"name": _answer(model), "datatype": "FP32", "shape": list(outputs.shape), "data": outputs.ravel().tolist()}
-    ]
-    if model.task == CLASSIFICATION:
-        names = [model.class_names[i] for i in outputs.argmax(1).tolist()]
-        answers.append({"name": _CLASS, "datatype": _BYTES, "shape": [len(names)], "data": names})
-    response: Mapping[str, Any] = {"model_name": name, **({"id": given_id} if given_id else {}), "outputs": answers}
-    return json.dumps(response, ensure_ascii=False, allow_nan=False).encode()
+def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, asked: PredictRequest) -> tuple[bytes, int]:
+    """Render a V2 inference response; returns the length of its JSON too, which binary data may follow."""
+    answers, binary = [], []
+    for output, is_binary in asked.outputs.items():
+        if output == _CLASS:
+            names = [model.class_names[i] for i in outputs.argmax(1).tolist()]
+            answer: dict[str, Any] = {"name": _CLASS, "datatype": _BYTES, "shape": [len(names)], "data": names}
+        else:
+            values = [] if is_binary else outputs.ravel().tolist()
+            answer = {"name": output, "datatype": "FP32", "shape": list(outputs.shape), "data": values}
+        if is_binary:
+            content = outputs.astype("<f4").tobytes()
+            if output == _CLASS:
+                content = b"".join(len(raw := text.encode()).to_bytes(4, "little") + raw for text in names)
+            del answer["data"]
+            answer["parameters"] = {"binary_data_size": len(content)}
+            binary.append(content)
+        answers.append(answer)
+    response = {"model_name": name, **({"id": asked.id} if asked.id else {}), "outputs": answers}
+    rendered = json.dumps(response, ensure_ascii=False, allow_nan=False).encode()
+    return b"".join([rendered, *binary]), len(rendered)

@@ -3,10 +3,12 @@
 import dataclasses
 import hashlib
 import html
+import inspect
 import io
 import json
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
 from tpu_components.core.examples.artifacts import REPORT_FILE, load_history
 from tpu_components.core.files import storage
+from tpu_components.core.pages.display import Displayed
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.results.evaluation_info import Rule
 from tpu_components.core.results.metric_table import show
@@ -26,10 +29,12 @@ from tpu_pipelines.checking import preflight as compiling
 from tpu_pipelines.checking.check_list import UNASKED, examine
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.config.configuration import load_config, read_data
+from tpu_pipelines.config.schema import settings
 from tpu_pipelines.doctor.findings import Finding, as_lines, errors_in
+from tpu_pipelines.runs import comparison
 from tpu_pipelines.runs.exports import export_run, find_export
 from tpu_pipelines.runs.run_local import run_local
-from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.runs.summary import Summary, as_text
 from tpu_pipelines.starting.data_overview import DataOverview, look_at, source_of
 
 Place = str | Path
@@ -64,9 +69,9 @@ class Page:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A finished run.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Run(Displayed):
+    """A finished run. Its `to_pandas` is the history.
 
     Attributes:
         path: Its folder.
@@ -74,7 +79,14 @@ class Run:
     """
 
     path: Path
-    facts: Summary = dataclasses.field(repr=False)
+    facts: Summary
+
+    def __str__(self) -> str:
+        return as_text(self.facts)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return `history()`."""
+        return self.history()
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -145,8 +157,8 @@ class Run:
         return f"<h4>{html.escape(self.name)}: {self.status}</h4>{table}<ul>{said}</ul>"
 
 
-@dataclasses.dataclass(frozen=True)
-class Checks:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Checks(Displayed):
     """The findings of a look at a configuration."""
 
     findings: tuple[Finding, ...]
@@ -159,8 +171,9 @@ class Checks:
     def __str__(self) -> str:
         return "\n".join(f"{state:<9}{text}" for state, text in as_lines(self.findings))
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+    def rows(self) -> list[dict[str, Any]]:
+        """Return each finding."""
+        return [dataclasses.asdict(finding) for finding in self.findings]
 
 
 def _overrides(section: str, settings: Mapping[str, Any]) -> list[str]:
@@ -199,7 +212,8 @@ def train(
         name: Name of the run; by default the model's.
         workspace: Folder for runs.
         force: Run every step, also those that are unchanged.
-        sections: Other sections of a configuration, as `training={"epochs": 3}`.
+        sections: Other sections of a configuration, as `training={"epochs": 3}`. The settings of all sections are
+            listed at the end of `help(tpu_pipelines.train)`.
 
     Returns:
         The run, also one that the gate has rejected.
@@ -255,6 +269,18 @@ def load_run(path: Place) -> Run:
         raise InputError(
             f"Cannot read {path} as the folder of a run: expected {SUMMARY_FILE} in it ({error})."
         ) from error
+
+
+def compare(*runs: Place | Run) -> comparison.Comparison:
+    """Compare runs: metrics, speed, sizes, and the differences of their configurations.
+
+    Args:
+        runs: Runs, or their folders.
+
+    Raises:
+        InputError: If one of them is no run, or all are the same.
+    """
+    return comparison.compare([run.path if isinstance(run, Run) else Path(run) for run in runs])
 
 
 def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, workspace: Place = _WORKSPACE) -> Checks:
@@ -388,3 +414,15 @@ def _save_arrays(arrays: Mapping[str, Any], folder: Path) -> Path:
         np.savez(buffer := io.BytesIO(), **plain)  # type: ignore[arg-type]  # NumPy's own flag is a keyword too.
         storage.write_bytes(path, buffer.getvalue())
     return path
+
+
+def _list_settings() -> Iterator[str]:
+    """Yield every setting with its default and meaning, for `help`."""
+    for setting in settings():
+        default = "" if setting.default is None else f" = {json.dumps(setting.default, default=dict)}"
+        yield f"    {setting.name}{default}"
+        yield textwrap.indent(textwrap.fill(setting.meaning, 100), " " * 8)
+
+
+if train.__doc__:  # Python's -OO leaves out docstrings.
+    train.__doc__ = "\n".join([inspect.cleandoc(train.__doc__), "", "Settings:", *_list_settings()])

@@ -116,5 +116,7 @@ def _price_notes(prices: Sequence[Price | None]) -> list[str]:
         for price in prices
         if price
     )
+    gpu = load_catalogue().gpu
+    notes[f"GPU       {gpu.kind}: ${gpu.usd_per_hour:.2f} an hour in {gpu.region} ({gpu.date}): {gpu.source}"] = None
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH, subsequent_indent=" " * 10)]
     return [*wrapped, *(["?         no trustworthy price is known"] if None in prices else [])]

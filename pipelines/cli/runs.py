@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.states import COLOURS, NOT_PROMOTED, PROMOTED, State
+from tpu_components.core.base.states import COLOURS, State
 from tpu_components.core.base.terminal import in_one_line
-from tpu_components.core.results.export_info import ExportInfo
 from tpu_pipelines.cli.output import (
     BAD_INPUT,
     DONE,
@@ -27,19 +26,9 @@ from tpu_pipelines.retraining.job_summary import RunFindings, render_runs
 from tpu_pipelines.runs import comparison, history
 from tpu_pipelines.runs.exports import export_run
 from tpu_pipelines.runs.run_local import RunOutcome, clean_runs, delete_run, run_local
-from tpu_pipelines.runs.summary import Summary
+from tpu_pipelines.runs.summary import as_text, describe_export
 
 _ACTIONS = ("list", "clean", "delete")  # Of `runs`.
-_HEADLINES = (
-    "bits_per_character",
-    "accuracy",
-    "micro_f1",
-    "r2",
-    "mean_absolute_error",
-    "loss",
-    "macro_f1",
-    "mean_average_precision",
-)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +43,7 @@ def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = 
     if as_json:
         show({**summary.as_dict(), **facts}, "", as_json)
     else:
-        show_text(_describe(summary), colours=COLOURS)
+        show_text(as_text(summary), colours=COLOURS)
     if summary.status == State.FAILED:
         tell_error(summary.error)
         return BAD_INPUT if outcome.is_input_error else FAILED
@@ -64,41 +53,11 @@ def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = 
     return DONE if summary.status == State.SUCCEEDED else REJECTED
 
 
-def _describe(summary: Summary) -> str:
-    lines = [f"{summary.config.get('name', 'run')}: {summary.status} in {summary.seconds:.1f} s", ""]
-    for name, step in summary.steps.items():
-        time = State.CACHED if step.cached else f"{step.seconds:.1f} s" if step.seconds else ""
-        lines.append(f"  {name:<20}{step.state:<11}{time:>8}")
-    if summary.preflight:
-        lines += ["", f"  preflight: {summary.preflight.summary}"]
-    if metrics := summary.metrics:
-        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
-        lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
-        lines += [f"  gate: {PROMOTED if summary.gate.promote else NOT_PROMOTED}"]
-        lines += [f"        {rule}" for rule in summary.gate.reasons]
-    if summary.export:
-        lines += _describe_export(summary.export)
-    if deployment := summary.deployment:
-        line = f"  {deployment.model_name} version {deployment.version} is the {deployment.alias}"
-        lines += ["", line + (f", after {deployment.previous}" if deployment.previous else "")]
-    if summary.artifacts:
-        lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary.artifacts.items()]
-    return "\n".join(map(in_one_line, lines))
-
-
-def _describe_export(export: ExportInfo) -> list[str]:
-    lines = []
-    for name, facts in export.formats.items():
-        judged = "" if facts.score is None else f"{export.judged} {facts.score:.4f}  "
-        lines.append(f"  {name:<12}{facts.bytes / 2**20:8.2f} MiB  {judged}{facts.latency} ms for one  {facts.rate}/s")
-    return lines + [f"  {name:<12}left out: {reason}" for name, reason in export.left_out.items()]
-
-
 def export(arguments: argparse.Namespace) -> int:
     """Export the model of a run whatever the gate says."""
     output = arguments.output or arguments.run / "export"
     exported = export_run(arguments.run, arguments.overrides, output)
-    text = "\n".join([*_describe_export(exported), "", os.path.relpath(output)])
+    text = "\n".join([*describe_export(exported), "", os.path.relpath(output)])
     show(exported.as_dict(), text, arguments.json)
     return DONE
 

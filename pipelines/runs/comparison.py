@@ -16,6 +16,7 @@ from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
+from tpu_components.core.pages.display import Displayed
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction, show
 from tpu_components.export_model.formats import FORMATS
@@ -100,8 +101,8 @@ class Row:
         return frozenset([top]) if self.texts.count(self.texts[top]) == 1 else frozenset()
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison(Displayed):
     """Runs and what they differ in.
 
     Attributes:
@@ -113,6 +114,17 @@ class Comparison:
     runs: tuple[Run, ...]
     sections: Mapping[str, tuple[Row, ...]]
     notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all properties of each run."""
+        properties = [row for rows in self.sections.values() for row in rows]
+        return [
+            {"run": run.label} | {row.name: row.values[place] for row in properties}
+            for place, run in enumerate(self.runs)
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: a list for every property, in the order of the runs."""

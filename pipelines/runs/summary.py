@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from tpu_components.core.base.states import State
+from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
+from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.base.typed_values import read
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.evaluation_info import Decision
@@ -16,6 +18,16 @@ from tpu_pipelines.checking.workspace import SUMMARY_FILE
 
 # What a run has only of steps that it has, and an empty mapping stands for in the file.
 _OF_STEPS = ("preflight", "export", "deployment")
+_HEADLINES = (
+    "bits_per_character",
+    "accuracy",
+    "micro_f1",
+    "r2",
+    "mean_absolute_error",
+    "loss",
+    "macro_f1",
+    "mean_average_precision",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,3 +110,36 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a file of any age."""
         return {**raw, **{name: raw.get(name) or None for name in _OF_STEPS}}
+
+
+def as_text(summary: Summary) -> str:
+    """Return what a run prints when it ends."""
+    lines = [f"{summary.config.get('name', 'run')}: {summary.status} in {summary.seconds:.1f} s", ""]
+    for name, step in summary.steps.items():
+        time = State.CACHED if step.cached else f"{step.seconds:.1f} s" if step.seconds else ""
+        lines.append(f"  {name:<20}{step.state:<11}{time:>8}")
+    if summary.preflight:
+        lines += ["", f"  preflight: {summary.preflight.summary}"]
+    if metrics := summary.metrics:
+        shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in _HEADLINES if metrics.get(name) is not None)
+        lines += ["", f"  test: {shown} ({metrics.get('num_examples') or 0:,} examples)"]
+        passed = PROMOTED if summary.deployment else "passed"  # Without a registry nothing is promoted.
+        lines += [f"  gate: {passed if summary.gate.promote else NOT_PROMOTED}"]
+        lines += [f"        {rule}" for rule in summary.gate.reasons]
+    if summary.export:
+        lines += describe_export(summary.export)
+    if deployment := summary.deployment:
+        line = f"  {deployment.model_name} version {deployment.version} is the {deployment.alias}"
+        lines += ["", line + (f", after {deployment.previous}" if deployment.previous else "")]
+    if summary.artifacts:
+        lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary.artifacts.items()]
+    return "\n".join(map(in_one_line, lines))
+
+
+def describe_export(export: ExportInfo) -> list[str]:
+    """Return a line for each format of an export."""
+    lines = []
+    for name, facts in export.formats.items():
+        judged = "" if facts.score is None else f"{export.judged} {facts.score:.4f}  "
+        lines.append(f"  {name:<12}{facts.bytes / 2**20:8.2f} MiB  {judged}{facts.latency} ms for one  {facts.rate}/s")
+    return lines + [f"  {name:<12}left out: {reason}" for name, reason in export.left_out.items()]

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from tpu_components.core.examples.interface import (
 from tpu_components.core.examples.text import has_words, split_words
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import has_decimal_comma
+from tpu_components.core.pages.display import Displayed
 from tpu_components.core.sources.kinds import SOURCES, list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, split_source
@@ -51,8 +53,8 @@ _SHOWN = 5
 _MOST_LEVELS = 20  # More different numbers are taken for a regression.
 
 
-@dataclasses.dataclass(frozen=True)
-class DataOverview:
+@dataclasses.dataclass(frozen=True, repr=False)
+class DataOverview(Displayed):
     """Overview of data, from all names and some of the content.
 
     Attributes:
@@ -90,6 +92,14 @@ class DataOverview:
     def bad_share(self) -> float:
         """Expected share of bad examples: the larger one of unusable and of damaged examples."""
         return max(len(self.unusable) / max(1, self.num_inputs), len(self.damaged) / max(1, self.num_looked_at))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the number of examples of each class, or of each split where there are no classes."""
+        what, counts = ("class", self.class_examples) if self.class_examples else ("split", self.split_examples)
+        return [{what: name, "examples": count} for name, count in counts.items()]
 
     def lines(self) -> list[str]:
         """Return the overview for a terminal."""

@@ -16,7 +16,7 @@ import yaml
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
-from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
+from tpu_components.core.examples.interface import CLASSIFICATION, CORPUS, IMAGE, TASKS, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.results.metric_table import HIGHER, direction
 from tpu_components.core.sources.params import WriteParams, split_source
@@ -36,6 +36,9 @@ _ANSWERS = {
 _SIDES = (32, 48, 64, 96)  # Sides of the training images; a CPU is slow with larger ones.
 _SMALL_PIXELS = 128 * 128  # Images of one size up to this one are taken as they are.
 _WANTED_STEPS = 1_500
+_TEXT_LEARNING_RATE = 0.003
+_IMBALANCE = 10  # Ratio of the largest class to the smallest from which classes are balanced.
+_BETTER = 0.1  # Macro F1 above that of a constant answer that is first asked for.
 _WIDTH = 110
 
 
@@ -108,8 +111,14 @@ def plan_start(
         path = folder / f"{name.replace('-', '_').replace('.', '_')}_model.py"
         model, files[path] = str(path), _write_model(overview, name)
     data, reasons = _choose_data(overview, model)
-    training, more = _choose_training(overview)
+    training, more = _choose_training(overview, is_ours=bool(files))
     raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
+    if _is_imbalanced(overview):
+        training["balance_classes"] = True
+        more["training.balance_classes"] = "The classes differ much in size: a rare one weighs as much as a common one."
+        constant = 1 / len(overview.class_examples)  # Macro F1 of always answering one class is at most this.
+        raw["gate"] = {"beat_baseline": False, "minimum": {"macro_f1": round(constant + _BETTER, 2)}}
+        more["gate.beat_baseline"] = "By accuracy, always answering the commonest class is hard to beat; see macro_f1."
     for text in overrides:
         override(raw, text)
     if raw["training"].get("stages") and not any(text.startswith("training.epochs=") for text in overrides):
@@ -211,7 +220,14 @@ def _input_size(model: str) -> list[int] | None:
     return [int(side) for side in shapes[0]] if shapes else None
 
 
-def _choose_training(overview: DataOverview) -> tuple[dict[str, Any], Reasons]:
+def _is_imbalanced(overview: DataOverview) -> bool:
+    counts = overview.class_examples.values()
+    return overview.params.asked == CLASSIFICATION and max(counts, default=0) > _IMBALANCE * max(
+        1, min(counts, default=0)
+    )
+
+
+def _choose_training(overview: DataOverview, is_ours: bool) -> tuple[dict[str, Any], Reasons]:
     examples = overview.split_examples[TRAIN]
     # At least 20 steps per epoch, so that a trial of three epochs learns beyond the warmup.
     batch = min(128, max(8, 2 ** int(math.log2(max(1, examples / 20)))), examples)
@@ -226,6 +242,9 @@ def _choose_training(overview: DataOverview) -> tuple[dict[str, Any], Reasons]:
         "training.epochs": "At most; more help as long as the validation loss still falls.",
         "training.batch_size_per_replica": f"Of {examples:,} to train on. For a TPU rather 128 and more.",
     }
+    if is_ours and overview.kind == TEXT:  # Word vectors start from nothing, and each batch changes few of them.
+        training["learning_rate"] = _TEXT_LEARNING_RATE
+        reasons["training.learning_rate"] = "With Keras's 0.001, word vectors learn little in a short trial."
     if VALIDATION in overview.split_examples:
         training["early_stopping_epochs"] = max(5, epochs // 4)
     return training, reasons
@@ -236,14 +255,13 @@ def _hints(overview: DataOverview) -> list[str]:
     examples = overview.split_examples.get(TEST, 0)
     if examples < 100:
         hints.append(f"{examples:,} test examples tell models apart only if they differ much; more data would help")
-    counts = sorted(overview.class_examples.values())
-    if counts and overview.params.asked == "classification" and counts[-1] > 10 * max(1, counts[0]):
-        hints.append("the classes differ much in size: judge by macro_f1 too, as gate: {minimum: {macro_f1: 0.8}}")
+    if _is_imbalanced(overview):
+        hints.append("the classes differ much in size: they are balanced in training, and judged by macro_f1")
     return hints
 
 
+_MACHINE = "# machine: v5e-1    # A TPU to train on, and to be preflighted for; `tpu-pipelines machines` lists them.\n"
 _TAIL = """\
-# machine: v5e-1    # A TPU to train on, and to be preflighted for; `tpu-pipelines machines` lists them.
 gate:    # By default a model is promoted that beats the best constant answer, and the champion before it.
   # {side}: {{{metric}: {value}}}    # Exit code 3 where it does not reach this.
 """
@@ -264,7 +282,7 @@ def _as_yaml(raw: Mapping[str, Any], reasons: Reasons, overview: DataOverview, p
     judged = TASKS[overview.params.asked].judged
     side = "minimum" if direction(judged) == HIGHER else "maximum"
     tail = "" if "gate" in raw else _TAIL.format(side=side, metric=judged, value=_VALUES.get(judged, 0.9))
-    return "\n".join(lines) + "\n" + tail
+    return "\n".join(lines) + "\n" + _MACHINE * ("machine" not in raw) + tail
 
 
 _VALUES = {"bits_per_character": 2.5, "r2": 0.8, "micro_f1": 0.8}

@@ -235,11 +235,15 @@ class UnofferedGeneration:
 
 @dataclasses.dataclass(frozen=True)
 class Catalogue:
-    """All slices for training on Vertex, sorted by generation (oldest first), size and number of hosts."""
+    """All slices for training on Vertex, sorted by generation (oldest first), size and number of hosts.
+
+    `gpu` is Compute Engine's price of a small machine with a GPU, for comparison; its `kind` names the machine.
+    """
 
     generations: tuple[Generation, ...]
     slices: tuple[Slice, ...]
     not_offered: tuple[UnofferedGeneration, ...]
+    gpu: Price
 
     def find(self, name: str) -> Slice:
         """Return the slice with a short name, Cloud TPU's name (`v5litepod-8`) or the TPU compiler's (`v5e:4x4`).
@@ -284,7 +288,9 @@ def load_catalogue() -> Catalogue:
         entry = Slice(**values | {"generation": generations[row["generation"]], "host": hosts.get(row["machine_type"])})
         return dataclasses.replace(entry, prices=tuple(_read_prices(prices, entry)))
 
+    gpu = cited(raw["gpu"])
     return Catalogue(
+        gpu=Price(gpu["usd_per_hour"], gpu["region"], False, gpu["name"], gpu["source"], gpu["date"]),
         generations=tuple(generations.values()),
         slices=tuple(read_slice(cited(row)) for row in raw["slices"]),
         not_offered=tuple(UnofferedGeneration(**cited(row)) for row in raw["not_offered"]),

@@ -553,3 +553,8 @@ def test_what_was_wanted_of_a_split_is_said_beside_what_it_got(tmp_path, capsys)
     shares = np.array(tested.class_counts) / 100
     said = f"test {tested.num_examples / 500:.1%} ({shares.min():.1%} to {shares.max():.1%} of a class), wanted 20.0%"
     assert f"{said}; validation " in capsys.readouterr().err
+    # A test split of the source's own is nothing that validation is drawn from.
+    np.savez(tmp_path / "y.npz", x_train=images[:400], y_train=labels[:400], x_test=images[400:], y_test=labels[400:])
+    write_records(WriteParams(f"npz:{tmp_path}/y.npz", num_workers=1), tmp_path / "own")
+    drawn = Manifest.load(tmp_path / "own").splits["validation"].num_examples
+    assert f"] validation {drawn / 400:.1%} (" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import dataclasses
 import io
 import json
 
@@ -10,12 +11,24 @@ import pytest
 from PIL import Image
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import ImageInput, TextInput
 from tpu_components.serving.application import Application, Metrics
 from tpu_components.serving.exported import ExportedModel
+from tpu_components.serving.instances import parse_infer
 from tpu_components.serving.params import ServeParams
 
 _SHAPE = ImageInput((2, 2, 1), "raw")
+_TEXTS = TextInput(1, 90, "0" * 64, "words", "start")
+
+
+class _Reader:
+    """Reads a text to the number of its characters."""
+
+    shape, dtype, noun, plural = (1,), np.int32, "text", "texts"
+
+    def read(self, text):
+        return len(text)
 
 
 def _answer(images):
@@ -27,7 +40,7 @@ def _answer(images):
 MODEL = ExportedModel("pets", ("cat", "dog"), _SHAPE, _answer, _SHAPE)
 
 
-def ask(method, path, body=None, ready=True, accept=b"*/*", **params):
+def ask(method, path, body=None, ready=True, headers=(), **params):
     """Status and body of an answer."""
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     sent = []
@@ -41,7 +54,7 @@ def ask(method, path, body=None, ready=True, accept=b"*/*", **params):
     async def scenario():
         app = Application(ServeParams(max_instances=3, **params))
         scope = {"type": "http", "method": method, "path": path, "query_string": b""}
-        scope["headers"] = [(b"accept", accept)]
+        scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in dict(headers).items()]
         if not ready:
             return await app.asgi(scope, receive, send)
         async with app.ready(MODEL):
@@ -129,6 +142,51 @@ def test_v2_refuses_with_an_error_in_words(asked, status, words):
     assert words in body["error"]
 
 
+_BINARY_SIZE = {"parameters": {"binary_data_size": 8}}
+
+
+@pytest.mark.parametrize(
+    ("follow", "length", "words"),
+    [
+        (b"", None, "a body without that header"),
+        (b"\0" * 7, 0, "and 7 bytes after the JSON"),
+        (b"\0" * 8, 4, "must be JSON"),
+        (b"\0" * 8, "-1", "must be a number of bytes"),
+        (b"\0" * 8, "9" * 30, "must be a number of bytes"),
+    ],
+)
+def test_bytes_that_do_not_fit_their_json_are_refused(follow, length, words):
+    described = {"name": "image", "shape": [2, 2, 2, 1], "datatype": "UINT8", **_BINARY_SIZE}
+    text = json.dumps({"inputs": [described]}).encode()
+    length = str(len(text) + length) if isinstance(length, int) else length
+    headers = {"Inference-Header-Content-Length": length} if length else {}
+    status, body = ask("POST", "/v2/models/pets/infer", text + follow, headers=headers)
+    assert status == 400
+    assert words in body["error"]
+
+
+@pytest.mark.parametrize(
+    ("follow", "words"),
+    [
+        (b"\x02\0\0\0hi\x03\0\0\0you", None),
+        (b"\x02\0\0\0hi\x09\0\0\0you", "expected 2 elements"),
+        (b"\x02\0\0\0hi", "expected 2 texts"),
+        (b"\x02\0\0\0hi\x01\0\0\0\xff", "UTF-8"),
+        (b"\xff\xff\xff\xff", "expected 2 elements"),
+    ],
+)
+def test_texts_follow_their_lengths(follow, words):
+    model = dataclasses.replace(MODEL, input=_TEXTS, reader=_Reader())
+    described = {"name": "text", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": len(follow)}}
+    text = json.dumps({"inputs": [described]}).encode()
+    if words:
+        with pytest.raises(InputError, match=words):
+            parse_infer(text + follow, model, ServeParams(), len(text))
+    else:
+        parsed = parse_infer(text + follow, model, ServeParams(), len(text))
+        assert parsed.inputs.ravel().tolist() == [len("hi"), len("you")]
+
+
 def test_a_model_has_the_name_that_it_is_given():
     assert ask("GET", "/v2/models/zoo/ready", model_name="zoo")[0] == 200
     status, body = ask("POST", "/v1/models/pets:predict", {"instances": []}, model_name="zoo")
@@ -162,7 +220,7 @@ def test_no_family_of_metrics_has_the_name_of_another():
     named = [line.split()[2].removesuffix("_total") for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(named) == len(set(named)) == 6
     assert "tpu_pipelines_requests_in_flight 0.0" in text
-    status, opened = ask("GET", "/metrics", accept=b"application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    status, opened = ask("GET", "/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
     assert (status, opened.endswith("\n# EOF\n")) == (200, True)
     assert "# TYPE tpu_pipelines_instances counter\n" in opened
     assert "\ntpu_pipelines_instances_total 0.0\n" in opened

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -14,7 +15,9 @@ import tpu_pipelines as tp
 from tests.cli import REPOSITORY
 from tpu_components.core.examples.artifacts import HISTORY_FILE
 from tpu_components.core.files import storage
+from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.api import library
+from tpu_pipelines.config.schema import settings
 from tpu_pipelines.runs.summary import Summary
 
 EXAMPLES = REPOSITORY / "pipelines" / "examples"
@@ -38,6 +41,29 @@ def test_every_name_is_documented_and_typed():
     for name in tp.__all__:
         assert getattr(tp, name).__doc__
     assert (REPOSITORY / "pipelines/py.typed").exists()
+
+
+def test_help_lists_every_setting_with_its_meaning():
+    listed = tp.train.__doc__
+    assert "training.epochs = 10\n        Largest number of passes" in listed
+    assert all(f"\n    {setting.name}" in listed for setting in settings())
+
+
+def test_results_are_readable_in_a_console_a_notebook_and_pandas(image_folder, finished_run, tmp_path):
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    workspace, _, _ = finished_run
+    run = tp.load_run(workspace / "digits")
+    overview, report = tp.look(image_folder(), channels=1), PreflightReport.load(REPOSITORY / "tests/golden/preflight")
+    for result, words in ((run, "gate: promoted"), (overview, "20 images"), (report, "4 of 4 machines pass")):
+        assert words in repr(result) == str(result)
+        assert words.removeprefix("gate: promoted") in result._repr_html_()
+        assert isinstance(result.to_pandas(), pandas.DataFrame)
+    assert list(overview.to_pandas()["examples"]) == [10, 10]
+    assert len(run.to_pandas()) == len(run.history())
+    assert list(report.to_pandas()["cost.usd_per_hour"]) == [machine.cost.usd_per_hour for machine in report.machines]
+    found = tp.compare(run, shutil.copytree(run.path, tmp_path / "other"))
+    assert repr(found).startswith("results")
+    assert found.to_pandas()["accuracy"][0] == run.metrics["accuracy"]
 
 
 def test_look_and_check_say_what_the_commands_say(image_folder, tmp_path, monkeypatch):

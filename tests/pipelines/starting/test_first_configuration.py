@@ -69,7 +69,9 @@ def test_the_configuration_is_what_was_chosen(photos, monkeypatch):
     start.write()
     config = load_config("mine.yaml")
     assert (config.data.image_size, config.data.channels, config.training.model) == ((48, 48), 3, "mine_model.py")
-    assert config.gate.minimum == {"accuracy": 0.7}
+    assert config.gate.minimum == {"macro_f1": 0.43, "accuracy": 0.7}
+    assert config.training.balance_classes
+    assert not config.gate.beat_baseline
     assert config.data.max_bad_fraction == 0.04
     assert config.training.early_stopping_epochs > 0
     config.training.check_batch_fits(40)
@@ -125,7 +127,9 @@ def test_texts_get_a_length_that_nine_in_ten_do_not_exceed(tmp_path, monkeypatch
     (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows]))
     done = tpu_pipelines_here("init", "reviews.csv", "--name", "said")
     assert done.returncode == 0, done.stderr
-    assert load_config("said.yaml").data.num_tokens == 64
+    config = load_config("said.yaml")
+    assert (config.data.num_tokens, config.training.learning_rate) == (64, 0.003)
+    assert not config.training.balance_classes
 
 
 def test_rows_that_cannot_be_used_are_told_with_the_share_that_lets_them_be_set_aside(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def test_every_value_has_a_source_and_a_date():
     assert all(source["text"] and re.match(r"20\d\d", source["date"]) for source in raw["sources"].values())
     cells = [cell for row in raw["generations"] for key, cell in row.items() if key != "name"]
     rows = [row for table in ("slices", "hosts", "prices", "not_offered") for row in raw[table]]
-    assert {row["source"] for row in cells + rows} == set(raw["sources"])
+    assert {row["source"] for row in [*cells, *rows, raw["gpu"]]} == set(raw["sources"])
     for generation in CATALOGUE.generations:
         assert set(generation.sources) >= {"hbm_usable_bytes", "peak_bf16_flops", "clock_hz", "regions"}
 
