@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tpu_components.core.drift.sketches import count_bins
+from tpu_components.core.drift.comparison import CLASSES
+from tpu_components.core.drift.sketches import count_bins, find_independence
 from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.interface import IMAGE, TEXT
 
@@ -21,6 +22,7 @@ MOST_COUNTED = 2**15 - 1
 _SAMPLED_BITS = 16
 _GREY = np.array([1, 2, 1], np.uint16)  # A fourth of their sum is the grey level: near JPEG's weights, and exact.
 _GREY_SHARE = 333  # Thousandths.
+_QUARTILES = (0.25, 0.5, 0.75)
 _EXACT_BITS = 8  # The leading bits of a value that its bin tells.
 
 
@@ -118,6 +120,27 @@ def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
 def count_labels(labels: np.ndarray) -> dict[str, Distribution]:
     """Return how the number of labels is distributed over the examples of a split, of 0 or 1[num_examples, classes]."""
     return {LABELS.name: _describe(LABELS, labels.reshape(len(labels), -1).sum(axis=1).astype(np.int64))}
+
+
+def count_independent(kind: str, rows: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> dict[str, float]:
+    """Return `Split.independence` of examples in groups: of a figure the least of its mean's and of its quartiles'.
+
+    Args:
+        kind: Kind of example.
+        rows: int[num_examples, figures].
+        labels: Classes, 0 or 1[num_examples, classes], or targets.
+        groups: int[num_examples].
+    """
+    classes = labels if labels.ndim > 1 else labels[:, None] == np.unique(labels)
+    result = {CLASSES: find_independence(classes.astype(float), groups)}
+    known = rows[:, 0] != NOT_MEASURED
+    for figure, values in zip(FIGURES[kind], rows[known].T.astype(float), strict=True):
+        if len(values):
+            below = [values <= quartile for quartile in np.quantile(values, _QUARTILES)]
+            columns = [values, *(column for column in below if not column.all())]
+            shares = [find_independence(column.astype(float)[:, None], groups[known]) for column in columns]
+            result[figure.name] = min(shares)
+    return result
 
 
 def _describe(figure: Figure, values: np.ndarray) -> Distribution:

@@ -10,16 +10,18 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN
+from tpu_components.core.examples.slice_values import number_groups
 from tpu_components.core.sources.columns import Column
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from tpu_components.create_tfrecords.encoders import Encoder
-from tpu_components.create_tfrecords.measuring import COUNTS, count_labels, distributions
+from tpu_components.create_tfrecords.measuring import COUNTS, count_independent, count_labels, distributions
 from tpu_components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.splitting import LEFT_OUT
@@ -173,6 +175,26 @@ class Merger:
             near = pairs_of_equal(words[examples])
         return Copies.find(listing, examples, identities, near), splits
 
+    def without_retired(self, splits: np.ndarray, retired: np.ndarray) -> np.ndarray:
+        """Return int8[num_examples]: the splits, without the examples of retired test sets.
+
+        Args:
+            splits: int8[num_examples], places in `SPLITS`, of all the listing's examples.
+            retired: uint64[…]: identities of these examples.
+
+        Raises:
+            InputError: If nothing is left of a split.
+        """
+        result = splits.copy()
+        result[self.examples[np.isin(self._columns["identities"].rows(), retired)]] = LEFT_OUT
+        for number, name in enumerate(SPLITS):
+            if (had := np.count_nonzero(splits == number)) and not np.any(result == number):
+                raise InputError(
+                    f"The {name!r} split has no examples left: all {had:,} drawn for it are of the test "
+                    "sets in data.retired_tests. Wait for new examples, or raise data.test_fraction."
+                )
+        return result
+
     def fingerprint(self, class_names: Sequence[str], encoder: Encoder) -> str:
         """Return the SHA-256 of everything added."""
         self._digest.update(repr((class_names, encoder.input)).encode())
@@ -227,6 +249,9 @@ class Merger:
                 **(distributions(listing.kind, figures) if len(labels) else {}),
                 **(count_labels(labels) if task == MULTI_LABEL and len(labels) else {}),
             },
+            independence={}
+            if listing.groups is None or not len(labels)
+            else count_independent(listing.kind, figures, labels, number_groups(listing.groups)[examples]),
         )
 
     def _count_also_in_train(self, split: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ from tpu_components.core.examples.artifacts import (
     TEXT_FEATURE,
     Manifest,
 )
-from tpu_components.core.examples.example_ids import EXAMPLES_FILE, save_identities
+from tpu_components.core.examples.example_ids import EXAMPLES_FILE, load_retired, save_identities
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.examples.slice_values import SLICES_FILE, save_slices
 from tpu_components.core.examples.text import VOCABULARY_FILE, save_vocabulary
@@ -125,7 +125,12 @@ def _write_all(prepared: Prepared, tasks: Sequence[Task], parts: Written, staged
     splits = plan.splits
     if listing.corpus is None:
         copies, splits = merger.find_copies(listing, survey.words if survey else None, plan.left_out)
-        if params.join_copies and np.any((kept := copies.without_leaks(splits)) != splits):
+        kept = copies.without_leaks(splits) if params.join_copies else splits
+        if params.retired_tests:
+            without_copies, kept = kept, merger.without_retired(kept, load_retired(params.retired_tests))
+            num_retired = np.count_nonzero(without_copies != kept)
+            progress.say(STEP, f"left out {num_retired:,} examples of retired test sets")
+        if np.any(kept != splits):
             splits, examples = kept, merger.examples
             merger = regroup(params, plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
     task, own = TASKS[params.asked], (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
@@ -161,7 +166,7 @@ def _describe_examples(
     summary, is_copy = copies.summary(splits), copies.in_training_too(splits)
     manifest = dataclasses.replace(manifest, num_left_out=summary["left_out"])
     save_identities(staged, merger.identities(), {name: is_copy[some] for name, some in stored.items()})
-    save_slices(staged, plan.listing.slices, stored, merger.num_pixels())
+    save_slices(staged, plan.listing.slices, stored, merger.num_pixels(), plan.listing.groups)
     storage.write_json(staged / COPIES_FILE, summary)
     say_content(manifest)
     say_shares(params, plan, manifest)

@@ -4,6 +4,9 @@ In the first order a figure moves by the mean of one value per example, its infl
 influences divided by √n is the figure's standard error (the infinitesimal jackknife: Efron, 1982). Two models answer
 the same examples, so the difference of their influences is the influence on the difference of their figures.
 
+Examples of one group, as the pictures of a patient, depend on each other. The influences of a group are added up, so
+that the groups take the place of the examples (the cluster-robust variance: Liang and Zeger, Biometrika 73, 1986).
+
 On other examples, a model that is no better may come out above. A difference is therefore reported with its one-sided
 lower confidence bound, and with the smallest true difference that so many examples detect in 80 % of cases.
 """
@@ -35,6 +38,7 @@ _NUM_DRAWS, _CALIBRATION_HALVINGS = 1000, 12
 _FEW = 5  # The variance within a class of fewer examples cannot be estimated by them alone.
 _FEWEST = 10  # Examples that have to decide a figure from 0 to 1 that is no share of right answers.
 _POWER = 0.8
+_HIGHEST_RATE = 0.999
 _REACH = float(special.ndtri(0.995))
 
 
@@ -44,15 +48,16 @@ class Estimate:
 
     Attributes:
         value: The figure.
-        influence: float64[examples]: influence of every example on it; their mean is 0, but for classes with few
-            examples, see `_centers`.
+        influence: float64[examples]: influence of every example, or group of examples, on it; their mean is 0, but for
+            classes with few examples, see `_centers`.
         hits: bool[examples], for a share of right answers; None for other figures.
-        support: Number of examples that decide another figure from 0 to 1; None for other figures.
+        support: Number of examples, or groups, that decide another figure from 0 to 1; None for other figures.
         correction: Factor for few examples by which the standard error is greater than the influences say.
         freedom: Most degrees of freedom that its standard error has.
         bias: Expected distance of the figure below the same figure of many examples; negative if it is above.
         smallest: Weight of the smallest class in a mean over classes, and the number of its examples.
         find_interval: Interval by confidence, of a figure that has a method of its own.
+        num_independent: Number of independent examples that would give the same standard error; None without groups.
     """
 
     value: float
@@ -64,12 +69,15 @@ class Estimate:
     bias: float = 0.0
     smallest: tuple[float, float] = (0.0, 1.0)
     find_interval: Callable[[float], tuple[float, float] | None] | None = None
+    num_independent: float | None = None
 
 
 Estimators = Mapping[str, Callable[[], Estimate | None]]
 
 
-def estimators(task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int = 1) -> Estimators:
+def estimators(
+    task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int = 1, groups: np.ndarray | None = None
+) -> Estimators:
     """Return for every metric of a task the function that estimates it; it returns None where the metric is undefined.
 
     Args:
@@ -78,11 +86,45 @@ def estimators(task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int 
         outputs: Answers to all examples, all finite, each shaped as `Interface.output_shape` says. Of a language model
             float64[passages, num_tokens, 2], see `score_passages`.
         top_k: Number of classes that `top_k_accuracy` looks at.
+        groups: int[examples]: the group that each example belongs to; None if all are independent.
     """
-    return _ESTIMATORS[task.name](task, targets, outputs, top_k)
+    members = None if groups is None else _members(groups)
+    made = _ESTIMATORS[task.name](task, targets, outputs, top_k, members)
+    return {name: functools.partial(_by_group, make, members) for name, make in made.items()}
 
 
-def _of_classes(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_k: int) -> Estimators:
+def _members(groups: np.ndarray) -> Any:
+    """Return float64[groups, examples], sparse: 1 where an example belongs to a group."""
+    codes = np.unique(groups, return_inverse=True)[1]
+    return sparse.csr_array((np.ones(len(codes)), (codes, np.arange(len(codes)))))
+
+
+def _by_group(make: Callable[[], Estimate | None], members: Any) -> Estimate | None:
+    """Return an estimate by the influence of every group; as it is, without groups."""
+    estimate = make()
+    if estimate is None or members is None:
+        return estimate
+    (num_groups, num_examples), sizes = members.shape, members.sum(axis=1)
+    influence = members @ estimate.influence * (num_groups / num_examples)
+    (error, freedom), single = standard_error(influence), standard_error(estimate.influence)[0]
+    # As many groups of one size would be as sure as these (Kish, Survey Sampling, 1965).
+    num_alike = num_examples**2 / float(sizes @ sizes)
+    return dataclasses.replace(
+        estimate,
+        influence=influence,
+        hits=None,
+        support=estimate.support if estimate.hits is None else num_alike,
+        freedom=2 * freedom if estimate.freedom < math.inf else math.inf,
+        num_independent=min(num_examples * (single / error) ** 2, num_examples) if error else num_alike,
+    )
+
+
+def _count_deciding(present: Any, members: Any) -> Any:
+    """Return float64[classes]: number of examples that are present in bool[examples, classes], or of their groups."""
+    return present.sum(axis=0) if members is None else (members @ present > 0).sum(axis=0)
+
+
+def _of_classes(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_k: int, members: Any) -> Estimators:
     hit = probabilities.argmax(axis=1) == labels
     counted = count_classes(labels, probabilities)
     return {
@@ -90,33 +132,35 @@ def _of_classes(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_k
         "top_k_accuracy": lambda: _share(_ranks(labels, probabilities) < top_k),
         # A bfloat16 softmax may exceed 1 by a rounding step.
         "loss": lambda: _mean(task.losses(labels, np.minimum(probabilities, 1))),
-        "macro_precision": lambda: _mean_of_shares(counted[0], counted[2]),
-        "macro_recall": lambda: _mean_of_shares(counted[0], counted[1]),
-        "macro_f1": lambda: _mean_of_shares(2 * counted[0], counted[1] + counted[2], is_f1=True),
-        "calibration_error": lambda: _calibration_error(hit, probabilities),
+        "macro_precision": lambda: _mean_of_shares(counted[0], counted[2], members),
+        "macro_recall": lambda: _mean_of_shares(counted[0], counted[1], members),
+        "macro_f1": lambda: _mean_of_shares(2 * counted[0], counted[1] + counted[2], members, is_f1=True),
+        "calibration_error": lambda: _calibration_error(hit, probabilities, members),
         "roc_auc": lambda: (
-            mean_area((labels == 1)[:, None], probabilities[:, 1:]) if probabilities.shape[1] == 2 else None
+            mean_area((labels == 1)[:, None], probabilities[:, 1:], members) if probabilities.shape[1] == 2 else None
         ),
     }
 
 
-def _of_labels(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_k: int) -> Estimators:
+def _of_labels(task: Task, labels: np.ndarray, probabilities: np.ndarray, top_k: int, members: Any) -> Estimators:
     true, predicted = labels > 0, probabilities > THRESHOLD
     hits, wholes = 2.0 * (true & predicted), 1.0 * true + predicted
     return {
-        "micro_f1": lambda: _ratio_of_hits(hits.sum(axis=1), wholes.sum(axis=1)),
-        "macro_f1": lambda: _mean_of_shares(hits, wholes, is_f1=True),
-        "macro_precision": lambda: _mean_of_shares(hits / 2, predicted),
-        "macro_recall": lambda: _mean_of_shares(hits / 2, true),
+        "micro_f1": lambda: _ratio_of_hits(hits.sum(axis=1), wholes.sum(axis=1), members),
+        "macro_f1": lambda: _mean_of_shares(hits, wholes, members, is_f1=True),
+        "macro_precision": lambda: _mean_of_shares(hits / 2, predicted, members),
+        "macro_recall": lambda: _mean_of_shares(hits / 2, true, members),
         "subset_accuracy": lambda: _share((true == predicted).all(axis=1)),
-        "hamming_loss": lambda: _ratio_of_hits((true != predicted).sum(axis=1), np.full(len(labels), labels.shape[1])),
-        "mean_average_precision": lambda: mean_average_precision(true, probabilities),
-        "macro_roc_auc": lambda: mean_area(true, probabilities),
+        "hamming_loss": lambda: _ratio_of_hits(
+            (true != predicted).sum(axis=1), np.full(len(labels), labels.shape[1]), members
+        ),
+        "mean_average_precision": lambda: mean_average_precision(true, probabilities, members),
+        "macro_roc_auc": lambda: mean_area(true, probabilities, members),
         "loss": lambda: _mean(task.losses(labels, probabilities)),
     }
 
 
-def _of_numbers(task: Task, targets: np.ndarray, values: np.ndarray, top_k: int) -> Estimators:
+def _of_numbers(task: Task, targets: np.ndarray, values: np.ndarray, top_k: int, members: Any) -> Estimators:
     targets = targets.astype(np.float64)
     errors = np.abs(targets - values)
     return {
@@ -128,17 +172,17 @@ def _of_numbers(task: Task, targets: np.ndarray, values: np.ndarray, top_k: int)
     }
 
 
-def _of_passages(task: Task, targets: np.ndarray, scores: np.ndarray, top_k: int) -> Estimators:
+def _of_passages(task: Task, targets: np.ndarray, scores: np.ndarray, top_k: int, members: Any) -> Estimators:
     weights = (targets != PADDING).sum(axis=1)
     nats, hits = scores.sum(axis=1).T
     return {
         "bits_per_character": lambda: _ratio(nats / np.log(2), weights),
         "loss": lambda: _ratio(nats, weights),
-        "accuracy": lambda: _ratio_of_hits(hits, weights),
+        "accuracy": lambda: _ratio_of_hits(hits, weights, members),
     }
 
 
-_ESTIMATORS: Mapping[str, Callable[[Task, np.ndarray, np.ndarray, int], Estimators]] = {
+_ESTIMATORS: Mapping[str, Callable[[Task, np.ndarray, np.ndarray, int, Any], Estimators]] = {
     CLASSIFICATION: _of_classes,
     MULTI_LABEL: _of_labels,
     REGRESSION: _of_numbers,
@@ -180,9 +224,9 @@ def _ratio(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
     return Estimate(value, (parts - value * wholes) / (wholes.mean() or 1))
 
 
-def _ratio_of_hits(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
+def _ratio_of_hits(parts: np.ndarray, wholes: np.ndarray, members: Any) -> Estimate:
     """Estimate the same of parts from 0 to their whole, as for F1."""
-    decide = float(np.count_nonzero(wholes))
+    decide = float(_count_deciding(wholes[:, None] != 0, members).sum())
     ratio = _ratio(parts, wholes)
     # All mistakes say half of an F1 of 0, as much as the same number of hits says of an F1 of 1.
     support = decide if ratio.value else decide / 2
@@ -251,9 +295,9 @@ def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple
     return centers, correction / np.maximum(counts, 1)
 
 
-def _mean_of_shares(parts: Any, wholes: Any, is_f1: bool = False) -> Estimate:
+def _mean_of_shares(parts: Any, wholes: Any, members: Any, is_f1: bool = False) -> Estimate:
     """Estimate the mean over classes of the sum of parts divided by that of wholes, float64[examples, classes] each."""
-    right, counts, decide = parts.sum(axis=0), wholes.sum(axis=0), (wholes != 0).sum(axis=0)
+    right, counts, decide = parts.sum(axis=0), wholes.sum(axis=0), _count_deciding(wholes != 0, members)
     centers, scales = _centers(right, counts, decide)
     influence = (parts @ scales - wholes @ (centers * scales)) * (parts.shape[0] / len(counts))
     bias = 0.0
@@ -293,7 +337,7 @@ def count_scores(positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, 
     return values, places, np.bincount(places, positive, len(values)), np.bincount(places, ~positive, len(values))
 
 
-def mean_area(positive: np.ndarray, scores: np.ndarray) -> Estimate | None:
+def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> Estimate | None:
     """Estimate the mean area under the ROC curves of bool[examples, labels] (DeLong et al., 1988); None without any."""
     mixed = positive.any(axis=0) & ~positive.all(axis=0)
     positive, scores = positive[:, mixed], scores[:, mixed]
@@ -303,11 +347,13 @@ def mean_area(positive: np.ndarray, scores: np.ndarray) -> Estimate | None:
     rights = np.stack([_rights(*column) for column in zip(positive.T, scores.T, strict=True)], axis=1)
     counts = positive.sum(axis=0)
     areas = np.where(positive, rights, 0).sum(axis=0) / counts
-    influence = np.zeros(num_examples)
+    influence, fewest = np.zeros(num_examples), counts
     for kind, number in ((positive, counts), (~positive, num_examples - counts)):
-        centers, scales = _centers(areas * number, number, number)
+        decide = _count_deciding(kind, members)
+        centers, scales = _centers(areas * number, number, decide)
         influence += np.where(kind, rights - centers, 0) @ scales
-    return _mean_over_classes(areas, influence * (num_examples / num_labels), np.minimum(counts, num_examples - counts))
+        fewest = np.minimum(fewest, decide)
+    return _mean_over_classes(areas, influence * (num_examples / num_labels), fewest)
 
 
 def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -318,7 +364,7 @@ def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
     return np.where(positive, above_false[places], below_true[places])
 
 
-def mean_average_precision(positive: np.ndarray, scores: np.ndarray) -> Estimate | None:
+def mean_average_precision(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> Estimate | None:
     """Estimate the mean average precision of bool[examples, labels]; None where no example has a label.
 
     The precision at the score of a positive example is a share of hits, so a label's average precision moves as a mean
@@ -338,11 +384,12 @@ def mean_average_precision(positive: np.ndarray, scores: np.ndarray) -> Estimate
         precision[:, i], number[:, i] = precise[places], at_least[places]
         others[:, i] = column * (true / at_least).cumsum()[places] - (true * precise / at_least).cumsum()[places]
     areas = np.where(positive, precision, 0).sum(axis=0) / counts
-    centers, scales = _centers(areas * counts, counts, counts)
+    decide = _count_deciding(positive, members)
+    centers, scales = _centers(areas * counts, counts, decide)
     influence = (np.where(positive, precision - centers, 0) + others) @ scales * (num_examples / num_labels)
     # A positive example is one of those that its precision is of: the precision of few is above that of many.
     bias = -float((np.where(positive, (1 - precision) / number, 0).sum(axis=0) / counts).mean())
-    return _mean_over_classes(areas, influence, counts, bias)
+    return _mean_over_classes(areas, influence, decide, bias)
 
 
 def calibration_bins(hit: np.ndarray, probabilities: np.ndarray) -> list[dict[str, Any]]:
@@ -366,27 +413,35 @@ def _confidence(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return confidence, np.digitize(confidence, _CALIBRATION_EDGES[1:-1], right=True)
 
 
-def _calibration_error(hit: np.ndarray, probabilities: np.ndarray) -> Estimate:
+def _calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any) -> Estimate:
     bins = calibration_bins(hit, probabilities)
     value = sum(item["count"] * abs(item["accuracy"] - item["confidence"]) for item in bins) / len(hit)
     confidence, places = _confidence(probabilities)
     gap = hit - confidence
     influence = _mean(gap * np.sign(np.bincount(places, gap))[places]).influence
-    return Estimate(value, influence, find_interval=functools.partial(_calibration_interval, bins))
+    design = np.ones(len(bins))
+    if members is not None:
+        own = sparse.csr_array((np.ones(len(gap)), (np.arange(len(gap)), np.unique(places, return_inverse=True)[1])))
+        means = own @ np.array([item["accuracy"] - item["confidence"] for item in bins])
+        apart = own.multiply((gap - means)[:, None]).tocsr()
+        grouped, single = (part.multiply(part).sum(axis=0) for part in (members @ apart, apart))
+        design = np.sqrt(np.maximum(grouped / np.where(single > 0, single, 1), 1))
+    return Estimate(value, influence, find_interval=functools.partial(_calibration_interval, bins, design))
 
 
-def _calibration_interval(bins: list[dict[str, Any]], sure: float) -> tuple[float, float]:
+def _calibration_interval(bins: list[dict[str, Any]], design: np.ndarray, sure: float) -> tuple[float, float]:
     """Return the bounds of the calibration error.
 
     The error is a sum of absolute gaps between confidence and accuracy, one for each bin. Chance alone gives every bin
     a gap, so that the error is too high, most of all for a calibrated model. The lower bound is the error of gaps that
     are smaller by so much that one as high as the computed one is as rare as the confidence says. The gaps are drawn
-    from normal distributions. The upper bound ignores that the error is too high.
+    from normal distributions; `design`, float64[bins], widens these for examples in groups. The upper bound ignores
+    that the error is too high.
     """
     counts, middle, accuracy = (np.array([item[name] for item in bins]) for name in ("count", "confidence", "accuracy"))
     gaps, weights = accuracy - middle, counts / counts.sum()
     smoothed = (accuracy * counts + 1) / (counts + 2)
-    errors = np.sqrt(np.maximum(middle * (1 - middle), smoothed * (1 - smoothed)) / counts)
+    errors = design * np.sqrt(np.maximum(middle * (1 - middle), smoothed * (1 - smoothed)) / counts)
     noises = np.random.default_rng(0).normal(size=(_NUM_DRAWS, len(bins))) * errors
     error = float(np.abs(gaps) @ weights)
 
@@ -435,6 +490,23 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
     return _share_interval(value, number, confidence)
 
 
+def find_probability(estimate: Estimate, bound: float) -> float | None:
+    """Return how often the figure of a model that is truly at a bound comes out as far from it, to the same side.
+
+    This is the smallest error rate for which the one-sided confidence limit excludes the bound; None if there are too
+    few examples.
+    """
+    side = int(estimate.value < bound)
+    if find_interval(estimate, _POWER) is None:
+        return None
+
+    def excludes(rate: float) -> bool:
+        interval = find_interval(estimate, 1 - 2 * rate)
+        return interval is not None and (interval[1] <= bound if side else interval[0] >= bound)
+
+    return _bisect(excludes, 0.0, _HIGHEST_RATE)[1]
+
+
 def _share_interval(share: float, number: float, confidence: float) -> tuple[float, float]:
     hits, tail = share * number, (1 - confidence) / 2
     low = special.betaincinv(hits, number - hits + 1, tail) if hits > 0 else 0.0
@@ -465,7 +537,8 @@ def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: flo
     weight, number = min((challenger.smallest, champion.smallest), key=lambda pair: pair[1])
     weight, number = (weight, number) if shift.any() else (1.0, fewest)
     slack = weight * float(1 - (1 - confidence) ** (1 / number))
-    difference = _compare_means(advantage, sign * shift, confidence, slack)
+    bias = sign * (champion.bias - challenger.bias)
+    difference = _compare_means(advantage, sign * shift, confidence, slack, bias)
     # A figure near 0 or 1 is sure though its standard error rests on one or two examples.
     better, worse = (find_interval(estimate, confidence) for estimate in (challenger, champion)[::sign])
     if better is None or worse is None or difference.bounds is None:
@@ -498,7 +571,9 @@ def compare_shares(num_better: int, num_worse: int, num_examples: int, confidenc
     )
 
 
-def _compare_means(advantage: float, influences: np.ndarray, confidence: float, slack: float = 0.0) -> Difference:
+def _compare_means(
+    advantage: float, influences: np.ndarray, confidence: float, slack: float = 0.0, bias: float = 0.0
+) -> Difference:
     """Return the difference of two figures by the influence of every example on it.
 
     Args:
@@ -506,13 +581,15 @@ def _compare_means(advantage: float, influences: np.ndarray, confidence: float, 
         influences: float64[examples].
         confidence: See `EvaluateParams`.
         slack: Distance by which the true difference may be off where no influence differs.
+        bias: Expected distance of the difference above that of many examples.
     """
     error, freedom = standard_error(influences)
     if error:
         half = math.hypot(float(special.stdtrit(freedom, confidence)) * error, slack)
         luck = float(special.stdtr(freedom, -advantage / error))
         detectable = half + float(special.stdtrit(freedom, _POWER)) * error
-        return Difference(advantage, advantage - half, advantage + half, luck, detectable)
+        least, most = advantage - half - max(bias, 0), advantage + half + max(-bias, 0)
+        return Difference(advantage, least, most, luck, detectable)
     if not slack:  # All examples have the same influence on both.
         known = 0.0 if advantage == 0 else None
         return Difference(advantage, known, known, luck=1.0)
@@ -528,9 +605,14 @@ def _least_share(better: int, worse: int, num_examples: int, confidence: float) 
         return advantage
 
     def is_possible(difference: float) -> bool:
-        return _probability(better, worse, num_examples, difference) > 1 - confidence
+        return not exceeds_margin(better, worse, num_examples, difference, 1 - confidence)
 
     return _bisect(is_possible, -1.0, advantage)[0]
+
+
+def exceeds_margin(better: int, worse: int, num_examples: int, difference: float, rate: float) -> bool:
+    """Return whether the true difference of two shares is greater than another one, at an error rate."""
+    return _probability(better, worse, num_examples, difference) <= rate
 
 
 def _probability(better: int, worse: int, n: int, difference: float) -> float:

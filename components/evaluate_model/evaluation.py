@@ -35,29 +35,39 @@ from tpu_components.core.examples.interface import (
     ImageInput,
     TextInput,
 )
-from tpu_components.core.examples.slice_values import SIZE, load_slices
+from tpu_components.core.examples.slice_values import SIZE, load_groups, load_slices
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
 from tpu_components.core.pages.blocks import Block
+from tpu_components.core.registry.held_out import FOLDER, HeldOutSet
 from tpu_components.core.registry.opening import parse_reference
-from tpu_components.core.registry.reference import MODEL_DIR
-from tpu_components.core.registry.versions import fetch, fetch_folder, model_digest
-from tpu_components.core.results.evaluation_info import EvaluatedModel, Evaluation, RegisteredChampion, Unseen
-from tpu_components.core.results.metric_table import scalars
+from tpu_components.core.registry.reference import MODEL_DIR, VERSIONS_DIR
+from tpu_components.core.registry.versions import Registry, fetch, fetch_folder, model_digest
+from tpu_components.core.results.evaluation_info import (
+    EvaluatedModel,
+    Evaluation,
+    Groups,
+    RegisteredChampion,
+    TestSetUse,
+    Unseen,
+)
+from tpu_components.core.results.metric_table import direction, scalars
 from tpu_components.evaluate_model.figures import (
     Figures,
     compare_figures,
     compute_figures,
     find_baseline,
+    find_probabilities,
     find_slices,
     macro_notes,
     score_passages,
 )
-from tpu_components.evaluate_model.gate import decide
-from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams, EvaluateResult
+from tpu_components.evaluate_model.gate import Best, decide
+from tpu_components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams, EvaluateResult
 from tpu_components.evaluate_model.report import render_report, show_examples, show_passages
 
+_LABEL = 63  # Characters of a digest that every registry keeps.
 _CHUNK_BYTES = 256 << 20  # Decoded inputs, or answers, held in memory at a time.
 
 
@@ -90,17 +100,26 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         if champion.directory:
             models.append(champion.directory)
             load_matching_info(champion.directory, manifest, "champion").check_files(champion.directory)
+        held_out, anchor = _find_held_out(params, records_dir, digest, champion), None
+        if held_out and (anchor := _find_anchor(params, manifest, digest, champion, held_out, Path(scratch))):
+            models.append(anchor.directory)
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
         scores = score(params, device, records_dir, manifest, models)
         seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     model = EvaluatedModel(info.name, info.parameters, "best", digest)
-    evaluation = _judge(params, manifest, model, champion.registered, scores, seen)
+    evaluation, rivals = _judge(params, manifest, model, champion.registered, scores, seen, held_out, anchor)
     with storage.staged_directory(output) as staged:
         evaluation.save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **scores.predictions)
         examples = _show_examples(params, device, records_dir, manifest, model_dir, scores)
         report = render_report(evaluation, manifest, info, load_history(model_dir), examples)
         (staged / REPORT_FILE).write_text(report, encoding="utf-8")
+    if held_out:
+        own = [champion.registered.digest if champion.registered else "", *([anchor.digest] if anchor else [])]
+        try:
+            held_out.record(digest, evaluation.gate.promote, evaluation.metrics, dict(zip(own, rivals, strict=True)))
+        except (OSError, InputError) as error:  # The decision stands, as where the registry may only be read.
+            progress.say("evaluate_model", f"this decision on the test set is not counted: {error}")
     decision, ours, theirs = evaluation.gate, evaluation.challenger, evaluation.champion
     verdict = PROMOTED if decision.promote else NOT_PROMOTED
     progress.say("evaluate_model", f"{verdict}: " + "; ".join(map(str, decision.reasons)))
@@ -120,8 +139,20 @@ def _judge(
     registered_champion: RegisteredChampion | None,
     scores: "Scores",
     seen: np.ndarray | None,
-) -> Evaluation:
-    """Judge a model by the examples that no model has seen; by all, where every example has been seen."""
+    held_out: HeldOutSet | None,
+    anchor: "Anchor | None",
+) -> tuple[Evaluation, list[dict[str, float]]]:
+    """Judge a model by the examples that no model has seen; by all, where every example has been seen.
+
+    Returns:
+        The evaluation, and the metrics of the models that it was compared with.
+    """
+    test_set = None
+    if held_out and params.confidence > NO_CONFIDENCE:
+        whole, planned = 1 - params.confidence, params.test_decisions
+        rate = held_out.error_rate(whole, planned)
+        test_set = TestSetUse(len(held_out.decisions) + 1, planned, whole, rate, held_out.examples_uri)
+        params = dataclasses.replace(params, confidence=1 - rate)
     figures = judged = _compute_figures(params, manifest, scores)
     judges, unseen = scores, None
     if seen is not None:
@@ -131,9 +162,14 @@ def _judge(
             judged = _compute_figures(params, manifest, judges)
         unseen = Unseen.find(seen, scores.keys, [own.metrics for own in judged] if len(rest) else [])
     ours, theirs = judged[0], judged[1] if len(judged) > 1 else None
-    baseline = find_baseline(manifest.interface.task, judges.targets, judges.outputs[0], manifest.class_names)
+    task, names = manifest.interface.task, manifest.class_names
+    baseline = find_baseline(task, judges.targets, judges.outputs[0], names, judges.groups)
+    groups = _describe_groups(judges.groups, task.judged, ours)
     differences = compare_figures(ours, theirs, params.confidence) if theirs else {}
-    slices = find_slices(params, manifest, judges.targets, judges.outputs, judges.properties)
+    best = None
+    if anchor:
+        best = Best(anchor.number, judged[2].metrics, compare_figures(ours, judged[2], params.confidence))
+    slices = find_slices(params, manifest, judges.targets, judges.outputs, judges.properties, judges.groups)
     decision = decide(
         params,
         ours.metrics,
@@ -144,8 +180,12 @@ def _judge(
         differences=differences,
         slices=slices,
         unseen=unseen,
+        probabilities=find_probabilities(ours, {**params.minimum, **params.maximum}),
+        groups=groups,
+        test_set=test_set if test_set and (test_set.planned > 1 or test_set.number > 1) else None,
+        best=best,
     )
-    return Evaluation(
+    evaluation = Evaluation(
         split=params.split,
         dataset_fingerprint=manifest.fingerprint,
         model=model,
@@ -159,13 +199,62 @@ def _judge(
         intervals=ours.intervals,
         differences=differences,
         slices=slices,
+        groups=groups,
+        test_set=test_set,
     )
+    return evaluation, [own.metrics for own in judged[1:]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchor:
+    """The best model that was ever promoted: its number, its digest and its folder."""
+
+    number: str
+    digest: str
+    directory: Path
+
+
+def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: "Champion") -> HeldOutSet | None:
+    """Return the decisions that the test set has taken for the champion's registry; None without a registry."""
+    if champion.place is None or params.split == TRAIN:
+        return None
+    identities = load_identities(records_dir, params.split)
+    return None if identities is None else HeldOutSet.find(champion.place, identities, digest)
+
+
+def _find_anchor(
+    params: EvaluateParams,
+    manifest: Manifest,
+    digest: str,
+    champion: "Champion",
+    held_out: HeldOutSet,
+    scratch: Path,
+) -> Anchor | None:
+    """Return the best model that was ever promoted, by the first metric with a margin; None if that is the champion."""
+    metric = next((name for name, margin in params.max_regression.items() if margin), "")
+    best = held_out.find_best(metric, direction(metric)) if metric else ""
+    others = [digest, champion.registered.digest if champion.registered else ""]
+    if champion.registry is None or not best or any(best[:_LABEL] == other[:_LABEL] for other in others):
+        return None
+    if not (number := champion.registry.number_of(best)):
+        return None  # Deleted.
+    (scratch / "best").mkdir()
+    directory = fetch(champion.registry.version(number), MODEL_DIR, scratch / "best")
+    return Anchor(number, best, directory) if ModelInfo.load(directory).understands(manifest) else None
+
+
+def _describe_groups(groups: np.ndarray | None, metric: str, figures: Figures) -> Groups | None:
+    if groups is None or metric not in figures.estimates:
+        return None
+    num_independent = figures.estimates[metric].num_independent or len(groups)
+    return Groups(len(np.unique(groups)), len(groups), metric, num_independent)
 
 
 def _compute_figures(params: EvaluateParams, manifest: Manifest, scores: "Scores") -> list[Figures]:
     """Return the figures of every model."""
     task, names = manifest.interface.task, manifest.class_names
-    return [compute_figures(task, scores.targets, outputs, names, params.top_k) for outputs in scores.outputs]
+    targets, groups = scores.targets, scores.groups
+    return [compute_figures(task, targets, outputs, names, params.top_k, groups) for outputs in scores.outputs]
 
 
 def _show_examples(
@@ -197,10 +286,14 @@ class Champion:
     Attributes:
         directory: Folder of the champion, as train_model wrote it; None if there is none.
         registered: Answer of the registry; None where none was asked.
+        registry: The registry; None where none was asked, or it has no champion.
+        place: Folder for the decisions of test sets, beside the versions of the registry.
     """
 
     directory: Path | None
     registered: RegisteredChampion | None = None
+    registry: Registry | None = dataclasses.field(default=None, compare=False)
+    place: str | None = dataclasses.field(default=None, compare=False)
 
 
 def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
@@ -225,7 +318,9 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
     if registered is None:
         return Champion(None, RegisteredChampion("", ""))
     directory = fetch(registered, MODEL_DIR, scratch)
-    return Champion(directory, RegisteredChampion(registered.number, registered.model_digest))
+    place = registered.uri.rstrip("/").rpartition("/")[0].removesuffix(f"/{VERSIONS_DIR}")
+    known = RegisteredChampion(registered.number, registered.model_digest)
+    return Champion(directory, known, registry, storage.join(place, FOLDER))
 
 
 def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
@@ -294,6 +389,7 @@ class Scores:
             not finite is replaced by the one that says nothing; of a language model see `score_passages`.
         properties: Arrays of all examples by name: `length`, int[examples], the tokens of a text that a model reads;
             and what the records keep, see `load_slices`.
+        groups: int[examples]: the group that each example belongs to; None where the data set names none.
         num_not_finite: Examples for which the model gave NaN or infinity.
         predictions: Content of predictions.npz.
     """
@@ -302,6 +398,7 @@ class Scores:
     targets: np.ndarray
     outputs: np.ndarray
     properties: Mapping[str, np.ndarray]
+    groups: np.ndarray | None
     num_not_finite: int
     predictions: Mapping[str, Any]
 
@@ -313,6 +410,7 @@ class Scores:
             targets=self.targets[rows],
             outputs=self.outputs[:, rows],
             properties={name: values[rows] for name, values in self.properties.items()},
+            groups=None if self.groups is None else self.groups[rows],
             predictions={},
         )
 
@@ -364,6 +462,7 @@ def score(
         outputs=answers,
         properties={name: joined[name] for name in (LENGTH,) if name in joined}
         | load_slices(records_dir, params.split),
+        groups=load_groups(records_dir, params.split),
         num_not_finite=int(joined["bad"].sum()),
         predictions=predictions,
     )

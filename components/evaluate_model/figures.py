@@ -29,6 +29,7 @@ from tpu_components.evaluate_model.estimates import (
     count_scores,
     estimators,
     find_interval,
+    find_probability,
     mean_area,
     mean_average_precision,
     standard_error,
@@ -88,7 +89,12 @@ class Figures:
 
 
 def compute_figures(
-    task: Task, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str], top_k: int = 5
+    task: Task,
+    targets: np.ndarray,
+    outputs: np.ndarray,
+    names: Sequence[str],
+    top_k: int = 5,
+    groups: np.ndarray | None = None,
 ) -> Figures:
     """Compare the answers of a model with the truth.
 
@@ -99,6 +105,7 @@ def compute_figures(
             `score_passages` makes of them.
         names: Names of the classes, labels or targets.
         top_k: Classes to look at for `top_k_accuracy`; lowered to num_classes - 1, since all of them always hit.
+        groups: int[examples]: the group that each example belongs to; None if all are independent.
 
     Raises:
         InputError: If there are no examples, the shapes disagree, a label is no class, or an answer is not finite or
@@ -113,7 +120,7 @@ def compute_figures(
     if task.name != LANGUAGE_MODEL:
         _check(task.name, targets, outputs, names)
     top_k = max(1, min(top_k, len(names) - 1))
-    estimates = {name: make() for name, make in estimators(task, targets, outputs, top_k).items()}
+    estimates = {name: make() for name, make in estimators(task, targets, outputs, top_k, groups).items()}
     details = _DETAILS[task.name](targets, outputs, names)
     if task.name == CLASSIFICATION:
         details["top_k"] = top_k
@@ -255,6 +262,15 @@ def compare_figures(challenger: Figures, champion: Figures, confidence: float) -
     return {name: difference for name, difference in differences.items() if difference}
 
 
+def find_probabilities(figures: Figures, bounds: Mapping[str, float]) -> dict[str, float | None]:
+    """Return `find_probability` of every bounded metric that is defined, by name."""
+    return {
+        name: find_probability(figures.estimates[name], bound)
+        for name, bound in bounds.items()
+        if name in figures.estimates
+    }
+
+
 def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:
     """Return remarks on the macro figures of `Figures.as_dict`, by name; none if all classes have examples."""
     absent = figures.get("num_absent_classes", 0)
@@ -282,7 +298,9 @@ def score_passages(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     return np.where((targets != PADDING)[..., None], scores, 0.0)
 
 
-def find_baseline(task: Task, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> Baseline:
+def find_baseline(
+    task: Task, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str], groups: np.ndarray | None = None
+) -> Baseline:
     """Return how a model stands to the best constant answer: what it has to beat before it is worth anything.
 
     That answer is fitted to the very examples that are scored: the most frequent class, the set of labels with the
@@ -293,10 +311,11 @@ def find_baseline(task: Task, targets: np.ndarray, outputs: np.ndarray, names: S
         targets: See `compute_figures`.
         outputs: See `compute_figures`.
         names: See `compute_figures`.
+        groups: See `compute_figures`.
     """
     answer, constant, collapsed_to = _CONSTANT_ANSWERS[task.name](targets, outputs, names)
     metric = task.judged
-    ours, theirs = (estimators(task, targets, answers)[metric]() for answers in (outputs, constant))
+    ours, theirs = (estimators(task, targets, answers, groups=groups)[metric]() for answers in (outputs, constant))
     if ours is None or theirs is None:
         return Baseline(metric, answer, None, 0.0, 0.0, collapsed_to)
     advantage = direction(metric) * (ours.value - theirs.value)
@@ -361,6 +380,7 @@ def find_slices(
     labels: np.ndarray,
     outputs: np.ndarray,
     properties: Mapping[str, np.ndarray],
+    groups: np.ndarray | None = None,
 ) -> tuple[Slice, ...]:
     """Return the figures of every slice that has examples; a language model has no slices.
 
@@ -372,12 +392,13 @@ def find_slices(
         labels: Targets of all examples, each shaped as `Interface.target_shape` says.
         outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
         properties: Arrays of all examples by name, see `Scores`.
+        groups: See `compute_figures`.
     """
     parts = [part for name in params.slices for part in _divide(name, manifest, labels, properties)]
     confidence = params.confidence
     if confidence != NO_CONFIDENCE:
         confidence = 1 - (1 - confidence) / max(len(parts), 1)
-    return tuple(_judge(part, manifest.interface.task, labels, outputs, confidence) for part in parts)
+    return tuple(_judge(part, manifest.interface.task, labels, outputs, confidence, groups) for part in parts)
 
 
 def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mapping[str, np.ndarray]) -> Iterator[_Part]:
@@ -410,10 +431,19 @@ def _in_quarters(amounts: np.ndarray, unit: str) -> Iterator[tuple[str, np.ndarr
         yield f"{amounts[rows].min():,} to {amounts[rows].max():,} {unit}", rows
 
 
-def _judge(part: _Part, task: Task, labels: np.ndarray, outputs: np.ndarray, confidence: float) -> Slice:
+def _judge(
+    part: _Part,
+    task: Task,
+    labels: np.ndarray,
+    outputs: np.ndarray,
+    confidence: float,
+    groups: np.ndarray | None,
+) -> Slice:
     by, name, num_examples, chosen = part
     metric = SLICED[task.name]
-    estimates = (estimators(task, labels[chosen], answers[chosen])[metric]() for answers in outputs)
+    if groups is not None and isinstance(chosen, np.ndarray):  # A label has all examples, and their groups.
+        groups = groups[chosen]
+    estimates = (estimators(task, labels[chosen], answers[chosen], groups=groups)[metric]() for answers in outputs)
     ours, *others = [estimate for estimate in estimates if estimate]
     interval = find_interval(ours, 2 * confidence - 1)
     if not others:

@@ -1,15 +1,40 @@
 """May the challenger be promoted? A pure function of numbers, with its reasons in words."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from tpu_components.core.results.evaluation_info import Baseline, Decision, Difference, Rule, Slice, Unseen
+from tpu_components.core.results.evaluation_info import (
+    Baseline,
+    Decision,
+    Difference,
+    Groups,
+    Rule,
+    Slice,
+    TestSetUse,
+    Unseen,
+)
 from tpu_components.core.results.metric_table import BY_NAME, direction, show
 from tpu_components.evaluate_model.params import NO_CONFIDENCE, EvaluateParams
 
 # Share of a value below which a difference is rounding: sums of the same numbers in another order.
 _TOLERANCE = 1e-9
 _LISTED_SLICES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best model that was ever promoted.
+
+    Attributes:
+        number: Number of its version.
+        metrics: Its metrics on the same examples.
+        differences: The challenger beside it, by metric.
+    """
+
+    number: str
+    metrics: Mapping[str, float]
+    differences: Mapping[str, Difference]
 
 
 def decide(
@@ -22,6 +47,10 @@ def decide(
     differences: Mapping[str, Difference] | None = None,
     slices: Sequence[Slice] = (),
     unseen: Unseen | None = None,
+    probabilities: Mapping[str, float | None] | None = None,
+    groups: Groups | None = None,
+    test_set: TestSetUse | None = None,
+    best: Best | None = None,
 ) -> Decision:
     """Judge a challenger's metrics.
 
@@ -35,16 +64,23 @@ def decide(
         differences: The challenger beside the champion, by metric, and what chance leaves of it.
         slices: Parts of the examples, each with bounds that hold for all together.
         unseen: The examples that these figures are of, where some are left out.
+        probabilities: For every bounded metric how often a model that is truly at the bound comes out as far from it;
+            None where so few examples cannot say.
+        groups: Groups of examples that depend on each other; None if all are independent.
+        test_set: Decisions that the test set has taken; None if they are not counted.
+        best: The best model that was ever promoted, if that is not the champion.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
     """
-    rules = [unseen.rule] if unseen else []
+    rules = [known.rule for known in (unseen, groups, test_set) if known]
     if num_not_finite:
         rules.append(Rule(False, "", f"{num_not_finite} predictions are not finite numbers"))
     for bounds, word in ((params.minimum, "at least"), (params.maximum, "at most")):
         for metric, bound in bounds.items():
-            rules.append(_check_bound(metric, challenger.get(metric), bound, word, (notes or {}).get(metric)))
+            value, note = challenger.get(metric), (notes or {}).get(metric)
+            probability = (probabilities or {}).get(metric)
+            rules.append(_check_bound(metric, value, bound, word, note, probability, params.bound_confidence))
     if champion is None:
         # None at all, or the challenger itself, where it is judged again.
         rules.append(Rule(True, "", "there is no other champion to beat"))
@@ -53,19 +89,39 @@ def decide(
             values, difference = (challenger.get(metric), champion.get(metric)), (differences or {}).get(metric)
             passed, text = _compare(metric, *values, allowed, params.confidence, difference)
             rules.append(Rule(passed, metric, text))
+            if best and allowed:  # Else margins add up: each model worse by less than the margin, for years.
+                values, difference = (challenger.get(metric), best.metrics.get(metric)), best.differences.get(metric)
+                whose = f"that of version {best.number}, the best that was promoted:"
+                passed, text = _compare(metric, *values, allowed, params.confidence, difference, whose)
+                rules.append(Rule(passed, metric, text))
     rules += _check_slices(params, slices)
     if baseline is not None and params.beat_baseline:
         rules.append(baseline.rule)
     return Decision(all(rule.passed for rule in rules), tuple(rules))
 
 
-def _check_bound(metric: str, value: float | None, bound: float, word: str, note: str | None) -> Rule:
+def _check_bound(
+    metric: str,
+    value: float | None,
+    bound: float,
+    word: str,
+    note: str | None,
+    probability: float | None,
+    confidence: float,
+) -> Rule:
     if value is None:
         passed, text = False, f"{metric} was not measured: {_why_undefined(metric)}"
     else:
-        passed = _tie(value, bound) or direction(metric) * (value - bound) > 0
+        passed = reached = _tie(value, bound) or direction(metric) * (value - bound) > 0
         digits = () if _tie(value, bound) else (value, bound)
         text = f"{metric} {show(value, *digits)}, required {word} {show(bound, *digits)}"
+        if confidence > NO_CONFIDENCE:
+            passed = reached and probability is not None and probability <= 1 - confidence
+            unknown = "" if probability is not None else ", which so few examples cannot say"
+            text += f" with {100 * confidence:g} % confidence{unknown}"
+        if probability is not None:
+            side = "high" if value >= bound else "low"
+            text += f"; a model of exactly {show(bound, *digits)} comes out as {side} in {probability:.0%} of cases"
     return Rule(passed, metric, f"{text} ({note})" if note else text)
 
 
@@ -76,18 +132,19 @@ def _compare(
     allowed: float,
     confidence: float,
     difference: Difference | None,
+    whose: str = "the champion's",
 ) -> tuple[bool, str]:
     if challenger is None or champion is None:
         return False, f"{metric} cannot be compared: {_why_undefined(metric)}"
     worse_by = (champion - challenger) * direction(metric)
     verb = "ties with" if _tie(challenger, champion) else "beats" if worse_by < 0 else "is worse than"
-    text = f"{metric} {show(challenger, champion)} {verb} the champion's {show(champion, challenger)}"
+    text = f"{metric} {show(challenger, champion)} {verb} {whose} {show(champion, challenger)}"
     if confidence == NO_CONFIDENCE:
         passed = worse_by <= allowed or _tie(champion - direction(metric) * allowed, challenger)
         return passed, f"{text}; it may be worse by {show(allowed)}"
     if difference is None:
         return False, f"{text}, but what chance leaves of that is not defined on so few examples"
-    sure = f"with {100 * confidence:g} % confidence"
+    sure = f"with {_percent(confidence)} confidence"
     passed, limit = (_is_better if allowed == 0 else _is_no_worse)(difference, allowed, confidence, sure)
     if not passed and difference.detectable is not None:
         limit += f". These examples show a difference of {show(difference.detectable)} in 80 cases of 100"
@@ -119,7 +176,7 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
 
 def _check_slices(params: EvaluateParams, slices: Sequence[Slice]) -> list[Rule]:
     """Say which slices are too low, or worse than the champion's, for sure; or of each rule that none is."""
-    sure = f"with {100 * params.confidence:g} % confidence in all {len(slices):,} slices"
+    sure = f"with {_percent(params.confidence)} confidence in all {len(slices):,} slices"
     rules = []
     if slices and params.slice_minimum:
         least = f"the least that a slice may have, {show(params.slice_minimum)}"
@@ -148,6 +205,10 @@ def _list_slices(metric: str, failed: Sequence[str], otherwise: str) -> list[Rul
         return [Rule(True, metric, otherwise)]
     more = [f"{len(failed) - _LISTED_SLICES:,} more slices are as bad"] if len(failed) > _LISTED_SLICES else []
     return [Rule(False, metric, text) for text in [*failed[:_LISTED_SLICES], *more]]
+
+
+def _percent(confidence: float) -> str:
+    return f"{100 * confidence:.4g} %"
 
 
 def _tie(value: float, other: float) -> bool:

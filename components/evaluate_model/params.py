@@ -36,6 +36,12 @@ class EvaluateParams:
         confidence: Sureness that a comparison with the champion needs: 0.95 promotes about one in twenty, or fewer, of
             the models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and
             promotes a tie.
+        test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`: 52 for a
+            retraining every week promotes falsely in one of twenty years, or fewer. With 1, each decision has the whole
+            rate. They are counted beside the registry of the champion.
+        bound_confidence: Sureness that `minimum` and `maximum` need: 0.95 passes about one in twenty, or fewer, of the
+            models that are truly at the bound. 0.5 compares the figure as it is; the reason says how often such a model
+            comes out as high.
         slices: Properties by which the examples are divided, each part to be judged by itself, so that a better mean
             hides none that broke: `class`, of multi-label data every label, `length` of texts and `size` of
             images (pixels of their files), in quarters, and what `data.slice_columns` keeps.
@@ -60,6 +66,8 @@ class EvaluateParams:
     maximum: Mapping[str, float] = dataclasses.field(default_factory=dict)
     max_regression: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"accuracy": 0.0})
     confidence: float = 0.95
+    test_decisions: Positive = 1
+    bound_confidence: float = NO_CONFIDENCE
     slices: tuple[str, ...] = (CLASS,)
     slice_minimum: Share = 0.0
     max_slice_regression: Amount = 0.05
@@ -95,12 +103,13 @@ class EvaluateParams:
         for metric, value in self.max_regression.items():
             if value < 0:
                 raise InputError(f"max_regression.{metric} must not be negative. Received: {value}.")
-        if not NO_CONFIDENCE <= self.confidence < 1:
-            advice = f" Did you mean {self.confidence / 100:g}?" if 50 <= self.confidence < 100 else ""
-            raise InputError(
-                "confidence must be at least 0.5, which asks for none, and below 1. Received: "
-                f"confidence={self.confidence!r}.{advice}"
-            )
+        for name, value in (("confidence", self.confidence), ("bound_confidence", self.bound_confidence)):
+            if not NO_CONFIDENCE <= value < 1:
+                advice = f" Did you mean {value / 100:g}?" if 50 <= value < 100 else ""
+                raise InputError(
+                    f"{name} must be at least 0.5, which asks for none, and below 1. Received: "
+                    f"{name}={value!r}.{advice}"
+                )
 
     def check_task(self, task: str) -> None:
         """Check that every metric that is asked for is one of the task, and slices have the figure that is bounded.

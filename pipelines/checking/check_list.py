@@ -18,6 +18,7 @@ from tpu_components.core.models.step.augmentation import check_images, check_lab
 from tpu_components.core.sources.kinds import find_source
 from tpu_components.preflight_training import sandbox
 from tpu_pipelines.checking.checks import check_data, check_deploy, check_inputs, check_model, sample_interface
+from tpu_pipelines.checking.group_hints import find_group_hints
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
@@ -159,6 +160,7 @@ class ConfigChecks:
         yield from (Finding("data", Status.OK, line) for line in overview.lines())
         yield from self._damage(overview)
         yield from (Finding("settings", Status.HINT, said) for said in contradicted_by(overview, config))
+        yield from (Finding("data", Status.HINT, said) for said in find_group_hints(plan.listing, config.data))
         with contextlib.redirect_stderr(io.StringIO()):  # Hides messages about temporary records.
             self._interface = sample_interface(config, plan)
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.oracles.years import WEEKS, Years, simulate_creep, simulate_equal
 from tpu_components.core.examples.interface import Classification, LanguageModel, MultiLabel, Regression
 from tpu_components.core.results.metric_table import direction
 from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.estimates import Estimators, estimators
+from tpu_components.evaluate_model.estimates import Estimators, estimators, find_probability
 from tpu_components.evaluate_model.figures import Figures, compare_figures, find_baseline, find_slices, score_passages
 from tpu_components.evaluate_model.gate import decide
 
@@ -39,6 +40,7 @@ class Pool:
         task: Their task.
         num_positive: Examples of class 1 that every data set has; None for a random number.
         draw_targets: Draws the targets of a data set from the model's answers; None for those of the pool.
+        group_size: Examples of a group, which are drawn together and stand side by side; 0 without groups.
     """
 
     targets: np.ndarray
@@ -46,10 +48,14 @@ class Pool:
     task: Any
     num_positive: int | None = None
     draw_targets: Callable[[np.random.Generator, np.ndarray], np.ndarray] | None = None
+    group_size: int = 0
 
     def draw(self, rng: np.random.Generator, num_examples: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return the targets of a data set and the answers of both models."""
-        if self.num_positive is None:
+        if size := self.group_size:
+            first = size * rng.integers(0, len(self.targets) // size, num_examples // size)
+            rows = (first[:, None] + np.arange(size)).ravel()
+        elif self.num_positive is None:
             rows = rng.integers(0, len(self.targets), num_examples)
         else:
             kinds = [np.flatnonzero(self.targets == kind) for kind in (1, 0)]
@@ -60,7 +66,8 @@ class Pool:
 
     def estimators(self, targets: np.ndarray, answers: np.ndarray) -> Estimators:
         """Return what estimates one model's figures."""
-        return estimators(self.task, targets, answers, min(_TOP_K, answers.shape[-1] - 1))
+        groups = np.arange(len(targets)) // self.group_size if self.group_size else None
+        return estimators(self.task, targets, answers, min(_TOP_K, answers.shape[-1] - 1), groups)
 
     def figures(self, targets: np.ndarray, answers: np.ndarray) -> Figures:
         """Return the figures of one model."""
@@ -123,6 +130,19 @@ def classes(shares: np.ndarray, skills: tuple[float, float], num_positive: int |
         noise[np.arange(len(labels)), labels] += skill + np.log(len(shares) / 4) / 2
         outputs.append(_softmax(2 * noise))
     return _pool(labels, outputs, skills, task=Classification(), num_positive=num_positive)
+
+
+def patients(skills: tuple[float, float], correlation: float, group_size: int = 25) -> Pool:
+    """Return a population of patients with 25 pictures of four classes; how sure a model is depends on the patient."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, _NUM_IN_POOL)
+    of_patients = _noises(rng, (_NUM_IN_POOL // group_size,))
+    outputs = []
+    for skill, noise, own in zip(skills, _noises(rng, (len(labels), 4)), of_patients, strict=True):
+        of_patient = np.repeat(own, group_size) * np.sqrt(correlation / (1 - correlation))
+        noise[np.arange(len(labels)), labels] += skill + of_patient
+        outputs.append(_softmax(2 * noise))
+    return _pool(labels, outputs, skills, task=Classification(), group_size=group_size)
 
 
 def calibrated(skills: tuple[float, float]) -> Pool:
@@ -200,9 +220,11 @@ KINDS: Mapping[str, tuple[Callable[[tuple[float, float]], Pool], Mapping[int, in
     "2 classes, 10 positives": (_two_classes(10), {500: 2000}),
     "2 classes, 30 positives": (_two_classes(30), {500: 2000}),
     "20 Zipf classes": (lambda skills: classes(zipf(20), skills), {500: 2000}),
-    "100 Zipf classes": (lambda skills: classes(zipf(100), skills), {1000: 2000, 10_000: 400}),
+    "100 Zipf classes": (lambda skills: classes(zipf(100), skills), {1000: 2000, 10_000: 1000}),
+    "40 patients, correlation 0.1": (lambda skills: patients(skills, 0.1), {1000: 2000}),
+    "40 patients, correlation 0.3": (lambda skills: patients(skills, 0.3), {1000: 2000}),
     "3 labels": (lambda skills: labels(np.full(3, 0.3), skills), {50: 2000, 500: 2000}),
-    "80 Zipf labels": (lambda skills: labels(0.4 / np.arange(1, 81), skills), {500: 400}),
+    "80 Zipf labels": (lambda skills: labels(0.4 / np.arange(1, 81), skills), {500: 1000}),
     "2 numbers": (numbers, {50: 2000, 500: 2000}),
     "passages": (passages, {20: 2000, 200: 2000}),
 }
@@ -346,6 +368,23 @@ def beaten_by_guesses(num_classes: int, num_examples: int, repetitions: int) -> 
     return beaten / repetitions
 
 
+def passed_at_the_bound(kind: str, num_examples: int, metric: str, repetitions: int) -> float:
+    """Return how often `bound_confidence` of 0.95 passes a model whose true figure is just the bound."""
+    pool = KINDS[kind][0]((_SKILL, _SKILL))
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {num_examples} {metric}".encode()))
+    name = "minimum" if direction(metric) > 0 else "maximum"
+    passed = 0
+    for _ in range(repetitions):
+        targets, outputs = pool.draw(rng, num_examples)
+        bound = {metric: float(pool.truths(targets, outputs)[0][metric])}
+        estimate = pool.estimators(targets, outputs[0])[metric]()
+        assert estimate is not None
+        probabilities = {metric: find_probability(estimate, bound[metric])}
+        params = EvaluateParams(bound_confidence=CONFIDENCE, **{name: bound})  # type: ignore[arg-type]
+        passed += decide(params, {metric: estimate.value}, None, probabilities=probabilities).promote
+    return passed / repetitions
+
+
 SLICES: tuple[tuple[str, Callable[[int], float], int], ...] = (
     *(
         (
@@ -378,6 +417,34 @@ SLICES: tuple[tuple[str, Callable[[int], float], int], ...] = (
         )
         for num_classes, num_examples in ((2, 50), (2, 500), (10, 50))
     ),
+    *(
+        (
+            f"bound_confidence 0.95 passes a model at the bound: {metric}, {kind}, {num_examples:,} examples",
+            functools.partial(passed_at_the_bound, kind, num_examples, metric),
+            2000,
+        )
+        for metric, kind, num_examples in (
+            ("accuracy", "4 balanced classes", 50),
+            ("accuracy", "4 balanced classes", 359),
+            ("accuracy", "40 patients, correlation 0.3", 1000),
+            ("macro_recall", "20 Zipf classes", 500),
+            ("roc_auc", "2 classes, 10 positives", 500),
+            ("loss", "4 balanced classes", 500),
+        )
+    ),
+)
+# Each simulates that many years.
+YEARS: tuple[tuple[str, Callable[[int], Years]], ...] = (
+    ("equal models, 2,000 examples, test_decisions 1", lambda number: simulate_equal(2000, number, 1)),
+    ("equal models, 2,000 examples, test_decisions 52", lambda number: simulate_equal(2000, number, WEEKS)),
+    (
+        "0.1 points worse each week, margin 0.01, 10,000 examples, test_decisions 52",
+        lambda number: simulate_creep(10_000, number, WEEKS, 0.01, anchored=True),
+    ),
+)
+_YEAR_COLUMNS = (
+    *("52 weeks", "years", "error", "promotions", "points lost", "champion reads too high", "better promoted"),
+    "by an ideal test",
 )
 _COLUMNS = (
     *("data", "examples", "figure", "data sets", "interval shown", "interval holds", "equal promoted", "bound wrong"),
@@ -386,7 +453,9 @@ _COLUMNS = (
 
 
 def write_table(
-    figures: Iterable[tuple[str, int, int, str, Rates]], slices: Iterable[tuple[str, int, float]]
+    figures: Iterable[tuple[str, int, int, str, Rates]],
+    slices: Iterable[tuple[str, int, float]],
+    years: Iterable[tuple[str, int, Years]],
 ) -> Iterator[str]:
     """Yield the lines of `components/evaluate_model/intervals.md`."""
     yield from (
@@ -413,6 +482,21 @@ def write_table(
     yield from ("", "| gate | data sets | happens | nominal |", "|---|--:|--:|--:|")
     for name, repetitions, rate in slices:
         yield f"| {name} | {repetitions:,} | {_percent(rate)} | {100 * (1 - CONFIDENCE):.0f} or less |"
+    yield from (
+        "",
+        "52 weeks, a new model each week, one test set (`tests/oracles/years.py`). Error: one or more promotions of an",
+        "equal model, or a champion that is in the end worse than the first by more than the margin. Points are per",
+        "cent of right answers; the better model has 2 points more, and is judged in each week in turn.",
+        "",
+        f"| {' | '.join(_YEAR_COLUMNS)} |",
+        f"|---|{'--:|' * (len(_YEAR_COLUMNS) - 1)}",
+    )
+    for name, repetitions, year in years:
+        told = (
+            *(f"{repetitions:,}", _percent(year.false), f"{year.number:.2f}", f"{year.fell:.2f}"),
+            *(f"{year.flattered:.2f}", _percent(year.better), _percent(year.ideal)),
+        )
+        yield f"| {name} | {' | '.join(told)} |"
 
 
 def _percent(value: float | None) -> str:
@@ -428,4 +512,5 @@ def simulate_all(most: int) -> Iterator[str]:
         for metric, rates in simulate(kind, num_examples, min(repetitions, most))
     )
     slices = ((name, min(number, most), refuse(min(number, most))) for name, refuse, number in SLICES)
-    yield from write_table(figures, slices)
+    years = ((name, min(2000, most), make(min(2000, most))) for name, make in YEARS)
+    yield from write_table(figures, slices, years)

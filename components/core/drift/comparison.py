@@ -143,9 +143,14 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
     if not (pairs := figures_of(new, old)):
         return ""
     ours, theirs = (min(pair[side].num_examples for pair in pairs.values()) for side in (0, 1))
-    spread = math.sqrt(1 / ours + 1 / theirs)
+    least_independent = (
+        min(data.count_independent(name, pair[side].num_examples) for name, pair in pairs.items())
+        for side, data in enumerate((new, old))
+    )
+    spread = math.sqrt(sum(1 / number for number in least_independent))
     least = float(special.kolmogi(shifts[0].allowed)) * spread
-    said = f"{ours:,} {noun}, compared with {theirs:,},"
+    grouped = ", which depend on each other in groups," if new.independence or old.independence else ""
+    said = f"{ours:,} {noun}, compared with {theirs:,}{grouped or ','}"
     if least >= 1:
         return f"{said} are too few to show a shift of any distribution, however large."
     # At the point of the largest distance, the measured distance is normal with at most this standard deviation.
@@ -166,7 +171,8 @@ def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Compare distributions by the Kolmogorov-Smirnov test. For binned values the test is conservative."""
     for name, (ours, theirs) in figures_of(new, old).items():
         distance = find_distance(ours, theirs)
-        size = ours.num_examples * theirs.num_examples / (ours.num_examples + theirs.num_examples)
+        numbers = [data.count_independent(name, own.num_examples) for data, own in ((new, ours), (old, theirs))]
+        size = math.prod(numbers) / sum(numbers)
         luck = float(special.kolmogorov(distance * math.sqrt(size)))
         yield Shift(name, distance, _DISTANCE, luck, *(f"{each.mean:.4g} ± {each.std:.3g}" for each in (ours, theirs)))
 
@@ -182,10 +188,11 @@ def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     table = np.array([[data.class_counts.get(name, 0) for name in names] for data in (new, old)], float)
     if not table.sum(axis=1).all():
         return
-    sizes = np.array([[new.num_examples], [old.num_examples]], float)
+    sizes = np.array([[data.count_independent(CLASSES, data.num_examples)] for data in (new, old)])
     draws = _effective(sizes, new, old, _LABELS) if new.task == MULTI_LABEL else sizes
     if new.task == MULTI_LABEL:
-        shares = table / sizes
+        shares = table / np.array([[new.num_examples], [old.num_examples]])
+        table = shares * sizes
         most = int(np.abs(shares[0] - shares[1]).argmax())
         luck = min(1.0, len(names) * _fisher(table[:, most], sizes[:, 0] - table[:, most]))
         effect = float(abs(shares[0] - shares[1])[most])
@@ -225,7 +232,7 @@ def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
         return
     names = [word for word in old.common_words if word]
     shares = np.array([_shares_of_words(data.common_words, names) for data in (new, old)])
-    sizes = np.array([[new.num_training], [old.num_training]], float)
+    sizes = np.array([[data.count_independent(COMMON_WORDS, data.num_training)] for data in (new, old)])
     draws = _effective(sizes, new, old, _WORDS)
     table = shares * (sizes if draws is None else draws)
     table = _join_rare(np.hstack([_join_rare(table[:, :-1]), table[:, -1:]]))
@@ -265,6 +272,7 @@ def _targets(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     for name in new.targets.keys() & old.targets.keys():
         moments = (dataclasses.astuple(data.targets[name]) for data in (new, old))
         (count, mean, std), (other_count, other_mean, other_std) = moments
+        count, other_count = (data.count_independent(name, own) for data, own in ((new, count), (old, other_count)))
         if min(count, other_count) < 2 or not std + other_std > 0:
             continue
         luck = stats.ttest_ind_from_stats(mean, std, count, other_mean, other_std, other_count, equal_var=False).pvalue
@@ -278,15 +286,17 @@ def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     bad, good = np.array([(data.num_set_aside, data.num_examples) for data in (new, old)], float).T
     if bad.any():
         shares = bad / (bad + good)
+        scale = [data.count_independent(SET_ASIDE, 1) for data in (new, old)]
         effect = float(abs(shares[0] - shares[1]))
-        yield Shift(SET_ASIDE, effect, _SHARE, _fisher(bad, good), *(f"{share:.2%}" for share in shares))
+        luck = _fisher(bad * scale, good * scale)
+        yield Shift(SET_ASIDE, effect, _SHARE, luck, *(f"{share:.2%}" for share in shares))
 
 
 def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
     """Return the p-value of Fisher's exact test for the numbers of new and of old examples that have something."""
     from scipy import stats
 
-    return float(stats.fisher_exact(np.stack([having, lacking], axis=1).astype(int)).pvalue)
+    return float(stats.fisher_exact(np.rint(np.stack([having, lacking], axis=1)).astype(int)).pvalue)
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:

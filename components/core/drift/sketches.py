@@ -56,6 +56,7 @@ class DataSketch:
         distributions: Distributions by name, as in `Split`.
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
+        independence: Share of independent examples by figure, as in `Split`.
     """
 
     source: str
@@ -69,6 +70,11 @@ class DataSketch:
     distributions: Mapping[str, Distribution] = dataclasses.field(default_factory=dict)
     num_training: int = 0
     common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    independence: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def count_independent(self, figure: str, num_examples: float) -> float:
+        """Return how many independent examples measure a figure as surely; of an unknown figure the least of all."""
+        return num_examples * self.independence.get(figure, min(self.independence.values(), default=1.0))
 
     @classmethod
     def make(cls, manifest: Manifest) -> Self:
@@ -93,6 +99,15 @@ class DataSketch:
             distributions={name: _pool_figure(splits, name) for name in figures},
             num_training=manifest.splits[TRAIN].num_examples if TRAIN in manifest.splits else 0,
             common_words=manifest.common_words,
+            independence={
+                name: float(
+                    np.average(
+                        [split.independence.get(name, 1.0) for split in splits],
+                        weights=[split.num_examples for split in splits],
+                    )
+                )
+                for name in dict.fromkeys(name for split in splits for name in split.independence)
+            },
         )
 
 
@@ -117,6 +132,24 @@ def _pool_moments(parts: Sequence[Moments]) -> Moments:
     mean = float((sizes * means).sum() / sizes.sum())
     variance = float((sizes * (stds**2 + (means - mean) ** 2)).sum() / sizes.sum())
     return Moments(int(sizes.sum()), mean, math.sqrt(variance))
+
+
+def find_independence(values: np.ndarray, groups: np.ndarray) -> float:
+    """Return the share of examples that would be as sure of the mean of values if they were independent.
+
+    This is the inverse of Kish's design effect, the variance by groups divided by that of independent examples. Of
+    several columns it is their common one.
+
+    Args:
+        values: float[examples, columns].
+        groups: int[examples]: the group that each example belongs to.
+    """
+    apart = values - values.mean(axis=0)
+    codes = np.unique(groups, return_inverse=True)[1]
+    sums = np.stack([np.bincount(codes, column) for column in apart.T])
+    single, grouped = float(np.square(apart).sum()), float(np.square(sums).sum())
+    num_groups = sums.shape[1]
+    return min(1.0, single / grouped * (1 - 1 / num_groups)) if grouped > 0 else num_groups / len(values)
 
 
 def sketch_answers(

@@ -105,6 +105,8 @@ class Split:
             levels, of the pictures as they are stored, thinned out to 127 on a side), `red` and `blue` (shares of the
             light), `height` and `width` (of the files); of texts `words`, `unknown_share` (to their own
             vocabulary) and `word_length` (bytes); of multi-label data `labels` of an example. Empty in older files.
+        independence: Share of the examples that would measure a figure as surely if they were independent, by figure;
+            `classes` is their mix. Empty without `data.group_column`.
     """
 
     num_examples: int
@@ -113,6 +115,7 @@ class Split:
     statistics: Mapping[str, int] = dataclasses.field(default_factory=dict)
     targets: tuple[TargetStatistics, ...] = ()
     distributions: Mapping[str, Distribution] = dataclasses.field(default_factory=dict)
+    independence: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN
+from tpu_components.core.files import storage
 from tpu_components.core.files.unpacking import read_arrays
 
 IDENTITY_TYPE = np.dtype("<u8")  # Among a million examples two that differ share one with a chance of 3 in 100 million.
@@ -59,6 +60,20 @@ def load_copied(records_dir: Path, split: str) -> np.ndarray:
     """Return bool[num_examples] of a split that has identities: whether an example has a copy in training."""
     name = f"{split}{_COPIED}"
     return _load(records_dir / EXAMPLES_FILE, name)[name]
+
+
+def load_retired(files: Iterable[str]) -> np.ndarray:
+    """Return the identities of examples of retired test sets, uint64[…], from files here or in a bucket."""
+    contents = [np.empty(0, IDENTITY_TYPE)]
+    for uri in files:
+        try:
+            contents.append(read_arrays(uri, storage.read_bytes(uri))[""])
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(
+                f"Cannot read the retired test set {uri}: expected examples.npy, as the gate names it, received "
+                f"{error}. Correct data.retired_tests."
+            ) from error
+    return np.concatenate(contents)
 
 
 def save_trained_on(records_dir: Path, model_dir: Path) -> None:

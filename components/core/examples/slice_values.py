@@ -1,7 +1,10 @@
 """What examples have beside their target, such as the site of a photo and its size: by it a gate judges them in slices.
 
+The group of an example, as a patient, says which examples depend on each other.
+
 records/slices.npz   for each column its name and its values, and for each split int32[num_examples] in stored order:
-                     which of the values; of images for each split int32[num_examples]: pixels of their files
+                     which of the values; of images for each split int32[num_examples]: pixels of their files; where
+                     examples have groups, for each split int32[num_examples]: the group's number
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +18,7 @@ from tpu_components.core.files.unpacking import read_arrays
 
 SLICES_FILE = "slices.npz"
 SIZE = "size"
-_NAMES = "names"
+_NAMES, _GROUP = "names", "group"
 
 
 def save_slices(
@@ -23,6 +26,7 @@ def save_slices(
     columns: Mapping[str, Sequence[str]],
     stored: Mapping[str, np.ndarray],
     sizes: Mapping[str, np.ndarray],
+    groups: Sequence[str] | None = None,
 ) -> None:
     """Write the values of columns and the sizes of images beside records; nothing where there are none.
 
@@ -31,14 +35,28 @@ def save_slices(
         columns: A value for every example that is listed, by the column's name.
         stored: Examples of each split, int[num_examples], in stored order.
         sizes: Pixels of the files of each split's images, int32[num_examples], in stored order; empty for texts.
+        groups: The group of every example that is listed; None where they have none.
     """
-    arrays: dict[str, Any] = {_of_size(split): rows for split, rows in sizes.items()}
+    arrays: dict[str, Any] = {_of(SIZE, split): rows for split, rows in sizes.items()}
+    if groups is not None:
+        codes = number_groups(groups)
+        arrays |= {_of(_GROUP, split): codes[examples] for split, examples in stored.items()}
     for number, column in enumerate(columns.values()):
         arrays[f"{number}"], codes = np.unique(np.array(column), return_inverse=True)
         arrays |= {f"{number}.{split}": codes[examples].astype(np.int32) for split, examples in stored.items()}
     if arrays:
         arrays[_NAMES] = np.array(list(columns), np.str_)
         np.savez_compressed(directory / SLICES_FILE, **arrays)
+
+
+def number_groups(groups: Sequence[str]) -> np.ndarray:
+    """Return int32[num_examples]: the number of each example's group, in alphabetical order."""
+    return np.unique(np.array(list(groups)), return_inverse=True)[1].astype(np.int32)
+
+
+def load_groups(records_dir: Path, split: str) -> np.ndarray | None:
+    """Return int32[num_examples], the group of each of a split's examples, in stored order; None if they have none."""
+    return _load(records_dir, split).get(_GROUP)
 
 
 def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
@@ -50,6 +68,10 @@ def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     Raises:
         InputError: If their file is damaged.
     """
+    return {name: values for name, values in _load(records_dir, split).items() if name != _GROUP}
+
+
+def _load(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     path = records_dir / SLICES_FILE
     if not path.is_file():
         return {}
@@ -58,13 +80,13 @@ def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
         columns = {
             name: file[f"{number}"][file[f"{number}.{split}"]] for number, name in enumerate(file[_NAMES].tolist())
         }
-        sizes = {SIZE: file[_of_size(split)]} if _of_size(split) in file else {}
+        others = {name: file[_of(name, split)] for name in (SIZE, _GROUP) if _of(name, split) in file}
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise InputError(
             f"Cannot read {path}: expected what create_tfrecords wrote, received {error}. Run it again."
         ) from error
-    return {**sizes, **columns}
+    return {**others, **columns}
 
 
-def _of_size(split: str) -> str:
-    return f"{SIZE}.{split}"
+def _of(name: str, split: str) -> str:
+    return f"{name}.{split}"

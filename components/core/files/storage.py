@@ -99,6 +99,11 @@ def list_files(root: str) -> list[StoredFile]:
     return list(each_file(root))
 
 
+def list_known(root: str) -> list[StoredFile]:
+    """List what `list_files` lists; nothing of a folder in a bucket that does not exist."""
+    return list(_in_bucket(root, store) if (store := store_of(root)) else _on_disk(root))
+
+
 def each_file(root: str) -> Iterator[StoredFile]:
     """Yield what `list_files` lists, one folder at a time in memory, where it lies on a disk.
 

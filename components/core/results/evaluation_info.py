@@ -226,6 +226,67 @@ class Unseen:
         return Rule(True, "", f"judged on {self.num_examples:,} examples, without {left_out}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Groups of examples that depend on each other, as `data.group_column` names them.
+
+    Attributes:
+        num_groups: Number of groups.
+        num_examples: Examples in them.
+        metric: The judged figure of the task.
+        num_independent: Number of independent examples that would measure this figure as surely.
+    """
+
+    num_groups: int
+    num_examples: int
+    metric: str
+    num_independent: float
+
+    @property
+    def rule(self) -> Rule:
+        """The effective number of examples, as a rule that is always passed."""
+        said = f"{self.num_examples:,} examples of {self.num_groups:,} groups measure {self.metric} as surely as "
+        return Rule(True, self.metric, f"{said}{self.num_independent:,.0f} independent examples")
+
+
+@dataclasses.dataclass(frozen=True)
+class TestSetUse:
+    """Decisions that a test set has taken, and the error rate of this one.
+
+    Attributes:
+        number: Number of this decision, 1 for the first.
+        planned: Number of decisions that share the error rate.
+        whole: Their error rate together.
+        rate: Error rate of this decision.
+        examples: File of the examples, for `data.retired_tests`.
+    """
+
+    __test__ = False  # pytest takes the name for a test's.
+
+    number: int
+    planned: int
+    whole: float
+    rate: float
+    examples: str
+
+    @property
+    def rule(self) -> Rule:
+        """The number of decisions, as a rule that is always passed."""
+        whole, fresh = f"{100 * self.whole:.3g} %", f"Draw a fresh one: data.retired_tests=[{self.examples}]"
+        text = f"decision {self.number:,} on this test set"
+        if self.planned > 1:
+            text += f", of {self.planned:,} that share an error rate of {whole}: this one has {100 * self.rate:.2g} %"
+            if self.number > self.planned:
+                text += f". The test set is worn out: more decisions exceed that rate. {fresh}"
+        elif self.number > 1:
+            together = 1 - (1 - self.whole) ** self.number
+            text += (
+                f", each with an error rate of {whole}: one or more false promotions in up to {together:.0%} of cases. "
+                f"gate.test_decisions shares the rate among them. {fresh}"
+            )
+        return Rule(True, "", text)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="evaluate_model"):
     """`evaluation.json`.
@@ -245,6 +306,8 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
             none in older files, and of figures without a formula.
         differences: The model beside the champion, by figure, on the same examples; none without one.
         slices: Parts of the same examples.
+        groups: Groups of the same examples; None where the data set names none.
+        test_set: Decisions that the test set has taken; None without a registry.
     """
 
     split: str
@@ -260,6 +323,8 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
     intervals: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
     slices: tuple[Slice, ...] = ()
+    groups: Groups | None = None
+    test_set: TestSetUse | None = None
 
     @property
     def metrics(self) -> dict[str, int | float]:

@@ -148,6 +148,15 @@ def list_csv(location: str, params: WriteParams, labelled: bool) -> Listing:
     )
 
 
+def read_others(location: str, params: WriteParams, most: int) -> dict[str, list[str]]:
+    """Return the values of the columns that are not used, in at most so many rows, by the column's name."""
+    table = _open_table(location, params)
+    used = {"path", "text", "label", "split", "id", *params.target_columns, *params.slice_columns}
+    names = [name for name in table.columns if name not in used]
+    rows = [row for _, row in itertools.islice(table.lines(), most)]
+    return {name: [(row[name] or "").strip() for row in rows] for name in names}
+
+
 def _read_table(location: str, params: WriteParams, targets: Sequence[str], labelled: bool) -> _Rows:
     """Read the columns of a table that are used; only these stay in memory."""
     table = _open_table(location, params)

@@ -61,6 +61,8 @@ class WriteParams:
             sentiment and the like are recognised.
         join_copies: Leave out of training whatever is a copy of a held-out example, also a near one, where the source
             has no splits of its own. An example that is tested stays so.
+        retired_tests: Files `examples.npy` of test sets that have taken too many decisions, as the gate names them.
+            Their examples are in no split any more, so that those that arrived since make a fresh test set.
         seed: Salt of the split and of the order in which examples are stored.
         image_size: (height, width) to resize to, or one number for both; empty means that all images must have one size
             already.
@@ -104,6 +106,7 @@ class WriteParams:
     slice_columns: tuple[str, ...] = ()
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     join_copies: bool = True
+    retired_tests: tuple[str, ...] = ()
     seed: int = 0
     image_size: tuple[int, ...] = ()
     channels: Annotated[int, (0, 1, 3)] = 0

@@ -9,7 +9,10 @@ import pytest
 
 from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import file_sha256
+from tpu_components.core.examples.example_ids import load_identities
 from tpu_components.core.registry.folder import ModelRegistry
+from tpu_components.core.registry.held_out import HeldOutSet
 from tpu_components.core.registry.versions import model_digest
 from tpu_components.core.results.evaluation_info import RegisteredChampion
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
@@ -96,3 +99,45 @@ def test_a_folder_with_other_weights_is_no_champion(digits_records, trained_digi
     del info["digests"]  # As an older training left it.
     (folder / "model.json").write_text(json.dumps(info))
     assert evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation").champion_metrics
+
+
+def _with_other_bytes(model, target):
+    """A model that gives the same answers and has another digest."""
+    shutil.copytree(model, target)
+    (target / "architecture.json").write_text((target / "architecture.json").read_text() + " " * len(target.name))
+    raw = json.loads((target / "model.json").read_text())
+    raw["digests"]["architecture.json"] = file_sha256(target / "architecture.json")
+    (target / "model.json").write_text(json.dumps(raw))
+    return target
+
+
+def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was_promoted(
+    registry, digits_records, trained_digits, tmp_path
+):
+    params = EvaluateParams(
+        champion=f"{registry.directory}@champion",
+        max_regression={"accuracy": 0.3},
+        test_decisions=52,
+        backend="tensorflow",
+        accelerator="cpu",
+        num_replicas=1,
+    )
+    first, second = (_with_other_bytes(trained_digits, tmp_path / name) for name in ("b", "bb"))
+    for _ in range(2):  # A repeated evaluation is no second decision.
+        result = evaluate_model(params, digits_records, first, tmp_path / "evaluation")
+        assert said(result)[0] == (
+            "passed: decision 1 on this test set, of 52 that share an error rate of 5 %: this one has 1.1 %"
+        )
+        assert "with 98.9 % confidence" in said(result)[1]
+    registry.register(first, tmp_path / "export", **_FACTS)
+    registry.override("0002", "champion", "by hand")
+    identities = load_identities(digits_records, "test")
+    held_out = HeldOutSet.find(f"{registry.directory}/tests", identities, "other")
+    held_out.record(model_digest(trained_digits), True, {"accuracy": 1.0}, {})
+    result = evaluate_model(params, digits_records, second, tmp_path / "evaluation")
+    rules = said(result)
+    assert rules[0].startswith("passed: decision 3 on this test set, of 52")
+    assert "ties with the champion's" in rules[1]
+    assert "ties with that of version 0001, the best that was promoted:" in rules[2]
+    scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert scored["test_set"]["examples"] == held_out.examples_uri

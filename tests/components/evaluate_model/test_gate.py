@@ -1,12 +1,16 @@
 import math
 import re
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.interface import Classification
 from tpu_components.core.results.evaluation_info import Decision, Difference, Rule
 from tpu_components.evaluate_model import EvaluateParams
+from tpu_components.evaluate_model.figures import compute_figures, find_probabilities
 from tpu_components.evaluate_model.gate import decide
 
 _GOOD, _BAD = {"accuracy": 0.98, "loss": 0.1}, {"accuracy": 0.95, "loss": 0.2}
@@ -142,6 +146,39 @@ def test_what_is_to_be_known_of_a_metric_is_said_where_it_is_bounded():
     assert said(decision)[:2] == (
         "failed: macro_f1 0.8000, required at least 0.9000 (1 class counts 0)",
         "passed: accuracy 0.9500, required at least 0.9000",
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_right", "confidence", "reason"),
+    [
+        (349, 0.5, "passed: accuracy 0.9721, required at least 0.9700; {} comes out as high in 49% of cases"),
+        (349, 0.95, "failed: accuracy 0.9721, required at least 0.9700{}; {} comes out as high in 49% of cases"),
+        (355, 0.95, "passed: accuracy 0.9889, required at least 0.9700{}; {} comes out as high in 2% of cases"),
+        (345, 0.5, "failed: accuracy 0.9610, required at least 0.9700; {} comes out as low in 19% of cases"),
+    ],
+)
+def test_a_bound_says_how_often_chance_gives_as_much_and_asks_for_the_confidence(num_right, confidence, reason):
+    """The probability is the exact binomial test's."""
+    right = np.arange(359) < num_right
+    figures = compute_figures(Classification(), np.zeros(359, int), np.eye(2)[(~right).astype(int)], "ab")
+    bound = {"accuracy": 0.97}
+    params = EvaluateParams(minimum=bound, bound_confidence=confidence)
+    probabilities = find_probabilities(figures, bound)
+    exact = stats.binom.cdf(345, 359, 0.97) if num_right == 345 else stats.binom.sf(num_right - 1, 359, 0.97)
+    assert probabilities["accuracy"] == pytest.approx(exact, abs=1e-6)
+    decision = decide(params, figures.metrics, None, probabilities=probabilities)
+    words = [" with 95 % confidence", "a model of exactly 0.9700"][-reason.count("{}") :]
+    assert said(decision)[0] == reason.format(*words)
+
+
+def test_a_bound_with_confidence_refuses_what_too_few_examples_measure():
+    labels = (np.arange(500) < 3).astype(int)
+    figures = compute_figures(Classification(), labels, np.eye(2)[labels], "ab")
+    params = EvaluateParams(minimum={"roc_auc": 0.9}, bound_confidence=0.95)
+    decision = decide(params, figures.metrics, None, probabilities=find_probabilities(figures, params.minimum))
+    assert said(decision)[0] == (
+        "failed: roc_auc 1.0000, required at least 0.9000 with 95 % confidence, which so few examples cannot say"
     )
 
 

@@ -14,7 +14,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
 from tpu_components.core.examples.records import read_batches
-from tpu_components.core.examples.slice_values import load_slices
+from tpu_components.core.examples.slice_values import load_groups, load_slices
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams
 from tpu_components.evaluate_model.evaluation import check_slices
@@ -164,6 +164,7 @@ def test_examples_are_divided_by_a_column_that_the_records_keep(tmp_path):
     (tmp_path / "films.csv").write_text("\n".join(["text,label,site", *rows]))
     params = WriteParams(f"csv:{tmp_path}/films.csv", slice_columns=("site",), num_workers=1, num_tokens=4)
     write_records(params, tmp_path / "records")
+    assert load_groups(tmp_path / "records", "test") is None
     manifest = Manifest.load(tmp_path / "records")
     asked = EvaluateParams(slices=("site",))
     check_slices(asked, manifest, tmp_path / "records")
@@ -183,6 +184,20 @@ def test_examples_are_divided_by_a_column_that_the_records_keep(tmp_path):
     (tmp_path / "records" / "slices.npz").write_bytes(b"PK")
     with pytest.raises(InputError, match=r"slices\.npz: expected what create_tfrecords wrote"):
         load_slices(tmp_path / "records", "test")
+
+
+def test_the_groups_of_a_column_are_kept_beside_the_records(tmp_path):
+    rows = [f"film {i},{'pos' if i % 2 else 'neg'},director {i // 6:02d}" for i in range(120)]
+    (tmp_path / "films.csv").write_text("\n".join(["text,label,director", *rows]))
+    params = WriteParams(f"csv:{tmp_path}/films.csv", group_column="director", num_workers=1, num_tokens=4)
+    write_records(params, tmp_path / "records")
+    manifest = Manifest.load(tmp_path / "records")
+    for split, described in manifest.splits.items():
+        batches = read_batches(tmp_path / "records", manifest, split, 8, with_keys=True).as_numpy_iterator()
+        directors = [int(text.split()[1]) // 6 for batch in batches for text in batch["text"]]
+        assert load_groups(tmp_path / "records", split).tolist() == directors, "in stored order"
+        assert set(described.independence) == {"classes", "words", "unknown_share", "word_length"}
+    assert load_slices(tmp_path / "records", "test") == {}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import re
 import string
 import tarfile
@@ -24,7 +25,7 @@ from tpu_components.core.examples.artifacts import Manifest, Quarantined, Split,
 from tpu_components.core.examples.interface import IMAGE, TEXT, ImageInput
 from tpu_components.core.examples.text import split_words
 from tpu_components.create_tfrecords import WriteParams, write_records
-from tpu_components.create_tfrecords.measuring import count_labels, distributions, measure_pictures
+from tpu_components.create_tfrecords.measuring import count_independent, count_labels, distributions, measure_pictures
 from tpu_components.create_tfrecords.preparing import list_common
 from tpu_pipelines.cli.main import main
 
@@ -39,10 +40,11 @@ def measured(pictures):
     return np.hstack([measure_pictures(pictures), sizes])
 
 
-def data(rows, labels=(), quarantined=0, num_classes=10, **changes):
+def data(rows, labels=(), quarantined=0, num_classes=10, groups=None, **changes):
     """The sketch of a data set of one split that has these figures."""
     counts = tuple(np.bincount(np.array(labels, int), minlength=num_classes).tolist())
-    split = Split(len(rows), counts, (), distributions=distributions(IMAGE, rows))
+    dependence = {} if groups is None else count_independent(IMAGE, rows, np.array(labels), groups)
+    split = Split(len(rows), counts, (), distributions=distributions(IMAGE, rows), independence=dependence)
     made = Manifest(
         fingerprint="",
         source="images:made",
@@ -76,6 +78,34 @@ def test_of_data_drawn_from_one_source_at_most_one_pair_in_a_hundred_drifts(rows
         new, old = order[:_NUM_EXAMPLES], order[_NUM_EXAMPLES:]
         alarms += bool(drifted(data(rows[new], labels[new]), data(rows[old], labels[old])))
     assert alarms <= _NUM_QUICK * 0.01
+
+
+def _patients(generator, correlation=0.3, shift=0.0, num_patients=40, num_each=25):
+    """Figures and classes of pictures that are alike within a patient, and the patients."""
+    patients = np.repeat(np.arange(num_patients), num_each)
+    own, rest = generator.normal(size=(num_patients, 8))[patients], generator.normal(size=(len(patients), 8))
+    values = math.sqrt(correlation) * own + math.sqrt(1 - correlation) * rest
+    values[:, 0] += shift
+    return (1000 + 100 * values[:, :7]).astype(np.int16), (values[:, 7] > 0).astype(int), patients
+
+
+def test_data_of_forty_patients_raise_no_more_false_alarms_than_promised():
+    """Without the groups, more than one in ten of the pairs drift."""
+    generator, alarms = np.random.default_rng(0), {True: 0, False: 0}
+    for known in alarms:
+        for _ in range(50):
+            drawn = [_patients(generator) for _ in range(2)]
+            new, old = (data(rows, labels, groups=groups if known else None) for rows, labels, groups in drawn)
+            alarms[known] += bool(drifted(new, old))
+    assert alarms[True] <= 3 < alarms[False]  # More than 3 of 50 occur twice in 1,000 times, if 1 % is promised.
+
+
+def test_a_shift_of_data_of_forty_patients_is_found():
+    generator = np.random.default_rng(0)
+    (rows, labels, groups), (moved, *others) = _patients(generator), _patients(generator, shift=1.5)
+    new, old = data(moved, others[0], groups=others[1]), data(rows, labels, groups=groups)
+    assert drifted(new, old) == {"brightness"}
+    assert "which depend on each other in groups" in say_power(new, old, find_shifts(new, old), "images")
 
 
 def test_a_difference_that_is_sure_and_too_small_to_matter_is_no_drift(rows):

@@ -1,0 +1,73 @@
+"""Signs that examples depend on each other in groups that the configuration does not name."""
+
+import datetime
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tpu_components.core.examples.interface import IMAGE
+from tpu_components.core.sources.csv_file import read_others
+from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.params import WriteParams, split_source
+
+_LOOKED_AT = 20_000
+_FEWEST = 10  # Groups: fewer are kinds, as sites or cameras, rather than patients.
+_NAMED = re.compile(r"patient|subject|person|user|speaker|author|session|series|sequence|video|scan|group|batch|burst")
+_TOGETHER_SECONDS = 60
+
+
+def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
+    """Yield advice on groups that the names of files, columns of a CSV file and times suggest; none with groups."""
+    if params.group_column:
+        return
+    kind, location = split_source(params.source)
+    if kind == "csv":
+        for name, values in read_others(location, params, _LOOKED_AT).items():
+            known = [value for value in values if value]
+            if (times := _times(known)) is not None:
+                if _are_groups(runs := _runs(times), len(times)):
+                    yield (
+                        f"the {len(times):,} times in the column {name!r} come in {runs:,} runs without a gap of "
+                        f"{_TOGETHER_SECONDS} s: if examples of a run depend on each other, add a column that numbers "
+                        "the runs, and name it in data.group_column"
+                    )
+            elif (_NAMED.search(name.lower()) or not _are_numbers(known)) and _are_groups(len(set(known)), len(known)):
+                (most, count), num_values = Counter(known).most_common(1)[0], len(set(known))
+                yield (
+                    f"the column {name!r} has {num_values:,} values for {len(known):,} rows, {most!r} for {count}: if "
+                    f"rows of one value depend on each other, set data.group_column={name}"
+                )
+    if listing.kind == IMAGE and listing.files:
+        stems = Counter(
+            re.sub(r"\d+$", "", key.rpartition(".")[0]) for key in itertools.islice(listing.keys, _LOOKED_AT)
+        )
+        folders = {stem.rpartition("/")[0] for stem in stems}
+        if _are_groups(len(stems) // len(folders), stems.total() // len(folders)):
+            most, count = stems.most_common(1)[0]
+            yield (
+                f"the names of {stems.total():,} files have {len(stems):,} beginnings, {most!r} in {count}: if these "
+                "examples depend on each other, list them in a CSV file with a column for it, and name that in "
+                "data.group_column"
+            )
+
+
+def _are_groups(num_groups: int, num_examples: int) -> bool:
+    return _FEWEST <= num_groups <= num_examples / 2
+
+
+def _are_numbers(values: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"[-+]?[\d.,]+(e[-+]?\d+)?", value) for value in values)
+
+
+def _times(values: Sequence[str]) -> list[float] | None:
+    """Return times in seconds, ascending; None where the values are no times to the second."""
+    try:
+        times = [datetime.datetime.fromisoformat(value) for value in values if len(value) > len("2026-11-25")]
+    except ValueError:
+        return None
+    return sorted(time.timestamp() for time in times) if values and len(times) == len(values) else None
+
+
+def _runs(times: Sequence[float]) -> int:
+    return 1 + sum(later - earlier > _TOGETHER_SECONDS for earlier, later in itertools.pairwise(times))

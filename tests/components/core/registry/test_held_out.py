@@ -1,0 +1,60 @@
+"""Decisions of a test set are counted, each once, and share the error rate."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.registry.held_out import HeldOutSet, spend
+
+_EXAMPLES = np.arange(100, dtype="<u8")
+
+
+@pytest.fixture
+def place(tmp_path):
+    return str(tmp_path / "tests")
+
+
+def _decide(place, model, accuracy, promoted, examples=_EXAMPLES, champion=("first", 0.9)):
+    found = HeldOutSet.find(place, examples, model)
+    found.record(model, promoted, {"accuracy": accuracy}, {champion[0]: {"accuracy": champion[1]}})
+    return found
+
+
+def test_all_decisions_together_have_the_whole_error_rate():
+    for planned in (1, 2, 52):
+        assert sum(spend(0.05, planned, [False] * k) for k in range(planned)) == pytest.approx(0.05)
+    assert spend(0.05, 52, [False, True]) == pytest.approx(spend(0.05, 52, [False, False]) + spend(0.05, 52, [False]))
+    assert spend(0.05, 1, [True, True]) == 0.05, "never more than all of it"
+
+
+def test_a_repeated_evaluation_is_the_same_decision(place):
+    rates = [_decide(place, model, 0.8, promoted=False).error_rate(0.05, 52) for model in "abab"]
+    assert rates == [spend(0.05, 52, []), spend(0.05, 52, [False])] * 2
+    assert len(HeldOutSet.find(place, _EXAMPLES, "c").decisions) == 2
+
+
+def test_the_best_of_all_that_were_promoted_is_known_also_on_a_fresh_test_set(place):
+    for model, accuracy, promoted in (("a", 0.95, True), ("b", 0.97, False), ("c", 0.94, True)):
+        _decide(place, model, accuracy, promoted)
+    grown = HeldOutSet.find(place, np.arange(50, 190, dtype="<u8"), "d")
+    assert (len(grown.decisions), grown.find_best("accuracy", 1)) == (0, "a"), "most examples were never tested"
+    grown = HeldOutSet.find(place, np.arange(0, 190, dtype="<u8"), "d")
+    assert (len(grown.decisions), grown.find_best("accuracy", 1)) == (3, "a"), "half of the examples were tested"
+    assert grown.find_best("accuracy", -1) == "first"
+    assert grown.find_best("loss", -1) == ""
+
+
+def test_a_test_set_stays_the_same_while_it_grows_a_little_each_time(place):
+    for size in itertools.accumulate([100] + [20] * 15):
+        found = _decide(place, f"{size}", 0.8, promoted=False, examples=np.arange(size - 100, size, dtype="<u8"))
+    assert len(found.decisions) == 15
+    assert len(found.examples) == size
+
+
+def test_a_damaged_decision_is_named(place, tmp_path):
+    found = _decide(place, "a", 0.95, promoted=True)
+    (tmp_path / "tests" / found.name / "a.json").write_text("[]")
+    with pytest.raises(InputError, match=r"a\.json: expected a decision on a test set"):
+        HeldOutSet.find(place, _EXAMPLES, "b")
