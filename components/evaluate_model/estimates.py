@@ -34,6 +34,7 @@ _MOST_BIAS = 0.5  # In standard errors.
 _NUM_DRAWS, _CALIBRATION_HALVINGS = 1000, 12
 _FEW = 5  # The variance within a class of fewer examples cannot be estimated by them alone.
 _FEWEST = 10  # Examples that have to decide a figure from 0 to 1 that is no share of right answers.
+_NUM_GROUPS = 40
 _POWER = 0.8
 _REACH = float(special.ndtri(0.995))
 
@@ -217,6 +218,22 @@ def _median(values: np.ndarray) -> Estimate:
     low, high = np.quantile(values, [0.5 - reach, 0.5 + reach], axis=0)
     shifts = np.sign(values - medians) * (high - low) / (4 * reach)
     return Estimate(float(medians.mean()), shifts.mean(axis=1))
+
+
+def jackknife(measure: Callable[..., float], targets: np.ndarray, outputs: np.ndarray) -> Estimate | None:
+    """Estimate a figure without a formula by leaving out one group of examples after the other; None if not finite.
+
+    The standard error is that of the delete-a-group jackknife (Kott, Journal of Official Statistics 17, 2001).
+    """
+    num_examples, num_groups = len(targets), min(_NUM_GROUPS, len(targets))
+    groups = np.arange(num_examples) % num_groups
+    value = measure(targets, outputs)
+    without = np.array([measure(targets[groups != i], outputs[groups != i]) for i in range(num_groups)])
+    if not np.isfinite([value, *without]).all():
+        return None
+    # Scaled so that `standard_error`, which counts examples, gives that of the groups.
+    scale = math.sqrt((num_groups - 1) * (num_examples - 1))
+    return Estimate(value, ((without.mean() - without) * scale)[groups])
 
 
 def standard_error(influence: np.ndarray) -> tuple[float, float]:

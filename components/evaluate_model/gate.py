@@ -22,6 +22,7 @@ def decide(
     differences: Mapping[str, Difference] | None = None,
     slices: Sequence[Slice] = (),
     unseen: Unseen | None = None,
+    directions: Mapping[str, int] = {},
 ) -> Decision:
     """Judge a challenger's metrics.
 
@@ -35,6 +36,7 @@ def decide(
         differences: The challenger beside the champion, by metric, and what chance leaves of it.
         slices: Parts of the examples, each with bounds that hold for all together.
         unseen: The examples that these figures are of, where some are left out.
+        directions: Further metrics of the model, and which is better, more or less.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
@@ -51,7 +53,8 @@ def decide(
     else:
         for metric, allowed in params.max_regression.items():
             values, difference = (challenger.get(metric), champion.get(metric)), (differences or {}).get(metric)
-            passed, text = _compare(metric, *values, allowed, params.confidence, difference)
+            sign = directions.get(metric) or direction(metric)
+            passed, text = _compare(metric, sign, *values, allowed, params.confidence, difference)
             rules.append(Rule(passed, metric, text))
     rules += _check_slices(params, slices)
     if baseline is not None and params.beat_baseline:
@@ -63,7 +66,7 @@ def _check_bound(metric: str, value: float | None, bound: float, word: str, note
     if value is None:
         passed, text = False, f"{metric} was not measured: {_why_undefined(metric)}"
     else:
-        passed = _tie(value, bound) or direction(metric) * (value - bound) > 0
+        passed = _tie(value, bound) or (value > bound if word == "at least" else value < bound)
         digits = () if _tie(value, bound) else (value, bound)
         text = f"{metric} {show(value, *digits)}, required {word} {show(bound, *digits)}"
     return Rule(passed, metric, f"{text} ({note})" if note else text)
@@ -71,6 +74,7 @@ def _check_bound(metric: str, value: float | None, bound: float, word: str, note
 
 def _compare(
     metric: str,
+    sign: int,
     challenger: float | None,
     champion: float | None,
     allowed: float,
@@ -79,11 +83,11 @@ def _compare(
 ) -> tuple[bool, str]:
     if challenger is None or champion is None:
         return False, f"{metric} cannot be compared: {_why_undefined(metric)}"
-    worse_by = (champion - challenger) * direction(metric)
+    worse_by = (champion - challenger) * sign
     verb = "ties with" if _tie(challenger, champion) else "beats" if worse_by < 0 else "is worse than"
     text = f"{metric} {show(challenger, champion)} {verb} the champion's {show(champion, challenger)}"
     if confidence == NO_CONFIDENCE:
-        passed = worse_by <= allowed or _tie(champion - direction(metric) * allowed, challenger)
+        passed = worse_by <= allowed or _tie(champion - sign * allowed, challenger)
         return passed, f"{text}; it may be worse by {show(allowed)}"
     if difference is None:
         return False, f"{text}, but what chance leaves of that is not defined on so few examples"
@@ -155,4 +159,5 @@ def _tie(value: float, other: float) -> bool:
 
 
 def _why_undefined(metric: str) -> str:
-    return f"it needs {needs}" if (needs := BY_NAME[metric].needs) else "it is of another task"
+    needs = BY_NAME[metric].needs if metric in BY_NAME else "finite results of Keras, and a model that measures it"
+    return f"it needs {needs}" if needs else "it is of another task"
