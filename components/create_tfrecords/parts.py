@@ -19,7 +19,7 @@ from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, Q
 from tpu_components.core.examples.example_ids import IDENTITY_TYPE
 from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.examples.records import DamagedRecordError, encode_example, frame_record, read_fields
-from tpu_components.core.files import typed_json
+from tpu_components.core.files import storage, typed_json
 from tpu_components.core.sources.columns import Pieces, pick
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import place_of, read_content
@@ -161,7 +161,7 @@ def write_part(
     bad, odd, seen = [], None, _Seen(kind)
     held = [None] * len(keys) if contents is None else contents
     read = ahead(functools.partial(_try_to_read, encoder.root), place_of(encoder.root, held), keys, held)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT), "wb", _WRITTEN_AT_ONCE) as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | storage.BINARY), "wb", _WRITTEN_AT_ONCE) as file:
         for position, (key, label, content) in enumerate(zip(keys, labels, read, strict=True)):
             try:
                 if isinstance(content, InputError):

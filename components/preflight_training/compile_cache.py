@@ -52,10 +52,15 @@ def _write_own(path: Path, content: Mapping[str, Any]) -> None:
         storage.write_json(path, {"sha256": digest_of([path.name, plain]), "content": plain})
 
 
+def user_id() -> int:
+    """Return the number of this process's user; on Windows 0, which it also says of every file."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
 def is_own(directory: Path) -> bool:
     """Return whether a folder is this user's, or not there yet."""
     try:
-        return directory.stat().st_uid == os.geteuid()
+        return directory.stat().st_uid == user_id()
     except FileNotFoundError:
         return True
     except OSError:
@@ -63,10 +68,10 @@ def is_own(directory: Path) -> bool:
 
 
 def _read_own(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | storage.NO_TRICKS)
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or others_may_write:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != user_id() or others_may_write:
             raise ValueError("a file that somebody else may have written")
         return file.read(_MAX_BYTES)

@@ -48,7 +48,7 @@ def default_cache_dir() -> Path:
     """Return the folder that keeps outcomes between runs: in the user's cache, or in TPU_PIPELINES_CACHE_DIR."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     directory = Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
-    return directory if compile_cache.is_own(directory) else directory.with_name(f"preflight-{os.geteuid()}")
+    return directory if compile_cache.is_own(directory) else directory.with_name(f"preflight-{compile_cache.user_id()}")
 
 
 def require_compiler() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import http
 import json
-import resource
 from typing import Any, NoReturn
 
 import h11
@@ -19,6 +18,10 @@ _SPARE_FILES = 128
 
 def connection_limit(max_connections: int) -> int:
     """Return the limit of connections: `max_connections`, or fewer if the system's limit of open files is lower."""
+    try:
+        import resource
+    except ImportError:  # On Windows, which has no such limit.
+        return max_connections
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return max_connections

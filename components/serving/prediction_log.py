@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
 from tpu_components.serving.exported import ExportedModel
 
 _MOST_WAITING = 1000  # Requests; with `log_content` each may hold a body in memory.
@@ -47,7 +48,7 @@ class PredictionLog:
         try:
             # Inputs may be personal: only the owner may read a new file. An existing file keeps its permissions.
             mode = 0o600 if with_content else 0o666
-            opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+            opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | storage.BINARY, mode)
             self._file = os.fdopen(opened, "ab", buffering=0)
         except OSError as error:
             raise InputError(

@@ -5,10 +5,8 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -38,6 +36,10 @@ def raise_locked_memory() -> None:
     The limit that Google recommends may need privileges that the container does not have.
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/use-tpu#custom_container
     """
+    try:
+        import resource
+    except ImportError:  # On Windows, which has no TPU.
+        return
     _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     for limit in (_LOCKED_BYTES, most):
         with contextlib.suppress(ValueError, OSError):
@@ -73,6 +75,8 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
 
 def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
     """Return user, devices, host, library versions and the permissions in a folder, ready for JSON."""
+    import resource  # A smoke test runs on Linux.
+
     device_files = {}
     for path in (path for pattern in _DEVICE_FILES for path in sorted(Path("/dev").glob(pattern))):
         access = "may be used" if os.access(path, os.R_OK | os.W_OK) else "may not be used"
@@ -140,6 +144,8 @@ def probe_folder(folder: Path) -> dict[str, str]:
         os.link(file, scratch / "link")
 
     def lock() -> None:
+        import fcntl
+
         with open(file) as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.files import storage
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue
 from tpu_components.core.step.command_line import BAD_INPUT
@@ -267,7 +266,7 @@ def steps_on_s3(config: Config, bucket: str) -> frozenset[str]:
 
 
 def _is_on_s3(uri: str) -> bool:
-    return storage.is_remote(uri) and not storage.is_on_google(uri)
+    return uri.startswith("s3://")
 
 
 def variables_of(secret: str) -> list[dict[str, Any]]:

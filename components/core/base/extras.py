@@ -6,6 +6,7 @@ EXTRAS = {
     "boto3": "s3",
     "docker": "local",
     "google.cloud.aiplatform_v1": "vertex",
+    "huggingface_hub": "huggingface",
     "jax": "local",
     "keras": "local",
     "kfp": "local",

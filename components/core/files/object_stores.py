@@ -1,4 +1,4 @@
-"""Clients of object stores: Cloud Storage, and S3 and what speaks its protocol; `storage` alone uses them."""
+"""Clients of object stores: Cloud Storage, S3 and what speaks its protocol, the Hugging Face hub."""
 
 import contextlib
 import dataclasses
@@ -286,5 +286,94 @@ def s3_client() -> Any:
     return boto3.client("s3")
 
 
-ObjectStore = GoogleStorage | S3
-_STORES: tuple[ObjectStore, ...] = (GoogleStorage(), S3())
+class HuggingFaceHub:
+    """The Hugging Face hub, which is only read: `hf://datasets/OWNER/NAME/PATH`, or `…/NAME@REVISION/PATH`.
+
+    HF_TOKEN signs in, HF_ENDPOINT is another address. The methods are those of `GoogleStorage`; `datasets` stands where
+    a bucket does.
+    """
+
+    scheme = "hf://"
+
+    @contextlib.contextmanager
+    def reach(self, uri: str) -> Iterator[tuple[str, str]]:
+        """See `GoogleStorage.reach`."""
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        try:
+            yield split(uri)
+        except (FileNotFoundError, ValueError, NotImplementedError) as error:
+            raise InputError(
+                f"Cannot use {uri!r}: the Hugging Face hub has no such data set, revision or file ({error}). Check the "
+                "name, hf://datasets/OWNER/NAME/PATH; one that is private or gated needs HF_TOKEN."
+            ) from error
+        except (_http_error(), OfflineModeIsEnabled) as error:
+            if _hub_is_out(error):
+                raise PlatformError(
+                    f"The Hugging Face hub does not answer for {uri!r}: {error}. Try again later."
+                ) from error
+            raise InputError(
+                f"Cannot use {uri!r}: the Hugging Face hub refused ({error}). Check the name, and HF_TOKEN."
+            ) from error
+
+    def objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+        """See `GoogleStorage.objects`."""
+        for path, info in self._ask("find", bucket, prefix.rstrip("/"), detail=True).items():
+            yield StoredObject(path.removeprefix(f"{bucket}/"), info["size"], info["blob_id"])
+
+    def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        """See `GoogleStorage.read`."""
+        return self._ask("cat_file", bucket, name, start=start, end=end)
+
+    def size(self, bucket: str, name: str) -> int:
+        """See `GoogleStorage.size`."""
+        return int(self._ask("info", bucket, name)["size"])
+
+    def exists(self, bucket: str, name: str) -> bool:
+        """See `GoogleStorage.exists`."""
+        return bool(self._ask("isfile", bucket, name))
+
+    def download(self, bucket: str, name: str, path: str) -> None:
+        """See `GoogleStorage.download`."""
+        self._ask("get_file", bucket, name, lpath=path)
+
+    def write(self, bucket: str, name: str, content: bytes) -> None:
+        """Refuse: nothing is written to the hub."""
+        raise InputError(f"Cannot write hf://{bucket}/{name}: the Hugging Face hub is only read. Name another place.")
+
+    def upload(self, bucket: str, name: str, path: str) -> None:
+        """Refuse: nothing is written to the hub."""
+        self.write(bucket, name, b"")
+
+    @staticmethod
+    def _ask(method: str, bucket: str, name: str, **options: Any) -> Any:
+        """Call the client, again after an outage: it repeats only some of its requests by itself."""
+        import tenacity
+        from huggingface_hub import HfFileSystem  # Keeps one for each thread.
+
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_hub_is_out),
+            wait=tenacity.wait_random_exponential(max=8),
+            stop=tenacity.stop_after_delay(30),
+            reraise=True,
+        )(getattr(HfFileSystem(), method), f"{bucket}/{name}", **options)
+
+
+def _hub_is_out(error: BaseException) -> bool:
+    """Return whether a request to the hub may succeed later."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in {408, 429} or error.response.status_code >= 500
+    return isinstance(error, _http_error())  # No connection, or no answer.
+
+
+def _http_error() -> type[Exception]:
+    """Return the error of the HTTP client that the hub's client uses: of httpx, and since 2.3 of httpx2."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__bases__[0]
+
+
+ObjectStore = GoogleStorage | S3 | HuggingFaceHub
+_STORES: tuple[ObjectStore, ...] = (GoogleStorage(), S3(), HuggingFaceHub())

@@ -5,7 +5,6 @@ Nothing here leaves half a file under its final name: everything is written besi
 
 import contextlib
 import errno
-import fcntl
 import functools
 import hashlib
 import io
@@ -15,9 +14,15 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TextIO
+
+try:
+    import fcntl
+except ImportError:  # On Windows.
+    fcntl = None  # type: ignore[assignment]
 
 from tpu_components.core.base import extras
 from tpu_components.core.base.errors import InputError
@@ -37,6 +42,11 @@ _UNWRITABLE = {
 _FORBIDDEN = {errno.EACCES: "permission denied", errno.EPERM: "permission denied"}
 _REMOTE_PART_BYTES = 8 << 20  # Of a file in a bucket that is read from its start to its end.
 _OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
+# How a descriptor is opened: bytes as they are on Windows, which lacks the other flags, and no wait for a pipe.
+BINARY = getattr(os, "O_BINARY", 0)
+_UNBLOCKED = BINARY | getattr(os, "O_NONBLOCK", 0)
+NO_TRICKS = _UNBLOCKED | getattr(os, "O_NOFOLLOW", 0)  # Also no link that somebody else may have placed.
+_LOCK_POLL_SECONDS = 0.1
 
 
 class StoredFile(NamedTuple):
@@ -181,7 +191,7 @@ def read_bytes(uri: str) -> bytes:
             return store.read(*place)
     try:
         # Without a file object: half the time, for the small files that data sets are made of.
-        file = os.open(uri, os.O_RDONLY | os.O_NONBLOCK)  # A pipe would block for ever.
+        file = os.open(uri, os.O_RDONLY | _UNBLOCKED)  # A pipe would block for ever.
         try:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):  # A device such as /dev/zero has no end.
@@ -570,16 +580,33 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         InputError: If the file is a symbolic link: what that points at is no lock.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_TRICKS, 0o644)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise InputError(f"Cannot lock {path}: expected a file, received a symbolic link. Remove it.") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        _lock(descriptor, wait)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, wait: bool) -> None:
+    """Lock an open file; see `locked`."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return
+    import msvcrt
+
+    while True:
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+            return
+        except OSError as error:
+            if not wait:
+                raise BlockingIOError(error.errno, error.strerror) from error
+        time.sleep(_LOCK_POLL_SECONDS)
 
 
 def new_file(path: Path) -> TextIO:

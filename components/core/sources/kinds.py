@@ -33,6 +33,7 @@ _ALL = (
     idx.SOURCE,
     webdataset.SOURCE,
     parquet.SOURCE,
+    parquet.HUB,
     tfrecord_files.SOURCE,
     sklearn_digits.SOURCE,
     keras_datasets.SOURCE,
@@ -58,8 +59,10 @@ def find_source(text: str) -> tuple[Source, str]:
 
 
 def find_location(text: str) -> str:
-    """Return where a source's data are, here or on gs://; empty where they come with a library."""
+    """Return where a source's data are, here or in a bucket; empty where they come with a library."""
     source, location = find_source(text)
+    if source is parquet.HUB:
+        return parquet.folder_of(location)
     return location if source.is_place else ""
 
 

@@ -1,6 +1,7 @@
-"""Parquet files of images' bytes or of texts, as Hugging Face and BigQuery write them."""
+"""Parquet files of images' bytes or of texts, as Hugging Face and BigQuery write them, and data sets of the hub."""
 
 import contextlib
+import dataclasses
 import functools
 import shutil
 import tempfile
@@ -13,12 +14,13 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.examples.example_ids import identify_each
-from tpu_components.core.examples.interface import IMAGE, TEXT
+from tpu_components.core.examples.interface import IMAGE, REGRESSION, TEXT
 from tpu_components.core.files import storage
+from tpu_components.core.files.typed_json import decode
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
 from tpu_components.core.sources.fields import choose_fields, known_by, read_ids, read_kept, read_splits, read_targets
-from tpu_components.core.sources.listing import Listing, Source
+from tpu_components.core.sources.listing import Listing, Source, split_named
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
 from tpu_components.core.sources.targets import shown
@@ -148,9 +150,100 @@ def list_parquet(location: str, params: WriteParams, labelled: bool) -> Listing:
 
     Images that have no id are read once here, to be known by their content.
     """
+    files = list_containers(location, (".parquet",))
+    return _list_tables(files, splits_of(files, location) if labelled else None, params, labelled)
+
+
+def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
+    """List the rows of a data set of the Hugging Face hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`.
+
+    The hub keeps every public data set as Parquet too, in files `CONFIG/SPLIT/0000.parquet` of a branch:
+    https://huggingface.co/docs/dataset-viewer/parquet. Splits other than train, validation and test are left out, and
+    so are splits without labels, which some data sets keep back.
+
+    Raises:
+        InputError: If there is no such data set or configuration, or none of its splits can be used.
+    """
+    name, _, config = location.partition(":")
+    files = list_containers(folder_of(location), (".parquet",))
+    configs = sorted({file.name.split("/")[0] for file in files})
+    config = config or (configs[0] if len(configs) == 1 else "default")
+    if config not in configs:
+        raise InputError(
+            f"Cannot use {params.source!r}: expected one of its configurations, {shown(configs)}, received "
+            f"{config!r}. Write huggingface:{name}:{configs[0]}."
+        )
+    by_split: dict[str, list[Container]] = {}
+    for file in files:
+        if file.name.startswith(f"{config}/"):
+            by_split.setdefault(file.name.split("/")[1], []).append(file)
+    notes, chosen, splits = [], list[Container](), list[str]()
+    for split, of_split in by_split.items():
+        known = split_named(split.removeprefix("partial-"))
+        if labelled and (not known or _is_unlabelled(of_split, params)):
+            notes.append(f"the split {split!r} is left out: " + ("it has no labels" if known else "it is no test set"))
+            continue
+        if split.startswith("partial-"):
+            notes.append(f"of the split {split!r} the hub has only a part as Parquet")
+        chosen, splits = chosen + of_split, splits + [known or split] * len(of_split)
+    if not chosen:
+        raise InputError(
+            f"Cannot use {params.source!r}: expected a split train, validation or test with labels, received "
+            f"{shown(sorted(by_split))}. Choose another configuration: {shown(configs)}."
+        )
+    return _list_tables(chosen, splits if labelled else None, params, labelled, notes)
+
+
+def folder_of(location: str) -> str:
+    """Return the folder of a data set of the hub with its Parquet files."""
+    return f"hf://datasets/{location.partition(':')[0]}@refs/convert/parquet"
+
+
+def _is_unlabelled(files: Sequence[Container], params: WriteParams) -> bool:
+    """Return whether the labels of a split are kept back: each is -1."""
+    with _opened(files[0]) as table:
+        schema = table.schema_arrow
+    chosen = choose_fields(schema.names, params, files[0].path)
+    label = chosen.targets[0]
+    return label in _class_names(schema) and all(value == -1 for file in files for value in _values_of(file, label))
+
+
+def _class_names(schema: Any) -> dict[str, list[str]]:
+    """Return the names of the classes of the columns that hold class numbers, as the package `datasets` writes them.
+
+    https://github.com/huggingface/datasets/blob/main/src/datasets/arrow_writer.py, `_build_metadata`; a list of classes
+    has had three forms.
+    """
+    try:
+        features = decode((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        classes = {}
+        for column, feature in features.items():
+            inner = feature[0] if isinstance(feature, list) and len(feature) == 1 else feature
+            inner = inner.get("feature") or inner
+            if inner.get("_type") == "ClassLabel":
+                classes[column] = [str(name) for name in inner["names"]]
+    except (ValueError, AttributeError, KeyError, TypeError):  # Written by something else.
+        return {}
+    return classes
+
+
+def _named(value: Any, names: Sequence[str]) -> Any:
+    """Return the name of a class, or of each of a list; a number of no class as None."""
+    if isinstance(value, list):
+        return [_named(each, names) for each in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+
+
+def _list_tables(
+    files: Sequence[Container],
+    of_files: Sequence[str] | None,
+    params: WriteParams,
+    labelled: bool,
+    notes: Sequence[str] = (),
+) -> Listing:
+    """List the rows of files, whose splits are `of_files`, where they have such."""
     import pyarrow.types as types
 
-    files = list_containers(location, (".parquet",))
     with _opened(files[0]) as table:
         schema = table.schema_arrow
     chosen = choose_fields(schema.names, params, files[0].path, labelled)
@@ -167,11 +260,19 @@ def list_parquet(location: str, params: WriteParams, labelled: bool) -> Listing:
     values = {name: [value for _, columns in by_file for value in columns[name]] for name in chosen.wanted}
     keys = tuple(f"{file.name}[{i}]" for file, count in zip(files, counts, strict=True) for i in range(count))
     if not keys:
-        raise InputError(f"Found no rows in {location}: expected one for each example. Check the path.")
-    labels, classes = read_targets(values, chosen, params, keys)
-    of_files, splits = (splits_of(files, location) if labelled else None), None
+        raise InputError(f"Found no rows in {params.source}: expected one for each example. Check the path.")
+    order = params.class_names
+    for name, classes_of in _class_names(schema).items():
+        # Whoever named the classes by their numbers means these.
+        is_named = not params.class_names or not set(classes_of).isdisjoint(params.class_names)
+        if name in chosen.targets and params.task != REGRESSION and is_named:
+            values[name] = [_named(value, classes_of) for value in values[name]]
+            occurring = {each for value in values[name] for each in (value if isinstance(value, list) else [value])}
+            order = order or tuple(each for each in classes_of if each in occurring)
+    labels, classes = read_targets(values, chosen, dataclasses.replace(params, class_names=order), keys)
+    splits = None
     if labelled and "split" in chosen.names:
-        splits = read_splits(values[chosen.names["split"]], location)
+        splits = read_splits(values[chosen.names["split"]], params.source)
     elif of_files is not None:
         splits = np.repeat(of_files, counts)
     ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
@@ -193,7 +294,7 @@ def list_parquet(location: str, params: WriteParams, labelled: bool) -> Listing:
         spans=None if is_text else UnpackedColumn(files, column, len(keys)),
         kind=TEXT if is_text else IMAGE,
         version=version_of(files),
-        notes=chosen.notes,
+        notes=(*notes, *chosen.notes),
         identities=known_by(ids, None if known is None else Names.of_hashes(known)),
         hashes=hashes,
     )
@@ -222,8 +323,5 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
     return num_rows, {name: list(_values_of(file, name)) for name in names}
 
 
-SOURCE = Source(
-    "parquet:GLOB",
-    list_parquet,
-    takes=("task",),
-)
+SOURCE = Source("parquet:GLOB", list_parquet, takes=("task",))
+HUB = Source("huggingface:OWNER/NAME[:CONFIG]", list_hub, takes=("task",))
