@@ -335,6 +335,11 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         last = keras.layers.Activation(task.activation, name=PROBABILITIES_LAYER, dtype="float32")
     if last is None or interface.mean:
         _check_ending(name, model, task)
+    if last is not None and brought.has_step:
+        raise InputError(
+            f"Cannot train the model {name!r} by its own train_step: a layer that converts to the targets' units is "
+            "added to the model of a regression, which is another model then. Remove train_step."
+        )
     if last is not None:
         # Not `model.input`, which a Sequential model lacks before it is called.
         model = keras.Model(model.inputs[0], last(model.outputs[0]), name=model.name)
