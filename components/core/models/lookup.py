@@ -375,10 +375,10 @@ def _as_metric(named: Any) -> Any:
     """Return the metric that `keras.Model.compile` makes of a name or of a function."""
     import keras
 
-    found = keras.metrics.get(named)
-    if isinstance(found, keras.metrics.Metric):
-        return found
-    return keras.metrics.MeanMetricWrapper(found, name=found.__name__)
+    metric = keras.metrics.get(named)
+    if isinstance(metric, keras.metrics.Metric):
+        return metric
+    return keras.metrics.MeanMetricWrapper(metric, name=metric.__name__)
 
 
 def _called_on_input(name: str, model: Any, interface: Interface) -> Any:

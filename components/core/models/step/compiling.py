@@ -352,13 +352,13 @@ def _each_example(loss: Any) -> Any:
     """Return a loss, as `keras.Model.compile` takes it, that gives a number for each example from probabilities."""
     import keras
 
-    found = keras.losses.get(next(iter(keras.tree.flatten(loss))))
-    if isinstance(found, keras.losses.Loss):
-        found = copy.copy(found)
-        found.reduction = "none"
-        if "from_logits" in (parameters := getattr(found, "_fn_kwargs", {})):
-            found._fn_kwargs = {**parameters, "from_logits": False}
-    return found
+    each = keras.losses.get(next(iter(keras.tree.flatten(loss))))
+    if isinstance(each, keras.losses.Loss):
+        each = copy.copy(each)
+        each.reduction = "none"
+        if "from_logits" in (parameters := getattr(each, "_fn_kwargs", {})):
+            each._fn_kwargs = {**parameters, "from_logits": False}
+    return each
 
 
 def _further_metrics(settings: TrainParams, interface: Interface, brought: Brought) -> list[Any]:
