@@ -40,7 +40,7 @@ from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_histo
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineage, step_keys
-from tpu_pipelines.runs import history
+from tpu_pipelines.runs import history, tracking
 from tpu_pipelines.runs.step_cache import StepCache, entry_key
 from tpu_pipelines.runs.summary import StepSummary, Summary
 
@@ -67,7 +67,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
     Raises:
         InputError: If the data or the configuration cannot be used; checked before any work.
     """
-    workspace = workspace.absolute()
+    workspace, tracker = workspace.absolute(), tracking.chosen_tool()
     storage.require_utf8(workspace)
     if config.machine:
         config.machine.require_one_host("A run on this machine trains on one host (`tpu-pipelines submit` on several)")
@@ -92,7 +92,9 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
             storage.new_file(run_dir / LOG_FILE).close()
         with storage.naming_full_disk(run_dir), safe_children():
             session.run(runner)
-        return session.finish(start, made_of)
+        outcome = session.finish(start, made_of)
+        tracking.record(outcome.summary, run_dir, tracker)
+        return outcome
 
 
 def fingerprints_here(config: Config, workspace: Path, known: Mapping[str, str] = {}) -> dict[str, str]:

@@ -1,0 +1,131 @@
+"""Runs in the tool in which a team compares its experiments: MLflow, or Weights & Biases."""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.states import State
+from tpu_components.core.base.terminal import paragraph
+from tpu_components.core.examples.artifacts import load_history
+from tpu_components.core.files import storage
+from tpu_pipelines.checking.workspace import SUMMARY_FILE
+from tpu_pipelines.runs.summary import Summary
+
+VARIABLE = "TPU_PIPELINES_TRACKING"
+TRACKED_FILE = "tracking.json"  # In a run's folder: where it is recorded.
+
+
+def chosen_tool() -> str:
+    """Return the tool that TPU_PIPELINES_TRACKING names; empty if it is not set.
+
+    Raises:
+        InputError: If it names another one, or the tool is not installed.
+    """
+    tool = os.environ.get(VARIABLE, "")
+    if tool and tool not in _TOOLS:
+        raise InputError(f"Cannot use {VARIABLE}: expected {' or '.join(_TOOLS)}, received {tool!r}.")
+    try:
+        if tool:
+            importlib.import_module(tool)
+    except ImportError as error:
+        raise InputError(f"{VARIABLE} is {tool}, which is not installed. Run: pip install {tool}") from error
+    return tool
+
+
+def record(summary: Summary, run_dir: Path, tool: str) -> None:
+    """Record a run: its settings, its figures by epoch, those of the test, price, version and report.
+
+    A run is recorded once. What fails here is a hint: the run is done, and the same command records it later.
+
+    Args:
+        summary: The run's summary.
+        run_dir: The run's folder.
+        tool: What `chosen_tool` returns.
+    """
+    if not tool or (run_dir / TRACKED_FILE).exists():
+        return
+    try:
+        place = _TOOLS[tool](summary, run_dir)
+    except Exception as error:  # Each tool has errors of its own, and none may cost a training.
+        said = f"hint: the run is not recorded in {tool}: {error}. Run the same command again to record it."
+        print(paragraph(said), file=sys.stderr)
+        return
+    storage.write_json(run_dir / TRACKED_FILE, {"tool": tool, "place": place})
+    print(f"recorded in {tool}: {place}", file=sys.stderr)
+
+
+def settings_of(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a configuration that are set, as `training.epochs` and a value."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from settings_of(value, f"{before}{name}.")
+        elif value not in ("", None, [], ()):
+            yield before + name, value
+
+
+def _figures(values: Mapping[str, Any], before: str = "") -> dict[str, float]:
+    return {before + name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def _epochs(run_dir: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    for epoch in load_history(run_dir / "model"):
+        yield int(epoch["epoch"] or 0), _figures({name: value for name, value in epoch.items() if name != "epoch"})
+
+
+def _results(summary: Summary) -> dict[str, float]:
+    """Return the figures of the test, the seconds, and the price in US dollars that preflight expects."""
+    cost = summary.preflight.cost if summary.preflight else None
+    price = {"expected_usd": cost.usd_per_run} if cost else {}
+    return _figures(summary.metrics, "test_") | price | {"seconds": summary.seconds}
+
+
+def _labels(summary: Summary) -> dict[str, str]:
+    version = summary.artifacts.get("version", "")
+    return {"status": summary.status, "model_version": version, "host": summary.host, **summary.fingerprints}
+
+
+def _files(run_dir: Path) -> Iterator[Path]:
+    wanted = (SUMMARY_FILE, "evaluation/report.html", "preflight/preflight.html", "records/data.html")
+    return (path for path in map(run_dir.joinpath, wanted) if path.is_file())
+
+
+def _to_mlflow(summary: Summary, run_dir: Path) -> str:
+    """Record a run in MLflow, at MLFLOW_TRACKING_URI; its experiment is called like the run."""
+    import mlflow
+
+    mlflow.set_experiment(run_dir.name)
+    run = mlflow.start_run(run_name=f"{run_dir.name} {summary.ended}", tags=_labels(summary))
+    mlflow.log_params(dict(settings_of(summary.config)))
+    for epoch, figures in _epochs(run_dir):
+        mlflow.log_metrics(figures, step=epoch)
+    mlflow.log_metrics(_results(summary))
+    for path in _files(run_dir):
+        mlflow.log_artifact(str(path))
+    mlflow.end_run("FAILED" if summary.status == State.FAILED else "FINISHED")
+    return f"{mlflow.get_tracking_uri()}, run {run.info.run_id}"
+
+
+def _to_wandb(summary: Summary, run_dir: Path) -> str:
+    """Record a run in Weights & Biases, as its WANDB_… variables say; its project is called like the run."""
+    import wandb
+
+    run = wandb.init(
+        project=run_dir.name,
+        name=f"{run_dir.name} {summary.ended}",
+        config=dict(settings_of(summary.config)),
+        dir=str(run_dir),
+    )
+    for epoch, figures in _epochs(run_dir):
+        run.log(figures, step=epoch)
+    run.summary.update({**_labels(summary), **_results(summary)})
+    for path in _files(run_dir):
+        run.save(str(path), base_path=str(run_dir), policy="now")
+    run.finish(exit_code=int(summary.status == State.FAILED))
+    return str(run.url or run.dir)
+
+
+_TOOLS = {"mlflow": _to_mlflow, "wandb": _to_wandb}
