@@ -89,7 +89,6 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     """
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
-    params.check_task(manifest.task)
     manifest.split(params.split)
     check_slices(params, manifest, records_dir)
     info = load_matching_info(model_dir, manifest, "model")
@@ -127,8 +126,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         promote=decision.promote,
         reasons=decision.reasons,
         num_examples=ours["num_examples"],
-        metrics=scalars(manifest.task, ours),
-        champion_metrics=scalars(manifest.task, theirs) if theirs else None,
+        metrics=scalars(manifest.task, ours, scores.further),
+        champion_metrics=scalars(manifest.task, theirs, scores.further) if theirs else None,
     )
 
 
@@ -184,6 +183,7 @@ def _judge(
         groups=groups,
         test_set=test_set if test_set and (test_set.planned > 1 or test_set.number > 1) else None,
         best=best,
+        directions=ours.directions,
     )
     evaluation = Evaluation(
         split=params.split,
@@ -253,8 +253,8 @@ def _describe_groups(groups: np.ndarray | None, metric: str, figures: Figures) -
 def _compute_figures(params: EvaluateParams, manifest: Manifest, scores: "Scores") -> list[Figures]:
     """Return the figures of every model."""
     task, names = manifest.interface.task, manifest.class_names
-    targets, groups = scores.targets, scores.groups
-    return [compute_figures(task, targets, outputs, names, params.top_k, groups) for outputs in scores.outputs]
+    targets, groups, further = scores.targets, scores.groups, [*scores.further.values()]
+    return [compute_figures(task, targets, outputs, names, params.top_k, groups, further) for outputs in scores.outputs]
 
 
 def _show_examples(
@@ -392,6 +392,7 @@ class Scores:
         groups: int[examples]: the group that each example belongs to; None where the data set names none.
         num_not_finite: Examples for which the model gave NaN or infinity.
         predictions: Content of predictions.npz.
+        further: Further metrics of the model by name, of Keras.
     """
 
     keys: Sequence[str]
@@ -401,6 +402,7 @@ class Scores:
     groups: np.ndarray | None
     num_not_finite: int
     predictions: Mapping[str, Any]
+    further: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def select(self, rows: np.ndarray) -> Self:
         """Return the examples at these places, without the predictions."""
@@ -419,10 +421,13 @@ def score(
     params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, model_dirs: Sequence[Path]
 ) -> Scores:
     """Let every model answer every example of a split once."""
+    from tpu_components.core.models.measuring import adapt, direction_of, measured_by
     from tpu_components.core.models.trained import load_trained_model, predict
 
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
+    further = {metric.name: adapt(metric, manifest.interface) for metric in measured_by(models[0])}
+    params.check_task(manifest.task, {name: direction_of(metric) for name, metric in further.items()})
     readers = [_input_reader(directory, manifest) for directory in model_dirs]
     step = params.batch_size_per_replica * device.num_replicas
     example_bytes = max(records.input_bytes(manifest.input), 4 * int(np.prod(manifest.interface.output_shape)))
@@ -465,6 +470,7 @@ def score(
         groups=load_groups(records_dir, params.split),
         num_not_finite=int(joined["bad"].sum()),
         predictions=predictions,
+        further=further,
     )
 
 

@@ -1,6 +1,7 @@
 """The figures of a model on some examples, of parts of these, and of the best constant answer to them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from tpu_components.core.examples.interface import (
     Task,
 )
 from tpu_components.core.examples.slice_values import SIZE
+from tpu_components.core.models.measuring import direction_of, measure
 from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
 from tpu_components.core.results.metric_table import direction, show, task_metrics
 from tpu_components.evaluate_model.estimates import (
@@ -30,6 +32,7 @@ from tpu_components.evaluate_model.estimates import (
     estimators,
     find_interval,
     find_probability,
+    jackknife,
     mean_area,
     mean_average_precision,
     standard_error,
@@ -64,12 +67,14 @@ class Figures:
         num_examples: Examples that were scored, of a language model passages.
         estimates: The metrics of the task that are defined, by name.
         details: Figures that are no metrics, as JSON values by name; see `_DETAILS`.
+        directions: Further metrics among the estimates, and which is better, more or less.
     """
 
     task: str
     num_examples: int
     estimates: Mapping[str, Estimate]
     details: Mapping[str, Any]
+    directions: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -95,6 +100,7 @@ def compute_figures(
     names: Sequence[str],
     top_k: int = 5,
     groups: np.ndarray | None = None,
+    further: Sequence[Any] = (),
 ) -> Figures:
     """Compare the answers of a model with the truth.
 
@@ -106,6 +112,7 @@ def compute_figures(
         names: Names of the classes, labels or targets.
         top_k: Classes to look at for `top_k_accuracy`; lowered to num_classes - 1, since all of them always hit.
         groups: int[examples]: the group that each example belongs to; None if all are independent.
+        further: Further metrics, of Keras; see `measuring.adapt`.
 
     Raises:
         InputError: If there are no examples, the shapes disagree, a label is no class, or an answer is not finite or
@@ -121,11 +128,14 @@ def compute_figures(
         _check(task.name, targets, outputs, names)
     top_k = max(1, min(top_k, len(names) - 1))
     estimates = {name: make() for name, make in estimators(task, targets, outputs, top_k, groups).items()}
+    for metric in further:
+        estimates[metric.name] = jackknife(functools.partial(measure, metric), targets, outputs, groups)
     details = _DETAILS[task.name](targets, outputs, names)
     if task.name == CLASSIFICATION:
         details["top_k"] = top_k
     defined = {name: estimate for name, estimate in estimates.items() if estimate is not None}
-    return Figures(task.name, len(targets), defined, details)
+    directions = {metric.name: direction_of(metric) for metric in further}
+    return Figures(task.name, len(targets), defined, details, directions)
 
 
 def _check(task: str, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> None:
@@ -255,9 +265,9 @@ def compare_figures(challenger: Figures, champion: Figures, confidence: float) -
     A metric that is undefined, or decided by too few examples, is left out.
     """
     differences = {
-        name: compare(estimate, champion.estimates[name], direction(name), confidence)
+        name: compare(estimate, champion.estimates[name], sign, confidence)
         for name, estimate in challenger.estimates.items()
-        if name in champion.estimates
+        if name in champion.estimates and (sign := challenger.directions.get(name) or direction(name))
     }
     return {name: difference for name, difference in differences.items() if difference}
 

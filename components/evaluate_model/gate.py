@@ -51,6 +51,7 @@ def decide(
     groups: Groups | None = None,
     test_set: TestSetUse | None = None,
     best: Best | None = None,
+    directions: Mapping[str, int] = {},
 ) -> Decision:
     """Judge a challenger's metrics.
 
@@ -69,6 +70,7 @@ def decide(
         groups: Groups of examples that depend on each other; None if all are independent.
         test_set: Decisions that the test set has taken; None if they are not counted.
         best: The best model that was ever promoted, if that is not the champion.
+        directions: Further metrics of the model, and which is better, more or less.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
@@ -87,12 +89,13 @@ def decide(
     else:
         for metric, allowed in params.max_regression.items():
             values, difference = (challenger.get(metric), champion.get(metric)), (differences or {}).get(metric)
-            passed, text = _compare(metric, *values, allowed, params.confidence, difference)
+            sign = directions.get(metric) or direction(metric)
+            passed, text = _compare(metric, sign, *values, allowed, params.confidence, difference)
             rules.append(Rule(passed, metric, text))
             if best and allowed:  # Else margins add up: each model worse by less than the margin, for years.
                 values, difference = (challenger.get(metric), best.metrics.get(metric)), best.differences.get(metric)
                 whose = f"that of version {best.number}, the best that was promoted:"
-                passed, text = _compare(metric, *values, allowed, params.confidence, difference, whose)
+                passed, text = _compare(metric, sign, *values, allowed, params.confidence, difference, whose)
                 rules.append(Rule(passed, metric, text))
     rules += _check_slices(params, slices)
     if baseline is not None and params.beat_baseline:
@@ -112,7 +115,7 @@ def _check_bound(
     if value is None:
         passed, text = False, f"{metric} was not measured: {_why_undefined(metric)}"
     else:
-        passed = reached = _tie(value, bound) or direction(metric) * (value - bound) > 0
+        passed = reached = _tie(value, bound) or (value > bound if word == "at least" else value < bound)
         digits = () if _tie(value, bound) else (value, bound)
         text = f"{metric} {show(value, *digits)}, required {word} {show(bound, *digits)}"
         if confidence > NO_CONFIDENCE:
@@ -127,6 +130,7 @@ def _check_bound(
 
 def _compare(
     metric: str,
+    sign: int,
     challenger: float | None,
     champion: float | None,
     allowed: float,
@@ -136,11 +140,11 @@ def _compare(
 ) -> tuple[bool, str]:
     if challenger is None or champion is None:
         return False, f"{metric} cannot be compared: {_why_undefined(metric)}"
-    worse_by = (champion - challenger) * direction(metric)
+    worse_by = (champion - challenger) * sign
     verb = "ties with" if _tie(challenger, champion) else "beats" if worse_by < 0 else "is worse than"
     text = f"{metric} {show(challenger, champion)} {verb} {whose} {show(champion, challenger)}"
     if confidence == NO_CONFIDENCE:
-        passed = worse_by <= allowed or _tie(champion - direction(metric) * allowed, challenger)
+        passed = worse_by <= allowed or _tie(champion - sign * allowed, challenger)
         return passed, f"{text}; it may be worse by {show(allowed)}"
     if difference is None:
         return False, f"{text}, but what chance leaves of that is not defined on so few examples"
@@ -216,4 +220,5 @@ def _tie(value: float, other: float) -> bool:
 
 
 def _why_undefined(metric: str) -> str:
-    return f"it needs {needs}" if (needs := BY_NAME[metric].needs) else "it is of another task"
+    needs = BY_NAME[metric].needs if metric in BY_NAME else "finite results of Keras, and a model that measures it"
+    return f"it needs {needs}" if needs else "it is of another task"

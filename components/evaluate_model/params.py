@@ -11,7 +11,7 @@ from tpu_components.core.examples.artifacts import SPLITS, TEST
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
 from tpu_components.core.results.evaluation_info import Rule
-from tpu_components.core.results.metric_table import BY_NAME, HIGHER, LOWER, task_metrics
+from tpu_components.core.results.metric_table import BY_NAME, HIGHER, LOWER, NEITHER, task_metrics
 
 # Where a threshold belongs, by the direction of its metric.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}
@@ -84,20 +84,12 @@ class EvaluateParams:
         check_fields(self)
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
-                if metric not in BY_NAME:
-                    raise InputError(
-                        f"Unknown metric {metric!r} in {name}: expected one of {', '.join(BY_NAME)}."
-                        + did_you_mean(metric, list(BY_NAME))
-                    )
-                if BY_NAME[metric].direction != _SIDES.get(name, BY_NAME[metric].direction):
-                    better, other = ("more", "minimum") if name == "maximum" else ("less", "maximum")
-                    raise InputError(
-                        f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models "
-                        f"only. Received: {name}.{metric}={value!r}. Move it to {other}."
-                    )
+                known = BY_NAME.get(metric)
+                if known and known.direction != _SIDES.get(name, known.direction):
+                    raise _wrong_side(name, metric, value)
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                     raise InputError(f"{name}.{metric} must be a finite number. Received: {value!r}.")
-                if value > (most := BY_NAME[metric].most):
+                if known and value > (most := known.most):
                     advice = f" Did you mean {value / 100:g}?" if value <= 100 else ""
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
         for metric, value in self.max_regression.items():
@@ -111,19 +103,31 @@ class EvaluateParams:
                     f"{name}={value!r}.{advice}"
                 )
 
-    def check_task(self, task: str) -> None:
-        """Check that every metric that is asked for is one of the task, and slices have the figure that is bounded.
+    def check_task(self, task: str, measured: Mapping[str, int | None] = {}) -> None:
+        """Check that every metric that is asked for is measured, and slices have the figure that is bounded.
+
+        Args:
+            task: Task of the data.
+            measured: Further metrics of the model, and which is better, more or less; None if that is not known yet.
 
         Raises:
-            InputError: If one is another task's.
+            InputError: If a metric is not measured, or is asked for on the wrong side.
         """
+        known = {**measured, **{name: metric.direction for name, metric in task_metrics(task).items()}}
         for name in ("minimum", "maximum", "max_regression"):
-            for metric in getattr(self, name):
-                if metric not in task_metrics(task):
+            for metric, value in getattr(self, name).items():
+                if metric not in known:
                     raise InputError(
-                        f"{metric!r} in {name} is no metric of the task {task}: expected one of "
-                        f"{', '.join(task_metrics(task))}. Change {name}, or data.task."
+                        f"{metric!r} in {name} is no metric of the task {task}: expected one of {', '.join(known)}, or "
+                        f"a name in training.metrics.{did_you_mean(metric, list(known))} Change {name}, or data.task."
                     )
+                if known[metric] == NEITHER and name == "max_regression":
+                    raise InputError(
+                        f"{metric} cannot be in max_regression: Keras does not know whether more of it is better. Give "
+                        "it a minimum or a maximum, or a class of keras.metrics with `_direction`."
+                    )
+                if known[metric] and known[metric] != _SIDES.get(name, known[metric]):
+                    raise _wrong_side(name, metric, value)
         if self.slice_minimum and task in (REGRESSION, LANGUAGE_MODEL):
             raise InputError(
                 f"slice_minimum={self.slice_minimum:g} bounds accuracy or F1, which a {task} has not. Leave it out, "
@@ -142,6 +146,14 @@ class EvaluateParams:
                     f"Cannot divide the examples by {name!r}, as slices asks: expected one of {', '.join(kept)}. A "
                     f"column of a CSV file is kept beside the records by data.slice_columns.{did_you_mean(name, kept)}"
                 )
+
+
+def _wrong_side(name: str, metric: str, value: float) -> InputError:
+    better, other = ("more", "minimum") if name == "maximum" else ("less", "maximum")
+    return InputError(
+        f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models only. Received: "
+        f"{name}.{metric}={value!r}. Move it to {other}."
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -185,7 +185,7 @@ def try_out(
     """
     devices.prepare("tensorflow", "cpu", 1, "float32")
     from tpu_components.core.models.lookup import build_model
-    from tpu_components.core.models.step.compiling import compile_model
+    from tpu_components.core.models.step.compiling import compile_model, say_what_is_used
     from tpu_components.core.models.step.stages import Freezer
     from tpu_components.core.models.trained import check_rebuilds, load_trained_model, save_architecture
 
@@ -195,11 +195,13 @@ def try_out(
     for stage in training.stages:
         freezer.freeze(stage.frozen)
     freezer.freeze(())  # Restore the trainable layers.
-    save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
     wanted = [name for name, form in FORMATS.items() if form.may_fail and name in required]
     if wanted:
         built.save_weights(work / BEST_WEIGHTS_FILE)
     compile_model(built, interface, training, 1, steps_per_epoch=1, jit_compile=False)
+    save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
+    if used := say_what_is_used(built, training):
+        warn(f"The model {model!r}: {used}.")
     if not wanted:
         return
     classes = tuple(map(str, range(interface.num_classes)))

@@ -258,7 +258,8 @@ class DeviceLoop:
                 self._leave(carry)
                 session.save_checkpoint(step)
         self._leave(carry)
-        return {name: float(value) for name, value in self._model.get_metrics_result().items()}
+        metrics = {name: float(value) for name, value in self._model.get_metrics_result().items()}
+        return {**metrics, "loss": float(watch.loss)}  # A training step of the model's own may keep no mean.
 
     def _begin(self, step: int) -> tuple[Any, Watch]:
         state = tuple([variable.value for variable in kind] for kind in state_of(self._model))

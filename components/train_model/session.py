@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.machines.device import Device
 from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.lookup import build_model
-from tpu_components.core.models.step.compiling import compile_model, weigh_classes
+from tpu_components.core.models.step.compiling import compile_model, say_what_is_used, weigh_classes
 from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.models.step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from tpu_components.core.models.trained import check_rebuilds
@@ -91,11 +91,13 @@ class Session:
         with device.scope():
             warn = functools.partial(progress.say, STEP)
             self.model = build_model(params.model, manifest.interface, params.model_parameters, warn)
-            self.code = check_rebuilds(self.model, params.model, manifest.task)
         self.freezer, self.stages = Freezer(self.model), plan_stages(params)
         for stage in self.stages:  # Raises for a name that matches no layer, before training.
             self.freezer.freeze(stage.frozen)
         self._compile(self.stages[0])
+        self.code = check_rebuilds(self.model, params.model, manifest.task)
+        if used := say_what_is_used(self.model, self.stage.settings):
+            warn(used)
         self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
         identity = digest(
             fixed_parameters(params), manifest.fingerprint, device.backend, device.precision, self.model.get_config()
@@ -268,9 +270,10 @@ class Session:
             f"training.warmup_epochs, or use precision float32. {kept}"
         )
 
-    def restore(self) -> bool:
+    def restore(self, replay: Callable[[Sequence[Mapping[str, float]]], None]) -> bool:
         """Resume from the checkpoint of this run, if host 0 has one; returns whether it has.
 
+        `replay` is called with the entries of the finished epochs, before any variable is restored.
         Each host reads the parts of its devices if weights are sharded; else host 0 sends the arrays to the others.
         """
         loaded = self._load() if self.is_writer or self.parts is not None else None
@@ -279,6 +282,7 @@ class Session:
             self.best = None
             return False
         self.progress = now = TrainingProgress(**saved)
+        replay(now.history)
         self.enter_stage_of(now.epoch if now.step else now.epoch - 1)  # The stage of the saved optimizer.
         if self.parts is None:
             arrays = loaded or checkpoints.snapshot(self.variables())

@@ -5,11 +5,12 @@ import functools
 import json
 import math
 import os
+import re
 import shutil
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base import progress, termination
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import (
     ARCHITECTURE_FILE,
@@ -37,11 +38,14 @@ from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
 from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
-from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, learning_rate_at
+from tpu_components.core.models.measuring import adapt, direction_of, measure, measured_by
+from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
+from tpu_components.core.models.step.hyperparameters import AUTO
 from tpu_components.core.models.step.program import Program, fits, plan_program
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.step.wrapping import count_synchronized_layers
 from tpu_components.core.models.trained import predict, save_architecture
+from tpu_components.core.results.metric_table import HIGHER, LOWER, direction
 from tpu_components.train_model import checkpoint as checkpoints
 from tpu_components.train_model import heartbeat
 from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
@@ -159,11 +163,12 @@ class _Training:
         distribution = device.distribution if device.backend == "jax" else None
         self._mesh = None if distribution is None else distribution.device_mesh.backend_mesh
         self._validation: Validation | None = None
-        # The metric that decides the best epoch and early stopping.
-        self._judged_by = "loss"
         if VALIDATION in manifest.splits:
             self._validation = Validation(records_dir, manifest, session.batch_size, params.in_memory_mib, share)
-            self._judged_by = "validation_loss"
+        self._metrics = [adapt(metric, manifest.interface) for metric in measured_by(session.model)]
+        # The metric that decides the best epoch and early stopping, and 1 where more of it is better, else -1.
+        self._judged_by, self._sign = self._judge(params.monitor)
+        self._callbacks = make_callbacks(session.model, params, self._known)
         self._loop = self._make_loop()
         self._shared_model: SharedModel | None = None
         if self._validation is not None and (self._is_resident or share.count > 1):
@@ -176,6 +181,27 @@ class _Training:
         self._tensorboard_dir = session.checkpoint_dir / _TENSORBOARD_DIR
         if uri and self._published is None:
             self._tensorboard_dir = Path(uri)
+
+    @property
+    def _known(self) -> dict[str, int]:
+        """Metrics that the history of every epoch has, and which is better, more or less of them."""
+        task = self._session.manifest.interface.task
+        own = {"loss": LOWER, task.metric: direction(task.metric) or HIGHER}
+        own |= {metric.name: direction_of(metric) for metric in self._metrics}
+        return own | {f"validation_{name}": way for name, way in own.items() if self._validation is not None}
+
+    def _judge(self, monitor: str) -> tuple[str, int]:
+        known = self._known
+        if monitor == AUTO:
+            return "validation_loss" if "validation_loss" in known else "loss", LOWER
+        name = re.sub("^val_", "validation_", monitor)
+        if not known.get(name):
+            names = [name for name, way in known.items() if way]
+            raise InputError(
+                f"Cannot judge epochs by monitor={monitor!r}: expected one of {', '.join(names)}, of which Keras knows "
+                f"whether more is better.{did_you_mean(name, names)}"
+            )
+        return name, known[name]
 
     def _make_loop(self) -> Loop:
         session, params, mesh = self._session, self._session.params, self._mesh
@@ -223,11 +249,11 @@ class _Training:
     def run(self) -> None:
         """Train to the end."""
         session = self._session
-        if self._validation is None:
+        if self._validation is None and session.params.monitor == AUTO:
             progress.say(STEP, "there is no validation split: the best epoch is that of the lowest training loss")
         if session.parts is not None:
             session.parts.check_folder()
-        is_continued = session.restore()
+        is_continued = session.restore(self._replay)
         import tensorflow as tf
 
         curves = tf.summary.create_noop_writer()
@@ -275,6 +301,17 @@ class _Training:
             self._end_epoch(logs, seconds, left, curves)
             session.end_if_asked()
 
+    def _replay(self, history: Sequence[Mapping[str, float]]) -> None:
+        """Bring the callbacks to their state after these epochs; what they change in the model is restored later."""
+        for entry in history:
+            self._call_callbacks(entry)
+
+    def _call_callbacks(self, entry: Mapping[str, float]) -> None:
+        """Call the callbacks at the end of an epoch, with Keras's names of metrics beside those of the history."""
+        logs = {re.sub("^validation_", "val_", name): value for name, value in entry.items()} | {**entry}
+        for callback in self._callbacks:
+            callback.on_epoch_end(int(entry["epoch"]) - 1, dict(logs))
+
     def _say_stage(self) -> None:
         session, stage = self._session, self._session.stage
         if stage.number and (session.progress.epoch, session.progress.step) == (stage.first_epoch, 0):
@@ -305,7 +342,8 @@ class _Training:
             "epoch": now.epoch + 1,
             **({"stage": session.stage.number} if session.stage.number else {}),
             **self._losses(logs),
-            metric: logs[metric],
+            # A training step of the model's own may leave metrics out.
+            **{name: logs[name] for name in (metric, *(own.name for own in self._metrics)) if name in logs},
             "learning_rate": learning_rate_at(session.model.optimizer, steps_of_stage - 1),
             "examples": session.num_examples,
             "seconds": seconds,
@@ -326,10 +364,13 @@ class _Training:
         judged = entry[self._judged_by]
         if not np.isfinite(judged):
             raise session.divergence(session.steps, f"the {_in_words(self._judged_by)}")
+        if self._callbacks:
+            self._call_callbacks(entry)  # They may change the learning rate, or weights.
+            arrays = checkpoints.snapshot(session.variables())
         # Time after this line counts to the next epoch: this entry is written now.
         now.history.append(entry | {f"{kind}_seconds": spent for kind, spent in stopwatch.take().items()})
         now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
-        is_best = now.best_loss is None or judged < now.best_loss
+        is_best = now.best_loss is None or self._sign * (judged - now.best_loss) > 0
         if is_best:
             now.best_loss, now.best_epoch = judged, now.epoch
             session.best = weights
@@ -368,6 +409,7 @@ class _Training:
     def _validate(self, validation: Validation) -> dict[str, float]:
         """Return loss and metric of the validation split; every host evaluates its share."""
         session, losses, scores = self._session, [], []
+        answers: list[list[np.ndarray]] = []
         task = session.manifest.interface.task
         for places, examples in validation.parts():
             if self._shared_model is not None:
@@ -377,7 +419,11 @@ class _Training:
                 outputs = predict(session.model, examples.inputs, batch_size, session.device.num_replicas)
             losses.append(task.losses(examples.labels, outputs))
             scores.append(task.scores(examples.labels, outputs))
+            if self._metrics:
+                answers.append([session.company.gather(array) for array in (examples.labels, outputs)])
+        whole = [np.concatenate(parts) for parts in zip(*answers, strict=True)]
         return {
+            **{f"validation_{metric.name}": measure(metric, *whole) for metric in self._metrics},
             "validation_loss": float(session.company.gather(np.concatenate(losses)).mean()),
             f"validation_{task.metric}": float(session.company.gather(np.concatenate(scores)).mean()),
         }
@@ -386,9 +432,10 @@ class _Training:
         session = self._session
         patience, now = session.params.early_stopping_epochs, session.progress
         if patience and now.epoch - max(now.best_epoch, session.stages[-1].first_epoch) >= patience:
-            progress.say(STEP, f"stopped early: no lower {_in_words(self._judged_by)} for {patience} epochs")
+            better = "higher" if self._sign == HIGHER else "lower"
+            progress.say(STEP, f"stopped early: no {better} {_in_words(self._judged_by)} for {patience} epochs")
             return True
-        return False
+        return bool(self._callbacks and session.model.stop_training)
 
     def result(self, begun: float) -> TrainResult:
         """Return the outcome of the training that began at `begun`, by `time.monotonic`."""
@@ -405,7 +452,7 @@ class _Training:
             examples_seen=now.epoch * session.num_examples,
             seconds=now.seconds,
             examples_per_second=statistics.median(entry["examples_per_second"] for entry in now.history),
-            metrics={name: last[name] for name in ("loss", session.manifest.interface.task.metric)},
+            metrics={name: last[name] for name in self._known if name in last and not name.startswith("validation_")},
             backend=device.backend,
             accelerator=device.accelerator,
             num_replicas=device.num_replicas,
@@ -455,21 +502,21 @@ class _Training:
             ).save(staged)
 
     def _save_weights(self, directory: Path) -> None:
-        """Write the weights of the last epoch and of the best one."""
+        """Write the weights of the last epoch and of the best one, without the optimizer's variables."""
         session = self._session
-        best, assign = session.best, session.assign_weights
+        best, assign, model = session.best, session.assign_weights, session.model
         if session.parts is None:
             arrays: Mapping[str, Array] = checkpoints.snapshot(session.variables())
         else:  # This host's devices hold only parts: read all weights from the files into host memory.
             arrays, _ = checkpoints.load_arrays(session.checkpoint_dir / checkpoints.CHECKPOINT_FILE)
             best, _ = checkpoints.load_arrays(session.checkpoint_dir / checkpoints.BEST_FILE)
-            checkpoints.hold(session.variables(), arrays)  # Keras saves the optimizer too.
             assign = functools.partial(checkpoints.hold, session.weights())
-        assign({name: arrays[judged] for name, judged in session.judged.items()})
-        session.model.save_weights(directory / LAST_WEIGHTS_FILE)
-        if best is not None:
-            assign(best)
-        session.model.save_weights(directory / BEST_WEIGHTS_FILE)
+        last = {name: arrays[judged] for name, judged in session.judged.items()}
+        for file, weights in ((LAST_WEIGHTS_FILE, last), (BEST_WEIGHTS_FILE, best or last)):
+            assign(weights)
+            optimizer, model.optimizer = model.optimizer, None  # Keras would save its variables too.
+            model.save_weights(directory / file)
+            model.optimizer = optimizer
 
 
 def _in_words(judged_by: str) -> str:
@@ -493,7 +540,8 @@ def _time_line(time: Mapping[str, float]) -> str:
 
 def _epoch_line(entry: dict[str, float], now: checkpoints.TrainingProgress, epochs: int, manifest: Manifest) -> str:
     metric = manifest.interface.task.metric
-    line = f"epoch {entry['epoch']:.0f}/{epochs}: loss {entry['loss']:.4f}, {metric} {entry[metric]:.4f}"
+    line = f"epoch {entry['epoch']:.0f}/{epochs}: loss {entry['loss']:.4f}"
+    line += f", {metric} {entry[metric]:.4f}" if metric in entry else ""
     if "validation_loss" in entry:
         line += f", validation loss {entry['validation_loss']:.4f}, {metric} {entry[f'validation_{metric}']:.4f}"
     line += f", {entry['examples_per_second']:,.0f} {manifest.input.plural}/s, {entry['seconds']:.0f} s"

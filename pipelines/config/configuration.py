@@ -272,7 +272,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     read("model", _read_model)
     read("data", _read_section, WriteParams, "data")
     read("training", _read_training, sections.get("model"))
-    read("gate", _read_gate, sections.get("data"))
+    read("gate", _read_gate, sections.get("data"), sections.get("training"))
     read("export", _read_optional, ExportParams, "export")
     # A stand-in for what is wrong, so that the mistakes of the sections that need it are shown as well.
     training = sections.get("training", TrainParams(model=""))
@@ -324,13 +324,13 @@ def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
     return training
 
 
-def _read_gate(values: Any, data: WriteParams | None) -> EvaluateParams:
+def _read_gate(values: Any, data: WriteParams | None, training: TrainParams | None) -> EvaluateParams:
     if data and (values is None or isinstance(values, dict)):
         values = {"max_regression": {TASKS[data.asked].judged: 0.0}, **(values or {})}
     gate: EvaluateParams = _read_section(values, EvaluateParams, "gate")
     try:
         if data:
-            gate.check_task(data.asked)
+            gate.check_task(data.asked, dict.fromkeys(training.metrics if training else ()))
             gate.check_slices([CLASS, LENGTH, SIZE, *data.slice_columns])
     except InputError as error:
         raise InputError(f"Cannot use gate: {error}") from error

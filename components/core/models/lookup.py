@@ -1,30 +1,32 @@
 """Builds a model from its name: a registered name, a user's file or function, or a bundle."""
 
 import ast
+import dataclasses
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import re
 import sys
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.fingerprint import ROOT, Code, code_of, is_file, is_installed
 from tpu_components.core.base.import_path import with_folders
-from tpu_components.core.examples.interface import FACTS, IMAGE, Interface, Task
+from tpu_components.core.examples.interface import CLASSIFICATION, FACTS, IMAGE, MULTI_LABEL, Interface, Task
 from tpu_components.core.files import storage
 from tpu_components.core.models.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
 from tpu_components.core.models.ready import REGISTRY
 
 _BUILDER = "build_model"
+_BROUGHT = "brought"  # Attribute of a model for `Brought`, which Keras does not save.
 
 
 UNITS_LAYER = "target_units"  # Last layer of a regression model: converts standardised outputs to the targets' units.
+PROBABILITIES_LAYER = "probabilities"  # Last layer of a model of logits.
 
 
 # Known activations of a last layer. Any of them but the task's own is an error; a user's own activation is accepted.
@@ -36,6 +38,31 @@ _TORCH = " This is PyTorch code, and what is trained here is a Keras model: writ
 
 
 _ENDINGS = {"linear": "without an activation", "softmax": "with softmax", "sigmoid": "with sigmoid"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Brought:
+    """What a model brings for its training: what it is compiled with, or functions in its file.
+
+    Attributes:
+        optimizer: Optimizer of Keras; None if the model is not compiled.
+        loss: Loss as `keras.Model.compile` takes it; None if the model has none.
+        metrics: Metrics of Keras.
+        callbacks: Callbacks of Keras.
+        has_step: Whether the model's class defines `train_step`.
+    """
+
+    optimizer: Any = None
+    loss: Any = None
+    metrics: Sequence[Any] = ()
+    callbacks: Sequence[Any] = ()
+    has_step: bool = False
+
+
+def brought_by(model: Any) -> Brought:
+    """Return what a model from `build_model` brings for its training."""
+    brought: Brought = vars(model).get(_BROUGHT, Brought())
+    return brought
 
 
 def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
@@ -193,7 +220,8 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _builder(name: str) -> Callable[..., Any]:
+def _builder(name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """Return the function that builds a model, and the names in its module."""
     function = _BUILDER
     try:
         if name.endswith(".py"):
@@ -215,7 +243,7 @@ def _builder(name: str) -> Callable[..., Any]:
             "texts (vocabulary_size, num_tokens, num_classes), and for a regression num_targets instead of num_classes."
             + (_TORCH if any(map(_is_torch, vars(module).values())) else "")
         )
-    return getattr(module, function)
+    return getattr(module, function), {} if name in REGISTRY else vars(module)
 
 
 def _is_torch(value: Any) -> bool:
@@ -247,15 +275,16 @@ def build_model(
             reference of a bundle.
         interface: Required input and output.
         parameters: Hyper-parameters, passed on by name.
-        warn: Called with a sentence if the model is compiled with an optimizer, loss or metrics: training ignores them.
+        warn: Called with a sentence about a part of the model that training does not use or adds.
 
     Returns:
-        A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]. For a regression, a final
-        `Rescaling` layer converts standardised outputs to the targets' units.
+        A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]; see also `brought_by`. For a
+        regression, a final `Rescaling` layer converts standardised outputs to the targets' units. For classes and
+        labels, a model that ends without an activation gets the one that turns logits into probabilities.
 
     Raises:
         InputError: If the model cannot be imported, contains code that is not Keras's own (a `.keras` file), does not
-            accept the parameters, has its own `train_step` or `compute_loss`, which would not be used, or does not fit
+            accept the parameters, has its own `train_step` or `compute_loss` that would not be used, or does not fit
             the data set in shape or activation.
     """
     if is_reference(name):
@@ -273,18 +302,17 @@ def build_model(
 def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
     import keras
 
-    model = _load_keras_file(name) if name.endswith(".keras") else _run_builder(name, interface, parameters)
+    module: Mapping[str, Any]
+    if name.endswith(".keras"):
+        model, module = _load_keras_file(name, warn), {}
+    else:
+        model, module = _run_builder(name, interface, parameters)
     if not isinstance(model, keras.Model):
         raise InputError(
             f"The model {name!r} is none of Keras: expected a keras.Model, received {type(model).__name__}. Return one "
             f"from {_BUILDER}." + (_TORCH if _is_torch(model) else "")
         )
-    if unused := _compiled_with(name, model):
-        loss = getattr(interface.task.loss, "__name__", interface.task.loss)
-        warn(
-            f"The model {name!r} is compiled with {unused}, which training does not use: it trains with "
-            f"training.optimizer and the loss of data.task={interface.task_name}, {loss}."
-        )
+    brought = _brought(name, model, module)
     if not getattr(model, "inputs", None):
         model = _called_on_input(name, model, interface)
     if isinstance(getattr(model, "output", None), dict):
@@ -298,13 +326,59 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
             f"The model {name!r} does not fit the data: expected input {expected[0]} and output {expected[1]}, "
             f"received {model.input_shape} and {model.output_shape}."
         )
-    _check_ending(name, model, interface.task)
-    if not interface.mean:
-        return model
-    # Always float32: the 8 bits of bfloat16 would lose a small deviation from a large mean.
-    units = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
-    # Not `model.input`, which a Sequential model lacks before it is called.
-    return keras.Model(model.inputs[0], units(model.outputs[0]), name=model.name)
+    task, last = interface.task, None
+    if interface.mean:
+        # Always float32: the 8 bits of bfloat16 would lose a small deviation from a large mean.
+        last = keras.layers.Rescaling(list(interface.std), list(interface.mean), name=UNITS_LAYER, dtype="float32")
+    elif _ending(model) == "linear" and task.name in (CLASSIFICATION, MULTI_LABEL) and not brought.has_step:
+        warn(f"The model {name!r} ends without an activation: its outputs are logits, and {task.activation} is added.")
+        last = keras.layers.Activation(task.activation, name=PROBABILITIES_LAYER, dtype="float32")
+    if last is None or interface.mean:
+        _check_ending(name, model, task)
+    if last is not None and brought.has_step:
+        raise InputError(
+            f"Cannot train the model {name!r} by its own train_step: a layer that converts to the targets' units is "
+            "added to the model of a regression, which is another model then. Remove train_step."
+        )
+    if last is not None:
+        # Not `model.input`, which a Sequential model lacks before it is called.
+        model = keras.Model(model.inputs[0], last(model.outputs[0]), name=model.name)
+    vars(model)[_BROUGHT] = brought
+    return model
+
+
+def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
+    """Return what a model is compiled with, with the functions `loss`, `metrics` and `callbacks` of its module."""
+    import keras
+
+    compiled = model._compile_config.config if model.compiled else {}
+    own = {kind: item for kind in ("loss", "metrics", "callbacks") if inspect.isfunction(item := module.get(kind))}
+    try:
+        metrics = own["metrics"]() if "metrics" in own else [compiled.get("metrics"), compiled.get("weighted_metrics")]
+        # Keras's name `accuracy` depends on the targets; training shows it in any case.
+        named = [item for item in keras.tree.flatten(metrics) if item and item not in ("accuracy", "acc")]
+        return Brought(
+            model.optimizer if model.compiled else None,
+            own.get("loss", compiled.get("loss")),
+            [item if isinstance(item, keras.metrics.Metric) else _as_metric(item) for item in named],
+            own["callbacks"]() if "callbacks" in own else (),
+            type(model).train_step is not keras.Model.train_step,
+        )
+    except Exception as error:  # See `_builder`.
+        raise InputError(
+            f"Cannot use the metrics or callbacks of the model {name!r}: {explain(error)}. Expected functions without "
+            "arguments that return a list of keras.metrics.Metric, or of keras.callbacks.Callback."
+        ) from error
+
+
+def _as_metric(named: Any) -> Any:
+    """Return the metric that `keras.Model.compile` makes of a name or of a function."""
+    import keras
+
+    metric = keras.metrics.get(named)
+    if isinstance(metric, keras.metrics.Metric):
+        return metric
+    return keras.metrics.MeanMetricWrapper(metric, name=metric.__name__)
 
 
 def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
@@ -314,11 +388,11 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
     methods = ("train_step", "compute_loss")
     lost = [method for method in methods if getattr(type(model), method) is not getattr(keras.Model, method)]
     if lost:
-        own = " and ".join(lost)
+        own, kind = " and ".join(lost), type(model).__name__
         raise InputError(
-            f"Cannot train the model {name!r} by its own {own}: a training step is that of keras.Model, with "
-            f"training.optimizer and the loss of data.task={interface.task_name}. Remove {own}; a layer's add_loss may "
-            "add to the loss."
+            f"Cannot train the model {name!r} by its own {own}: it is saved as a functional model, without them. "
+            f"Return {kind}(inputs, outputs) from {_BUILDER}, with inputs = keras.Input(…), or remove {own}; a layer's "
+            "add_loss may add to the loss."
         )
     inputs = keras.Input(interface.input.shape, dtype=interface.input.dtype)
     if isinstance(model, keras.Sequential):
@@ -331,27 +405,6 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
             "its layers in __init__, their variables in build, and use operations of keras.ops in call; or return "
             "keras.Model(inputs, outputs)."
         ) from error
-
-
-def _compiled_with(name: str, model: Any) -> str:
-    """Name the optimizer, loss and metrics that a model was compiled with; empty if it is not compiled."""
-    if name.endswith(".keras"):
-        with zipfile.ZipFile(name) as file:
-            parts = json.loads(file.read("config.json")).get("compile_config")
-    else:
-        parts = model.get_compile_config() if model.compiled else None
-    named = {part: _names_in((parts or {}).get(part)) for part in ("optimizer", "loss", "metrics")}
-    return ", ".join(f"{part} {names}" for part, names in named.items() if names)
-
-
-def _names_in(part: Any) -> str:
-    """Return the class names in a serialized Keras object, for example `Adam` or `Focal, mse`."""
-    if isinstance(part, Mapping) and "class_name" in part:
-        return str(part["config"] if part["class_name"] == "function" else part["class_name"])
-    if isinstance(part, Mapping | list):
-        names = map(_names_in, part.values() if isinstance(part, Mapping) else part)
-        return ", ".join(name for name in names if name)
-    return part or ""
 
 
 def _check_ending(name: str, model: Any, task: Task) -> None:
@@ -381,8 +434,8 @@ def _ending(model: Any) -> str:
     return getattr(getattr(layer, "activation", None), "__name__", "")
 
 
-def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any]) -> Any:
-    builder, facts = _builder(name), interface.facts
+def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    (builder, module), facts = _builder(name), interface.facts
     signature = inspect.signature(builder)
     wanted = [fact for fact in signature.parameters if fact in FACTS and fact not in facts]
     if kinds := {FACTS[fact] for fact in wanted} - {""}:
@@ -415,7 +468,7 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
             f"expected some of {known}, received {sorted(parameters)}."
         ) from error
     try:
-        return builder(**facts, **parameters)
+        return builder(**facts, **parameters), module
     except InputError:
         raise
     except Exception as error:  # See `_builder`.
@@ -426,13 +479,23 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
         ) from error
 
 
-def _load_keras_file(path: str) -> Any:
+def _load_keras_file(path: str, warn: Callable[[str], None]) -> Any:
     import keras
 
     try:
-        return keras.saving.load_model(path, compile=False, safe_mode=True)
+        with warnings.catch_warnings(action="ignore"):  # Keras warns of an optimizer that has taken no step.
+            return keras.saving.load_model(path, safe_mode=True)
+    except (ValueError, TypeError, OSError):
+        pass  # Its loss or a metric may be code of its own, while its layers are Keras's.
+    try:
+        model = keras.saving.load_model(path, compile=False, safe_mode=True)
     except (ValueError, TypeError, OSError) as error:
         raise InputError(
             f"Refused the model file {path!r}: it holds code of its own or is damaged ({explain(error)}). "
             "Expected layers of Keras only. Give the model as a .py file that builds it."
         ) from error
+    warn(
+        f"The model {path!r} is compiled with a loss or metric that is not Keras's own: training does not use what it "
+        "is compiled with. Give the model as a .py file to keep it."
+    )
+    return model

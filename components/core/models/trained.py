@@ -15,9 +15,11 @@ from tpu_components.core.examples.artifacts import ARCHITECTURE_FILE, BEST_WEIGH
 from tpu_components.core.examples.interface import LANGUAGE_MODEL
 from tpu_components.core.models.bundle import Bundle, custom_objects, objects_of_keras_only, open_bundle
 from tpu_components.core.models.lookup import bundle_of, explain
+from tpu_components.core.models.measuring import measured_by, set_measured
 from tpu_components.core.models.stepping import StepModel
 
-_CODE = "code_sha256"  # In architecture.json: the digest of `code.zip`.
+# In architecture.json: the digest of `code.zip`, and metrics in Keras's form.
+_CODE, _METRICS = "code_sha256", "metrics"
 
 
 _ADVICE = (
@@ -37,10 +39,14 @@ def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -
 
 
 def _config_of(model: Any) -> str:
-    """Return the model's configuration as JSON, without the parts that compilation has added."""
+    """Return the model's configuration as JSON with its further metrics, without what compilation has added."""
+    import keras
+
     parsed = json.loads(
         model.to_json(), object_hook=lambda item: {k: v for k, v in item.items() if k != "compile_config"}
     )
+    if metrics := measured_by(model):
+        parsed[_METRICS] = [keras.saving.serialize_keras_object(metric) for metric in metrics]
     return json.dumps(parsed)
 
 
@@ -104,7 +110,7 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
         task: Task of the model.
 
     Returns:
-        The custom code to save with the model; None if it has only Keras's own layers.
+        The custom code to save with the model; None if it has only Keras's own layers and metrics.
 
     Raises:
         InputError: If the model uses code that is neither Keras's own nor registered by the model's modules, or is a
@@ -117,7 +123,7 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
         raise InputError(f"The model {name!r} cannot be saved: {first or type(error).__name__}. {_ADVICE}") from error
     code = None
     try:
-        _rebuild(config, {})
+        rebuilt = _rebuild(config, {})
     except Exception as error:  # Keras may raise anything here, and below.
         if name.endswith(".keras") or (code := bundle_of(name)) is None:
             raise InputError(
@@ -126,14 +132,15 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
             ) from error
         objects = custom_objects(open_bundle(code.content, code.digest, code.name))
         try:
-            _rebuild(config, objects)
+            rebuilt = _rebuild(config, objects)
         except Exception as second:
             raise InputError(
                 f"The model {name!r} cannot be rebuilt from its file ({explain(second)}), as evaluation "
                 f"and export have to. {_ADVICE}"
             ) from second
-    finally:
-        gc.collect()  # Frees the second model's device memory; it has reference cycles.
+    set_measured(model, measured_by(rebuilt))  # Copies, which validation uses beside those of the compiled step.
+    del rebuilt
+    gc.collect()  # Frees the second model's device memory; it has reference cycles.
     if task == LANGUAGE_MODEL:
         StepModel(model)
     return code
@@ -143,8 +150,13 @@ def _rebuild(config: str, objects: dict[str, Any]) -> Any:
     """Build a model from its configuration; `objects` take precedence over objects registered in this process."""
     import keras
 
+    parsed = json.loads(config)
+    metrics = parsed.pop(_METRICS, [])
     with objects_of_keras_only():
-        return keras.models.model_from_json(config, custom_objects=objects)
+        model = keras.models.model_from_json(json.dumps(parsed), custom_objects=objects)
+        made = [keras.saving.deserialize_keras_object(metric, custom_objects=objects) for metric in metrics]
+    set_measured(model, made)
+    return model
 
 
 def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int = 1) -> np.ndarray:

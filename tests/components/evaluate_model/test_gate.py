@@ -194,9 +194,12 @@ def test_every_check_gives_its_reason_in_words():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"minimum": {"acuracy": 0.9}}, "Unknown metric 'acuracy' in minimum.*Did you mean 'accuracy'"),
-        ({"maximum": {"los": 0.9}}, "Unknown metric 'los' in maximum.*Did you mean 'loss'"),
-        ({"max_regression": {"macro_f": 0.9}}, "Unknown metric 'macro_f' in max_regression.*Did you mean 'macro_f1'"),
+        ({"minimum": {"acuracy": 0.9}}, "'acuracy' in minimum is no metric of the task.*Did you mean 'accuracy'"),
+        ({"maximum": {"los": 0.9}}, "'los' in maximum is no metric of the task.*Did you mean 'loss'"),
+        (
+            {"max_regression": {"macro_f": 0.9}},
+            "'macro_f' in max_regression is no metric of the task.*Did you mean 'macro_f1'",
+        ),
         ({"minimum": {"accuracy": math.nan}}, r"minimum\.accuracy must be a finite number.*nan"),
         ({"minimum": {"accuracy": 90}}, r"minimum\.accuracy cannot be above 1\. Received: 90\. Did you mean 0\.9\?"),
         ({"minimum": {"accuracy": "0.9"}}, r"minimum\.accuracy must be a finite number.*'0\.9'"),
@@ -221,7 +224,7 @@ def test_every_check_gives_its_reason_in_words():
 )
 def test_params_refuse_a_value_by_name(changes, message):
     with pytest.raises(InputError, match=message):
-        EvaluateParams(**changes)
+        EvaluateParams(**changes).check_task("classification")
 
 
 def test_an_error_is_better_when_it_is_smaller_and_is_shown_in_its_own_unit():

@@ -49,7 +49,10 @@ def test_the_epochs_are_those_of_all_stages():
             {"data": {"source": "sklearn:digits", "test_fractoin": 0.1}},
             r"'test_fractoin'.*Did you mean 'test_fraction'\?",
         ),
-        ({"gate": {"minimum": {"acuracy": 0.9}}}, r"Unknown metric 'acuracy'.*Did you mean 'accuracy'\?"),
+        (
+            {"gate": {"minimum": {"acuracy": 0.9}}},
+            r"'acuracy' in minimum is no metric of the task.*Did you mean 'accuracy'\?",
+        ),
         ({"gate": {"minimum": {"accuracy": "high"}}}, r"gate.minimum.accuracy is 'high', expected a number"),
         ({"model": "digit_cnn"}, r"Unknown model 'digit_cnn'.*Did you mean 'digits_cnn'\?"),
         ({"model": {"parameters": {}}}, r"model lacks the field 'name'"),

@@ -20,7 +20,7 @@ def build_model(image_shape: tuple[int, int, int], num_classes: int, dropout: fl
 
     def block(filters: int, convolutions: int) -> list[Any]:
         stack = [layers.Conv2D(filters, 3, padding="same", activation="relu") for _ in range(convolutions)]
-        return [*stack, layers.MaxPooling2D(), layers.BatchNormalization(), layers.Dropout(dropout)]
+        return [*stack, layers.MaxPooling2D(), layers.BatchNormalization(momentum=0.9), layers.Dropout(dropout)]
 
     return keras.Sequential(
         [

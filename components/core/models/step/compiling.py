@@ -3,20 +3,24 @@
 Training runs the compiled step; preflight compiles the same step for a TPU.
 """
 
+import copy
 import functools
 import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, describe, did_you_mean
-from tpu_components.core.examples.interface import CLASSIFICATION, PADDING, Interface
+from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, PADDING, Interface
+from tpu_components.core.models.lookup import Brought, brought_by
+from tpu_components.core.models.measuring import adapt, measured_by, set_measured
 from tpu_components.core.models.step.augmentation import check_labels
-from tpu_components.core.models.step.hyperparameters import OF_THE_TASK, TrainParams
+from tpu_components.core.models.step.hyperparameters import OF_THE_MODEL, OF_THE_TASK, TrainParams
+from tpu_components.core.models.step.program import state_of
 from tpu_components.core.models.step.wrapping import (
     extend_step,
     sum_repeated_rows,
@@ -32,6 +36,8 @@ _KINDS = {
     "optimizer": ("optimizers", "optimizers.Optimizer"),
     "learning_rate_schedule": ("optimizers.schedules", "optimizers.schedules.LearningRateSchedule"),
     "loss": ("losses", "losses.Loss"),
+    "metric": ("metrics", "metrics.Metric"),
+    "callback": ("callbacks", "callbacks.Callback"),
 }
 
 
@@ -50,7 +56,7 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, o
     return learning_rate * {"linear": float(num_replicas), "sqrt": math.sqrt(num_replicas), "none": 1.0}[scaling]
 
 
-def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -> int:
+def warmup_steps(warmup_epochs: float, steps_per_epoch: float, total_steps: int) -> int:
     """Return the number of warm-up steps; always less than `total_steps`.
 
     Example:
@@ -64,7 +70,7 @@ def learning_rate_at(optimizer: Any, step: int) -> float:
     """Return the learning rate of a step, counted from 0 over the whole training."""
     import keras
 
-    rate = optimizer._learning_rate
+    rate, step = optimizer._learning_rate, step // (optimizer.gradient_accumulation_steps or 1)
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return float(np.asarray(rate(step) if is_schedule else rate))
 
@@ -104,13 +110,13 @@ def _add_float32_loss(layer: Any, loss: Any) -> None:
     type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
 
 
-def _learning_rate(settings: TrainParams, num_replicas: int, steps_per_epoch: int) -> Any:
-    """Return the learning rate: a number, or a schedule of Keras."""
+def _learning_rate(settings: TrainParams, num_replicas: int, steps_per_epoch: float) -> Any:
+    """Return the learning rate: a number, or a schedule of Keras, which counts updates of the weights."""
     import keras
 
-    optimizer = settings.optimizer.lower()
+    optimizer = _optimizer_name(settings)
     peak = scale_learning_rate(settings.learning_rate, num_replicas, settings.learning_rate_scaling, optimizer)
-    total = steps_per_epoch * settings.epochs
+    total = max(int(steps_per_epoch * settings.epochs), 1)
     warmup = warmup_steps(settings.warmup_epochs, steps_per_epoch, total)
     name = settings.learning_rate_schedule
     if name in ("constant", "cosine"):
@@ -134,7 +140,7 @@ def _learning_rate(settings: TrainParams, num_replicas: int, steps_per_epoch: in
     return _warmed_up(schedule, warmup) if warmup else schedule
 
 
-def in_steps(parameters: Mapping[str, Any], steps_per_epoch: int) -> dict[str, Any]:
+def in_steps(parameters: Mapping[str, Any], steps_per_epoch: float) -> dict[str, Any]:
     """Return a schedule's parameters with epochs converted to steps.
 
     Example:
@@ -170,20 +176,58 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
     return WarmedUp()
 
 
+def _optimizer_name(settings: TrainParams) -> str:
+    return "adam" if settings.optimizer == OF_THE_MODEL else settings.optimizer.lower()
+
+
 def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
-    known = inspect.signature(class_of("optimizer", settings.optimizer)).parameters
+    if (brought := brought_by(model).optimizer) is not None and settings.keeps_optimizer:
+        if brought.use_ema:
+            raise InputError("The model's optimizer has use_ema=True. Set training.ema_decay instead.")
+        return type(brought).from_config(brought.get_config())  # A new one for every stage.
+    name = _optimizer_name(settings)
+    known = inspect.signature(class_of("optimizer", name)).parameters
     parameters = dict(settings.optimizer_parameters)
     own: dict[str, Any] = dict.fromkeys(("ema_momentum", "ema_overwrite_frequency"))
-    own |= {"learning_rate": _learning_rate(settings, num_replicas, steps_per_epoch), "use_ema": False}
-    if settings.optimizer.lower() == "sgd":
+    every = parameters.get("gradient_accumulation_steps")
+    updates = steps_per_epoch / (every if isinstance(every, int) and every > 0 else 1)
+    own |= {"learning_rate": _learning_rate(settings, num_replicas, updates), "use_ema": False}
+    if name == "sgd":
         parameters = {"momentum": 0.9, "nesterov": True, **parameters}
-    for name in ("weight_decay", "adam_weight_decay"):  # The second is Muon's, for what is no kernel.
+    for decay in ("weight_decay", "adam_weight_decay"):  # The second is Muon's, for what is no kernel.
         # None computes nothing; some optimizers decay unless they are told not to.
-        if name in known and (settings.weight_decay or known[name].default is not None):
-            parameters.setdefault(name, settings.weight_decay)
-    optimizer = _create("optimizer", settings.optimizer, parameters, **own)
+        if decay in known and (settings.weight_decay or known[decay].default is not None):
+            parameters.setdefault(decay, settings.weight_decay)
+    optimizer = _create("optimizer", name, parameters, **own)
     optimizer.exclude_from_weight_decay(var_list=exempt_from_decay(model))
     return optimizer
+
+
+def say_what_is_used(model: Any, settings: TrainParams) -> str:
+    """Return a sentence about what a model brings for its training, and what of it is used; empty for nothing.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> model = SimpleNamespace(brought=Brought(optimizer=(), loss="huber"))
+        >>> say_what_is_used(model, TrainParams("m", loss="poisson"))
+        "training uses the model's own optimizer tuple; the configuration replaces its loss huber"
+    """
+    brought = brought_by(model)
+    names: dict[str, Any] = {
+        "optimizer": "" if brought.optimizer is None else type(brought.optimizer).__name__,
+        "loss": getattr(brought.loss, "__name__", brought.loss if isinstance(brought.loss, str) else "")
+        or ("" if brought.loss is None else type(brought.loss).__name__),
+        "metrics": ", ".join(metric.name for metric in brought.metrics),
+        "callbacks": ", ".join(type(callback).__name__ for callback in brought.callbacks),
+        "train_step": brought.has_step
+        and "(it gets padding as examples of weight 0; that blocks of steps, resident "
+        "data and several replicas give the same weights is up to it)",
+    }
+    replaced = {"optimizer": not settings.keeps_optimizer, "loss": settings.loss != OF_THE_TASK}
+    kept = [f"{kind} {name}" for kind, name in names.items() if name and not replaced.get(kind)]
+    others = [f"{kind} {name}" for kind, name in names.items() if name and replaced.get(kind)]
+    said = {"training uses the model's own": kept, "the configuration replaces its": others}
+    return "; ".join(f"{verb} {', '.join(parts)}" for verb, parts in said.items() if parts)
 
 
 def next_character_loss(targets: Any, outputs: Any) -> Any:
@@ -249,9 +293,9 @@ def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Seq
     )
 
 
-def _loss(settings: TrainParams, interface: Interface, class_weights: Sequence[float]) -> Any:
+def _loss(settings: TrainParams, interface: Interface, class_weights: Sequence[float], brought: Brought) -> Any:
     """Return the loss as `model.compile` takes it."""
-    plain = _plain_loss(settings, interface)
+    plain = _plain_loss(settings, interface, brought)
     if not class_weights:
         return plain
     import keras
@@ -274,24 +318,23 @@ def _loss(settings: TrainParams, interface: Interface, class_weights: Sequence[f
     return weighted_loss
 
 
-def _plain_loss(settings: TrainParams, interface: Interface) -> Any:
-    task = interface.task
-    if settings.loss == OF_THE_TASK:
+def _plain_loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
+    task, name = interface.task, settings.loss
+    own = _each_example(brought.loss) if name == OF_THE_TASK and brought.loss is not None else None
+    if own is not None:
+        name = getattr(own, "name", getattr(own, "__name__", type(own).__name__))
+    if name == OF_THE_TASK or (own is not None and (task.loss in _LOSSES or name == task.loss)):
         return "categorical_crossentropy" if settings.softens_labels else _LOSSES.get(task.loss, task.loss)
     if task.loss in _LOSSES:
-        raise InputError(
-            f"loss={settings.loss} is not for a language model, which learns the next character. Remove it."
-        )
-    each = _create("loss", settings.loss, settings.loss_parameters, reduction="none")
+        raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
+    each = own or _create("loss", name, settings.loss_parameters, reduction="none")
     takes_numbers = not _judges_each(each, np.eye(3)[_LABELS])
     if takes_numbers and not _judges_each(each, _LABELS):
-        raise InputError(
-            f"loss={settings.loss} is not for {interface.task_name}: it does not judge each example alone."
-        )
+        raise InputError(f"loss={name} is not for {interface.task_name}: it does not judge each example alone.")
     has_class_numbers = interface.task_name == CLASSIFICATION and not settings.softens_labels
     if takes_numbers and not has_class_numbers:
         raise InputError(
-            f"loss={settings.loss} takes the number of a class; label_smoothing, mixup_alpha and "
+            f"loss={name} takes the number of a class; label_smoothing, mixup_alpha and "
             f"data.task={interface.task_name} give a number for each class. Choose another loss."
         )
 
@@ -303,6 +346,61 @@ def _plain_loss(settings: TrainParams, interface: Interface) -> Any:
         return each(targets, outputs)
 
     return loss
+
+
+def _each_example(loss: Any) -> Any:
+    """Return a loss, as `keras.Model.compile` takes it, that gives a number for each example from probabilities."""
+    import keras
+
+    each = keras.losses.get(next(iter(keras.tree.flatten(loss))))
+    if isinstance(each, keras.losses.Loss):
+        each = copy.copy(each)
+        each.reduction = "none"
+        if "from_logits" in (parameters := getattr(each, "_fn_kwargs", {})):
+            each._fn_kwargs = {**parameters, "from_logits": False}
+    return each
+
+
+def _further_metrics(settings: TrainParams, interface: Interface, brought: Brought) -> list[Any]:
+    """Return the metrics beside that of the task: those of the configuration, then others that the model brings."""
+    by_name = {metric.name: metric for metric in brought.metrics if metric.name not in (interface.task.metric, "loss")}
+    for name, parameters in settings.metrics.items():
+        if parameters or name not in by_name:
+            by_name[name] = _create("metric", name, parameters, name=name)
+    if interface.task_name == LANGUAGE_MODEL:
+        if settings.metrics:
+            raise InputError("metrics are not for a language model, which has bits_per_character. Remove them.")
+        return []
+    return [adapt(metric, interface) for metric in by_name.values()]
+
+
+def make_callbacks(model: Any, settings: TrainParams, known: Collection[str]) -> list[Any]:
+    """Return the callbacks of the configuration and of the model, ready for the end of the first epoch.
+
+    Raises:
+        InputError: If Keras has no such callback, or it monitors a metric that is not among `known`.
+    """
+    import keras
+
+    named = [_create("callback", name, parameters) for name, parameters in settings.callbacks.items()]
+    callbacks, names = [*named, *brought_by(model).callbacks], [re.sub("^validation_", "val_", name) for name in known]
+    for callback in callbacks:
+        kind, monitor = type(callback).__name__, getattr(callback, "monitor", None)
+        if monitor is not None and monitor not in {*names, *known}:
+            raise InputError(
+                f"The callback {kind} monitors {monitor!r}, which is not measured: expected one of {', '.join(names)}."
+                + did_you_mean(monitor, names)
+            )
+        if isinstance(callback, keras.callbacks.ReduceLROnPlateau) and not isinstance(
+            model.optimizer._learning_rate, keras.Variable
+        ):
+            raise InputError(
+                f"{kind} needs a learning rate without a schedule and without warmup_epochs. Set "
+                "training.learning_rate_schedule=constant and training.warmup_epochs=0."
+            )
+        callback.set_model(model)
+        callback.on_train_begin()
+    return callbacks
 
 
 def _judges_each(loss: Any, targets: np.ndarray) -> bool:
@@ -327,7 +425,7 @@ def _why_not_built(error: BaseException, inputs: np.ndarray) -> str:
     return f"The model cannot take a step on {inputs.shape[1:]} {inputs.dtype} examples: {said[:400]}"
 
 
-def _create(kind: str, name: str, parameters: Mapping[str, Any], **own: Any) -> Any:
+def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -> Any:
     """Return an object that Keras names.
 
     Args:
@@ -384,6 +482,35 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "")
 
 
+def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
+    """Trace a training step of the model's own: it must be of the current backend and tell its loss."""
+    import keras
+
+    takes, has_state = list(inspect.signature(model.train_step).parameters), keras.backend.backend() == "jax"
+    if len(takes) != 1 + has_state:
+        other = "tensorflow" if has_state else "jax"
+        raise InputError(
+            f"The model's own train_step({', '.join(takes)}) is not of the backend {keras.backend.backend()}. Set "
+            f"training.backend={other}."
+        )
+    try:
+        if has_state:
+            import jax
+
+            state = tuple([variable.value for variable in kind] for kind in state_of(model))
+            logs, _ = jax.eval_shape(model.train_step, state, batch)
+        else:
+            import tensorflow as tf
+
+            logs = (
+                tf.function(model.train_step).get_concrete_function(tuple(map(tf.constant, batch))).structured_outputs
+            )
+    except Exception as error:  # The step may raise anything.
+        raise InputError(f"The model's own train_step fails: {describe(error)}. Correct it.") from error
+    if "loss" not in logs:
+        raise InputError(f"The model's own train_step returns {', '.join(logs)}: expected its loss too, as 'loss'.")
+
+
 def compile_model(
     model: Any,
     interface: Interface,
@@ -418,8 +545,12 @@ def compile_model(
     task = interface.task
     if settings.weighs_classes and not class_weights:
         class_weights = (1.0,) * interface.num_classes
-    loss = _loss(settings, interface, class_weights)
-    metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric]
+    brought = brought_by(model)
+    loss = _loss(settings, interface, class_weights, brought)
+    further = _further_metrics(settings, interface, brought)
+    if not measured_by(model):
+        set_measured(model, further)
+    metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric, *further]
     regularized = [getattr(variable, "regularizer", None) for variable in model.trainable_variables]
     regularized += [getattr(layer, "activity_regularizer", None) for layer in model._flatten_layers()]
     if any(regularized):  # Keras then adds penalties to the loss.
@@ -441,6 +572,8 @@ def compile_model(
         model._symbolic_build(data_batch=(inputs, targets, weights))
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(_why_not_built(error, inputs)) from error
+    if brought.has_step:
+        _check_step(model, (inputs, targets, weights))
     synchronize_normalization(model, num_replicas)
     sum_repeated_rows(model.optimizer)
     return extend_step(model, settings, num_replicas, interface.input.fed_shape != interface.input.shape)

@@ -11,13 +11,14 @@ from tpu_components.core.examples.feeding import RESIDENCIES
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS, PRECISIONS
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, SHARDINGS
 
-OF_THE_TASK = "auto"
+AUTO = OF_THE_TASK = OF_THE_MODEL = "auto"
 SCALINGS = ("auto", "linear", "sqrt", "none")
 FLIPS = ("none", "horizontal", "vertical", "horizontal_and_vertical")
 # Parameters that do not change the compiled program: the host uses them, or the program takes them as arguments.
 _OUTSIDE_THE_PROGRAM = (
     "batch_size_per_replica",
     "early_stopping_epochs",
+    "monitor",
     "seed",
     "accelerator",
     "num_replicas",
@@ -25,6 +26,16 @@ _OUTSIDE_THE_PROGRAM = (
     "shuffle_buffer",
     "checkpoint_seconds",
     "profile_steps",
+)
+# Parameters that decide the optimizer.
+_OPTIMIZER = (
+    "optimizer",
+    "optimizer_parameters",
+    "learning_rate",
+    "learning_rate_schedule",
+    "schedule_parameters",
+    "warmup_epochs",
+    "weight_decay",
 )
 
 
@@ -55,7 +66,9 @@ class TrainParams:
         model_parameters: Hyper-parameters of the model.
         epochs: Largest number of passes over the training split.
         batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
-        optimizer: An optimizer of Keras: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, ….
+        optimizer: An optimizer of Keras: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, …;
+            `auto` is the one that the model is compiled with, if no other setting of optimizer or learning rate is
+            changed, else `adam`.
         optimizer_parameters: Its parameters by Keras's names, such as `beta_1`, `global_clipnorm` or
             `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
@@ -70,9 +83,12 @@ class TrainParams:
             pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty is a single stage.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations have none.
-        loss: A loss of Keras, such as `categorical_focal_crossentropy`; `auto` is that of the data's task. A
-            regression's is computed in the targets' own units.
+        loss: A loss of Keras, such as `categorical_focal_crossentropy`; `auto` is the model's own, a function `loss` in
+            its file or what it is compiled with, else that of the data's task. A regression's is computed in the
+            targets' own units.
         loss_parameters: Its parameters by Keras's names, such as `gamma`.
+        metrics: Further metrics, which the gate may bound: metrics of Keras with their parameters, as
+            `{"f1_score": {"average": "macro"}}`, or names of those that the model brings, as `{"my_metric": {}}`.
         balance_classes: Weigh every class in the loss by the inverse of its share of the training examples, so that
             rare classes count as much as common ones.
         class_weights: Weights of classes in the loss, by name; 1 where a class has none. They multiply those of
@@ -84,8 +100,13 @@ class TrainParams:
         mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
         label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
         ema_decay: Decay of the running average of the weights, which is validated and saved instead; 0 disables it.
-        early_stopping_epochs: Stop after this number of epochs of the last stage without a lower validation loss
-            (training loss if there is no validation split); 0 disables it.
+        early_stopping_epochs: Stop after this number of epochs of the last stage in which `monitor` is no better; 0
+            disables it.
+        monitor: Metric of the history that chooses the best epoch, such as `validation_accuracy`; `auto` is
+            `validation_loss`, or `loss` if there is no validation split.
+        callbacks: Callbacks of Keras with their parameters, called at the end of each epoch, as
+            `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`; those of a function `callbacks` in the
+            model's file are called too.
         seed: Seed of initial weights, order, dropout and augmentation.
         backend: `tensorflow`, `jax` or `auto`.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`, which chooses a TPU only if the configuration has a `machine`.
@@ -108,7 +129,7 @@ class TrainParams:
     model_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     epochs: Positive = 10
     batch_size_per_replica: Positive = 128
-    optimizer: str = "adam"
+    optimizer: str = OF_THE_MODEL
     optimizer_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     learning_rate: Annotated[float, Range(above=0, below=math.inf)] = 0.001
     learning_rate_scaling: Annotated[str, SCALINGS] = "auto"
@@ -119,6 +140,7 @@ class TrainParams:
     weight_decay: Amount = 0.0
     loss: str = OF_THE_TASK
     loss_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     balance_classes: bool = False
     class_weights: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
     random_flip: Annotated[str, FLIPS] = "none"
@@ -128,6 +150,8 @@ class TrainParams:
     label_smoothing: Annotated[float, Range(0, below=1)] = 0.0
     ema_decay: Annotated[float, Range(0, below=1)] = 0.0
     early_stopping_epochs: NotNegative = 0
+    monitor: str = AUTO
+    callbacks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     seed: Annotated[int, Range(0, below=2**32)] = 0
     backend: Annotated[str, BACKENDS] = "auto"
     accelerator: Annotated[str, ACCELERATORS] = "auto"
@@ -171,9 +195,14 @@ class TrainParams:
     @property
     def names_more_of_keras(self) -> bool:
         """Whether the training uses names or parameters that only Keras can check."""
-        own = (self.optimizer_parameters, self.schedule_parameters, self.loss_parameters)
-        names = (self.optimizer, self.learning_rate_schedule, self.loss)
-        return any(own) or not {*names} <= {"adam", "adamw", "sgd", "constant", "cosine", OF_THE_TASK}
+        own = (self.optimizer_parameters, self.schedule_parameters, self.loss_parameters, self.metrics, self.callbacks)
+        names = (self.optimizer, self.learning_rate_schedule, self.loss, self.monitor)
+        return any(own) or not {*names} <= {"adam", "adamw", "sgd", "constant", "cosine", AUTO}
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether a model that is compiled keeps its optimizer: no setting of optimizer or learning rate is changed."""
+        return all(getattr(self, name) == getattr(TrainParams(self.model), name) for name in _OPTIMIZER)
 
     @property
     def program(self) -> Self:

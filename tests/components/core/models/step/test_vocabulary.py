@@ -13,7 +13,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import MULTI_LABEL, ImageInput, Interface
 from tpu_components.core.machines import device
 from tpu_components.core.models.step import compiling
-from tpu_components.core.models.step.compiling import compile_model, in_steps, weigh_classes
+from tpu_components.core.models.step.compiling import compile_model, in_steps, learning_rate_at, weigh_classes
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
 INTERFACE = Interface(ImageInput((4, 4, 1), "raw"), 3)
@@ -120,6 +120,18 @@ def test_a_schedule_rises_for_the_warmup_and_is_then_keras_own():
         warmup_epochs=0.2,
     ).optimizer._learning_rate
     assert [float(rate(step)) for step in (0, 1, 2, 2 + 5, 2 + 10)] == pytest.approx([0, 0.05, 0.1, 0.05, 0.025])
+
+
+def test_a_schedule_ends_with_the_training_where_several_steps_make_an_update():
+    model = compiled(
+        learning_rate=0.1,
+        learning_rate_schedule="cosine",
+        warmup_epochs=0.4,
+        optimizer_parameters={"gradient_accumulation_steps": 2},
+    )
+    rates = [learning_rate_at(model.optimizer, step) for step in (0, 1, 2, 4, 18, 19, 20)]
+    assert rates[:4] == pytest.approx([0, 0, 0.05, 0.1])
+    assert rates[4] == rates[5] > rates[6] == pytest.approx(0, abs=1e-8)
 
 
 def test_values_of_a_schedule_are_for_one_replica_as_the_learning_rate_is():

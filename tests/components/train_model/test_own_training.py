@@ -1,0 +1,207 @@
+"""Claims about what a model brings for its training, and about metrics and callbacks that Keras names."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.components.train_model.interrupting import train_until_sigterm
+from tests.components.train_model.weights import assert_equal_models, weights_of
+from tpu_components.core.base.errors import InputError
+from tpu_components.evaluate_model import EvaluateParams, evaluate_model
+from tpu_components.train_model import train_model
+
+_OWN = """
+import keras
+from keras import ops
+
+@keras.saving.register_keras_serializable()
+def sharpness(y_true, y_pred):
+    return ops.max(y_pred, axis=-1)
+
+def loss(y_true, y_pred):
+    return 2 * keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+
+def metrics():
+    sharp = keras.metrics.MeanMetricWrapper(sharpness, name="sharpness")
+    return [sharp, keras.metrics.F1Score(average="macro", name="f1")]
+
+class Halve(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs):
+        assert {"val_loss", "val_f1", "accuracy"} <= logs.keys()
+        self.model.optimizer.learning_rate = self.model.optimizer.learning_rate / 2
+
+def callbacks():
+    return [Halve()]
+
+def build_model(image_shape, num_classes, compiled=True):
+    inputs = keras.Input(image_shape, dtype="uint8")
+    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 16)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(num_classes)(body))
+    if compiled:
+        model.compile(keras.optimizers.Lion(0.004), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+
+
+@pytest.fixture
+def own(tiny, tmp_path):
+    """A training of a model that brings everything."""
+    (path := tmp_path / "own.py").write_text(_OWN)
+    return replace(tiny, model=str(path), learning_rate=0.001, metrics={"sharpness": {}, "top": {}}, epochs=3)
+
+
+def _history(model_dir):
+    return [json.loads(line) for line in (model_dir / "history.jsonl").read_text().splitlines()]
+
+
+def test_a_model_keeps_what_it_brings_and_the_gate_asks_for_its_metrics(own, digits_records, tmp_path, capfd):
+    params = replace(own, metrics={"sharpness": {}, "top_k_categorical_accuracy": {"k": 2}}, monitor="val_f1")
+    result = train_model(params, digits_records, tmp_path / "model")
+    said = capfd.readouterr().err
+    assert "training uses the model's own optimizer Lion, loss loss, metrics sharpness, f1, callbacks Halve" in said
+    assert "its outputs are logits, and softmax is added" in said
+    history = _history(tmp_path / "model")
+    assert [entry["learning_rate"] for entry in history] == pytest.approx([0.004, 0.002, 0.001])
+    assert result.judged_by == "validation_f1"
+    assert result.best_epoch == 1 + int(np.argmax([entry["validation_f1"] for entry in history]))
+    # The loss is the model's own, the validation loss that of the task.
+    assert history[-1]["loss"] / history[-1]["validation_loss"] == pytest.approx(2, rel=0.5)
+    bounds = EvaluateParams(minimum={"f1": 0.5, "sharpness": 0.2, "top_k_categorical_accuracy": 0.6})
+    evaluation = evaluate_model(bounds, digits_records, tmp_path / "model", tmp_path / "evaluation")
+    assert evaluation.promote, evaluation.reasons
+    assert evaluation.metrics["f1"] == pytest.approx(evaluation.metrics["macro_f1"], abs=1e-5)
+    assert evaluation.metrics["top_k_categorical_accuracy"] > evaluation.metrics["accuracy"]
+    written = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    low, high = written["intervals"]["f1"]
+    own_low, own_high = written["intervals"]["macro_f1"]
+    assert high - low == pytest.approx(own_high - own_low, rel=0.6)
+    with pytest.raises(InputError, match=r"'recal' in minimum is no metric of the task classification.*f1"):
+        evaluate_model(EvaluateParams(minimum={"recal": 1}), digits_records, tmp_path / "model", tmp_path / "no")
+    with pytest.raises(InputError, match="f1 cannot have a maximum"):
+        evaluate_model(EvaluateParams(maximum={"f1": 1}), digits_records, tmp_path / "model", tmp_path / "no")
+    with pytest.raises(InputError, match="sharpness cannot be in max_regression"):
+        evaluate_model(
+            EvaluateParams(max_regression={"sharpness": 0}), digits_records, tmp_path / "model", tmp_path / "no"
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"metrics": {"f1_scor": {}}}, r"Keras has no metric 'f1_scor': .* Did you mean 'f1score'\?"),
+        ({"metrics": {"f1_score": {"mean": 1}}}, "metric 'f1_score' has no parameter 'mean': expected some of average"),
+        ({"metrics": {"f1_score": {}}}, "'f1_score' does not fit the data.*its result is not one number"),
+        ({"metrics": {}, "monitor": "acuracy"}, r"monitor='acuracy': expected one of .* Did you mean 'accuracy'\?"),
+        ({"metrics": {}, "monitor": "sharpness"}, "monitor='sharpness'"),
+        ({"metrics": {}, "callbacks": {"early_stoping": {}}}, "Keras has no callback 'early_stoping'"),
+        (
+            {"metrics": {}, "callbacks": {"early_stopping": {"monitor": "val_f2"}}},
+            "EarlyStopping monitors 'val_f2', which is not measured",
+        ),
+        (
+            {"metrics": {}, "callbacks": {"reduce_lr_on_plateau": {}}, "learning_rate_schedule": "cosine"},
+            "ReduceLROnPlateau needs a learning rate without a schedule",
+        ),
+    ],
+)
+def test_a_metric_or_callback_that_cannot_be_used_is_refused_before_training(
+    own, digits_records, tmp_path, changes, said
+):
+    with pytest.raises(InputError, match=said):
+        train_model(replace(own, **changes), digits_records, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_what_the_configuration_names_replaces_what_the_model_is_compiled_with(own, digits_records, tmp_path, capfd):
+    params = replace(own, metrics={}, epochs=1, optimizer="sgd", loss="poisson")
+    train_model(params, digits_records, tmp_path / "model")
+    said = capfd.readouterr().err
+    assert (
+        "own metrics sharpness, f1, callbacks Halve; the configuration replaces its optimizer Lion, loss loss" in said
+    )
+
+
+def test_callbacks_reduce_the_rate_and_stop_the_training_and_resume_in_their_state(tiny, digits_records, tmp_path):
+    params = replace(
+        tiny,
+        epochs=6,
+        learning_rate=0.01,
+        callbacks={
+            "reduce_lr_on_plateau": {"monitor": "val_accuracy", "min_delta": 1.0, "patience": 2, "factor": 0.5},
+            "early_stopping": {"monitor": "val_loss", "min_delta": 100.0, "patience": 4},
+        },
+    )
+    result = train_model(params, digits_records, tmp_path / "whole")
+    rates = [entry["learning_rate"] for entry in _history(tmp_path / "whole")]
+    assert rates == pytest.approx([0.01, 0.01, 0.01, 0.005, 0.005])
+    assert result.epochs == 5
+    assert train_until_sigterm(params, digits_records, tmp_path / "ended", looks=40 * 2 + 5) == (2, 5)
+    train_model(params, digits_records, tmp_path / "ended")
+    assert_equal_models(tmp_path / "whole", tmp_path / "ended")
+
+
+def test_a_keras_file_keeps_its_optimizer_and_trains_as_in_fit_of_keras(tiny, digits_records, tmp_path, capfd):
+    import keras
+
+    from tpu_components.core.examples import records
+    from tpu_components.core.examples.artifacts import Manifest
+
+    inputs = keras.Input((8, 8, 1))
+    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 16)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(body))
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.8), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.save(path := tmp_path / "own.keras")
+    params = replace(tiny, model=str(path), learning_rate=0.001, epochs=1, batch_size_per_replica=1259)
+    train_model(params, digits_records, tmp_path / "model")
+    assert "own optimizer SGD, loss sparse_categorical_crossentropy" in capfd.readouterr().err
+    split = records.load_split(digits_records, Manifest.load(digits_records), "train")
+    model.fit(split.inputs, split.labels, batch_size=1259, epochs=1, verbose=0)
+    received = weights_of(tmp_path / "model")
+    assert not any(name.startswith("optimizer") for name in received), "the weights, once"
+    for expected, name in zip(model.get_weights(), sorted(received), strict=True):
+        assert np.allclose(received[name], expected, atol=1e-6)
+
+
+_STEP = """
+import keras
+
+@keras.saving.register_keras_serializable()
+class Own(keras.Model):
+    def train_step(self, {arguments}):
+        {body}
+
+def build_model(image_shape, num_classes):
+    inputs = keras.Input(image_shape, dtype="uint8")
+    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 16)(inputs))
+    return Own(inputs, keras.layers.Dense(num_classes, activation="softmax")(body))
+"""
+_STEPS = {
+    "tensorflow": ("data", "return {'loss': super().train_step(data)['loss'] * 1}"),
+    "jax": ("state, data", "return super().train_step(state, data)"),
+    "lost": ("data", "return {'los': super().train_step(data)['loss']}"),
+}
+
+
+def test_a_training_step_of_the_models_own_is_run_or_refused_by_its_backend(tiny, digits_records, tmp_path, capfd):
+    for name, (arguments, body) in _STEPS.items():
+        (tmp_path / f"{name}.py").write_text(_STEP.format(arguments=arguments, body=body))
+    params = replace(tiny, epochs=1)
+    train_model(replace(params, model=str(tmp_path / "tensorflow.py")), digits_records, tmp_path / "model")
+    assert "own train_step (it gets padding as examples of weight 0" in capfd.readouterr().err
+    (entry,) = _history(tmp_path / "model")
+    assert entry["validation_accuracy"] > 0.5
+    with pytest.raises(InputError, match=r"train_step\(state, data\) is not of the backend tensorflow. .*backend=jax"):
+        train_model(replace(params, model=str(tmp_path / "jax.py")), digits_records, tmp_path / "no")
+    with pytest.raises(InputError, match="train_step returns los: expected its loss too"):
+        train_model(replace(params, model=str(tmp_path / "lost.py")), digits_records, tmp_path / "no")
+
+
+@pytest.mark.heavy  # A process of its own, with the jax backend: 15 s.
+def test_a_training_step_of_the_jax_backend_is_run_there(tiny, digits_records, tmp_path, run_step):
+    (path := tmp_path / "own.py").write_text(_STEP.format(arguments=_STEPS["jax"][0], body=_STEPS["jax"][1]))
+    params = replace(tiny, model=str(path), epochs=1, backend="jax")
+    done = run_step("train_model", params, records=digits_records, output=tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    assert _history(tmp_path / "model")[0]["validation_accuracy"] > 0.5
