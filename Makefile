@@ -123,7 +123,7 @@ lock:  ## Needs uv; the lock holds hashes and names no index.
 	  uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	    --group pyproject.toml:$$image-image --constraint requirements.lock --output-file docker/$$image.lock || exit; \
 	done
-	sed -n 's/ *\\$$//; /^[a-z0-9]/p' requirements.lock | grep -vE '^(pillow|pyarrow)==' >build/beam-constraints.txt
+	sed -n 's/ *\\$$//; /^[a-z0-9]/p' requirements.lock | grep -vE '^(cachetools|pillow|pyarrow)==' >build/beam-constraints.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	  --group pyproject.toml:beam-image --constraint build/beam-constraints.txt --no-annotate --output-file docker/beam.lock
 
