@@ -95,7 +95,7 @@ def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:
 
 
 def thumbnail(pixels: np.ndarray) -> str:
-    """Return a small picture's address, which holds it; a smaller one stays as it is."""
+    """Return a picture as a `data:` URI: a JPEG thumbnail, or a PNG file of the same size if the picture is small."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     if max(image.size) > _THUMBNAIL_PIXELS:
         image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))

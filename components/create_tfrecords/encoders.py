@@ -58,12 +58,13 @@ class EncodedExample:
 
     Attributes:
         fields: Fields of its record, without label and key.
-        counts: Counts that its split's statistics add up, as `measuring.COUNTS` has them.
-        identity: Equal for equal examples.
-        picture: Small picture from which an image's look is taken.
-        figures: Figures of it beside those of the picture, as `measuring.FIGURES` has them: height and width, or words,
-            thousandths of them that are unknown, and tenths of bytes for each. None where it is not measured.
-        num_pixels: Pixels of an image's file, before it is resized.
+        counts: Counts that are summed over the split for its statistics, in the order of `measuring.COUNTS`.
+        identity: Bytes that are equal for equal examples.
+        picture: Small picture of an image, from which its perceptual hash and grey levels are computed; otherwise None.
+        figures: Measurements of the example, in the order of `measuring.FIGURES` and without those of `picture`. For
+            images: height and width. For texts: words, unknown words in thousandths, and bytes per word in tenths. None
+            if the example is not measured.
+        num_pixels: Number of pixels in an image's file, before it is resized.
     """
 
     fields: Mapping[str, bytes | int]

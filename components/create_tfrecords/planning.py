@@ -44,7 +44,12 @@ class DatasetPlan:
     left_out: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
 
     def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
-        """Return the plan with these examples, int[…], in these splits, int8[…], or left out as copies."""
+        """Return a plan with the same listing and other splits.
+
+        Args:
+            examples: Indices of the examples, int[…].
+            splits: Split of each of these examples, int8[…]: an index into `SPLITS`, or LEFT_OUT for a copy.
+        """
         rank = np.empty_like(self.whole)
         rank[self.whole] = np.arange(len(rank), dtype=rank.dtype)
         by_rank = np.argsort(rank[examples])
@@ -55,7 +60,7 @@ class DatasetPlan:
 
     @property
     def splits(self) -> np.ndarray:
-        """int8[num_examples], places in `SPLITS`: the split of every example of the listing."""
+        """Split of every example of the listing: int8[num_examples], indices into `SPLITS`, or LEFT_OUT."""
         splits = np.full(len(self.listing.keys), LEFT_OUT, np.int8)
         for name, indices in self.order.items():
             splits[indices] = SPLITS.index(name)
@@ -68,7 +73,7 @@ class DatasetPlan:
 
 
 def _where(listing: Listing, params: WriteParams) -> str:
-    """Say, in words, where more data would help."""
+    """Return advice about which data to add to a split, as the end of an error message; empty if there is none."""
     if params.group_column:
         return ", or use other groups"
     if params.task == CLASSIFICATION and params.stratify and listing.splits is None:

@@ -46,11 +46,11 @@ def count_workers(params: WriteParams) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """The words of the texts of a plan.
+    """Words of the texts of a plan.
 
     Attributes:
-        words: uint64[num_examples]: equal for texts of the same words.
-        counts: Number of times that each word stands in the texts that train.
+        words: Hash of the words of each text: uint64[num_examples], equal for texts with the same words.
+        counts: Number of times that each word occurs in the training split.
     """
 
     words: np.ndarray
@@ -141,14 +141,14 @@ def _is_utf8(text: bytes) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A data set that can be written; the same in every process that prepares it by the same parameters.
+    """A data set that is ready to be written; equal in all processes that prepare it with the same parameters.
 
     Attributes:
         params: The parameters.
-        plan: Its plan; texts of the same words are in one split.
+        plan: Examples of each split. Texts with the same words are in the same split.
         encoder: Encoder of its examples.
-        bytes_each: Estimated size of a record.
-        survey: The words of its texts; None for images.
+        bytes_each: Estimated size of a record, in bytes.
+        survey: Word counts of the texts, from `survey_texts`; None for images.
     """
 
     params: WriteParams
@@ -212,7 +212,7 @@ def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None
     Args:
         params: Parameters by which it was planned.
         plan: The plan.
-        survey: The words of its texts, where they have been read before.
+        survey: Word counts of the texts, if they have been read before.
 
     Raises:
         InputError: If there is nothing that can be encoded as `params` say.

@@ -187,5 +187,11 @@ class FootprintComparison:
 
 
 def _signed(difference: float, words: Callable[[float], str], unit: str) -> str:
-    """Return a difference with its sign and unit; empty if there is none."""
+    """Return a difference as text, with its sign and unit; an empty text for a difference of 0.
+
+    Args:
+        difference: The difference.
+        words: Formats the absolute value.
+        unit: Text after the number.
+    """
     return f"{'-' if difference < 0 else '+'}{words(abs(difference))}{unit}" if difference else ""

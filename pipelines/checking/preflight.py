@@ -1,4 +1,4 @@
-"""Preflight of a configuration from the command line: no run, no records, no TPU."""
+"""Preflight of a configuration from the command line, without a run, written records or a TPU."""
 
 import contextlib
 import dataclasses

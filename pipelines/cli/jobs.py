@@ -47,7 +47,13 @@ class Progress:
 
 
 def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
-    """Print the state of a run, as JSON with further facts; returns the exit code."""
+    """Print the state of a run; returns the exit code.
+
+    Args:
+        submission: The run.
+        as_json: Whether to print JSON instead of text.
+        facts: Further fields of the JSON.
+    """
     lines = [f"{submission.job_id}: {submission.state}, to train on {submission.machine}", ""]
     lines += [f"  {step:<20}{state}" for step, state in submission.steps.items()]
     lines += ["", f"  run   {submission.url}", f"  logs  {submission.logs_url}"]

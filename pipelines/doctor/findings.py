@@ -77,7 +77,13 @@ class Check:
 
 @contextlib.contextmanager
 def lacking(said: str, remedy: str, error: type[Exception] = MissingError) -> Iterator[None]:
-    """Turn an error of the block into a `LackError`; an empty `said` stands for the error's own message."""
+    """Context manager: raise a `LackError` if the `with` block raises `error`.
+
+    Args:
+        said: Message of the `LackError`; empty keeps the message of the original error.
+        remedy: What to do about it.
+        error: Class of the errors to convert; others pass through.
+    """
     try:
         yield
     except error as cause:

@@ -68,10 +68,11 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
 
 
 def sketch_place(place: str) -> DataSketch:
-    """Return the sketch of a folder of records, or of a registered version, as `sketch_at` does.
+    """Return the data sketch (statistics) of a folder of records, or of a registered version; see `sketch_at`.
 
     Raises:
-        InputError: If there is no such thing. For a folder of raw data it names the command that writes records.
+        InputError: If the folder or version does not exist. For a folder of raw data, the message names the command
+            that writes records.
     """
     is_records = parse_reference(place) is not None or storage.exists(storage.join(place, MANIFEST_FILE))
     source = ""

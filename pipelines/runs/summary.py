@@ -22,7 +22,7 @@ _OF_STEPS = ("preflight", "export", "deployment")
 class StepSummary:
     """The outcome of a step: its seconds, and whether its result was taken from an earlier run.
 
-    The seconds are negative in older files, if the clock was set back meanwhile.
+    The seconds can be negative in files of older versions, if the clock was set back during the step.
     """
 
     seconds: float

@@ -191,14 +191,15 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> A
 def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {}) -> Any:
     """Convert a value that a person wrote, or that a platform passed on, to a value of a type.
 
-    Numbers may be texts, as 1e-4 in YAML and as all values of flags and variables, and 32 may be 32.0, as in KFP. A
-    tuple may be a single value, or a text of values with commas between them. Fields with a default may be missing.
-    Ranges are checked by `check_fields`, which dataclasses of parameters call.
+    Numbers may be given as strings: YAML reads 1e-4 as a string, and flags and environment variables are always
+    strings. An integer may be given as a float, because KFP turns 32 into 32.0. A tuple may be a single value, or a
+    string of values separated by commas. Fields with a default may be missing. Ranges are checked by `check_fields`,
+    which dataclasses of parameters call.
 
     Args:
         raw: The value.
-        kind: Type, as for `read`.
-        where: Name of the value in messages, as `training`; empty leaves it out.
+        kind: Type; see `read`.
+        where: Name of the value in messages, for example `training`; empty leaves it out.
         fixed: Fields of a dataclass that are not read, with their values.
 
     Raises:

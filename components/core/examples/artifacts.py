@@ -239,14 +239,14 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
 
 
 def _with_flat_input(artifact: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON, the fields of its input among its own."""
+    """Return a dataclass as a mapping for JSON, with the fields of its `input` moved to the top level."""
     raw = dataclasses.asdict(artifact)
     fields = as_fields(artifact.input)
     return {**raw, "input": fields.pop("kind"), **fields}
 
 
 def _with_nested_input(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the fields of the input, as `_with_flat_input` left them, in a mapping of their own."""
+    """Undo `_with_flat_input`: move the input's fields from the top level back into a nested mapping."""
     fields = typed_values.read({**raw, "kind": raw["input"]}, AnyInput, "input", any_version=True)
     of_input = json.loads(json.dumps(dataclasses.asdict(fields)))  # With those that older files lack.
     return {**{name: value for name, value in raw.items() if name not in of_input}, "input": of_input}
@@ -326,17 +326,17 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
         return Interface(self.input, len(self.class_names), self.task)
 
     def fits(self, manifest: Manifest) -> bool:
-        """Return whether it can answer the examples of a data set, and its answers mean the same there."""
+        """Return whether the model has the same input, task and class names as a data set."""
         return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
 
     def understands(self, manifest: Manifest) -> bool:
-        """Return whether it could answer them if each text were cut into tokens anew, by its own vocabulary."""
+        """Return whether the model fits a data set, or would if the texts were tokenized with its own vocabulary."""
         both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
         same_answers = (self.class_names, self.task) == (manifest.class_names, manifest.task)
         return self.fits(manifest) or (both_texts and same_answers)
 
     def as_dict(self) -> dict[str, Any]:
-        """See `JsonFile`; the fields of the input stand among the others."""
+        """See `JsonFile`; the fields of the input are at the top level."""
         return _with_flat_input(self)
 
     @classmethod

@@ -36,14 +36,17 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
 
 
 def draw_order(num_examples: int, batch_size: int, seed: int, epoch: int, share: Share = WHOLE) -> np.ndarray:
-    """Return which examples an epoch's batches hold, int32[steps, batch]: every one once, then the first ones again.
+    """Return the indices of the examples in an epoch's batches, int32[steps, batch].
+
+    Every example occurs once. The first examples of the order are repeated to fill the last batch.
 
     Args:
         num_examples: Examples of the split.
         batch_size: Examples of a batch.
         seed: Seed of the training.
         epoch: Epoch, from 0.
-        share: Share of the examples, numbered from its first, and of each batch. Hosts have as many steps each.
+        share: This host's share of the examples and of each batch. Indices count from the first example of the share.
+            All hosts have the same number of steps.
     """
     own = len(share.within(num_examples))
     order = np.random.default_rng((seed, epoch, *_of_host(share))).permutation(own)
@@ -52,7 +55,7 @@ def draw_order(num_examples: int, batch_size: int, seed: int, epoch: int, share:
 
 
 def _of_host(share: Share) -> tuple[int, ...]:
-    """Return what draws of this host are told apart by."""
+    """Return the part of a seed that is different on every host; empty for a single host."""
     return () if share == WHOLE else (share.index,)
 
 
@@ -94,7 +97,7 @@ class Cut:
 
     @property
     def filling(self) -> int:
-        """Examples of weight zero that fill this host's part of the last batch up."""
+        """Number of examples of weight zero that fill this host's part of the last batch."""
         return self.steps * self.own_batch - self.own_examples
 
 
@@ -128,7 +131,8 @@ class InMemoryReader:
 class StreamingReader:
     """Batches read from shards in an order drawn anew for every epoch, shuffled within a buffer.
 
-    Hosts share the shards of an epoch out as it has drawn them, so that none has the same ones in every epoch.
+    Every epoch draws a new order of the shards and divides it between the hosts, so that no host reads the same shards
+    in every epoch.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, cut: Cut, seed: int, shuffle_buffer: int) -> None:

@@ -114,10 +114,10 @@ class OpenImage:
     """An image file of which no more than the header has been read.
 
     Attributes:
-        num_pixels: Number of pixels to decode by the header, before it is resized; of a TIFF file in tiles, those of
-            whole tiles.
+        num_pixels: Number of pixels to decode, according to the header; before resizing. Tiled TIFF files count whole
+            tiles.
         num_bytes: Size of the file.
-        decode: Function that reads the rest, as `read_image`.
+        decode: Function that reads the rest of the file and returns the image; see `read_image`.
     """
 
     num_pixels: int
@@ -128,15 +128,15 @@ class OpenImage:
 def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = False) -> Picture:
     """Read an image, resized and converted as the rule says.
 
-    Transparency is dropped, 16 bits are cut to the upper 8, and of an animation the first frame counts.
+    Transparency is dropped, 16 bits are cut to the upper 8, and only the first frame of an animation is read.
 
     Args:
-        content: An image file; or pixels, uint8[height, width, 1 or 3], which are resized without a margin.
+        content: An image file; or pixels, uint8[height, width, 1 or 3], for which the margin of the rule is ignored.
         rule: Size and channels that it is converted to.
-        keep_size: Whether to leave out the last step, resizing; a JPEG file may be reduced all the same.
+        keep_size: Whether to skip the last step, resizing. The JPEG decoder may still reduce the size of the image.
 
     Raises:
-        UnreadableImageError: If the file is no image, is truncated, or has more pixels than the rule allows.
+        UnreadableImageError: If the file is not an image, is truncated, or has more pixels than the rule allows.
     """
     if isinstance(content, bytes):
         return open_image(content, rule, keep_size=keep_size).decode()
@@ -153,13 +153,13 @@ def decode_pixels(content: bytes | np.ndarray, rule: ImageRule) -> np.ndarray:
 def open_image(
     content: bytes, rule: ImageRule, watch: Callable[[], None] | None = None, keep_size: bool = False
 ) -> OpenImage:
-    """Read the header of an image file, and see what the rest would cost.
+    """Read the header of an image file, which says how many pixels it has, without decoding them.
 
     Args:
         content: The file.
         rule: Size and channels that it is converted to.
-        watch: Called again and again while the file is read; to give up, it raises UnreadableImageError. Between two
-            calls some milliseconds pass, or, where the format cannot be read in parts, the time of `num_pixels`.
+        watch: Function that is called every few milliseconds while the file is read. It may raise UnreadableImageError
+            to stop reading. It is not called while a format that cannot be read in parts is decoded.
         keep_size: See `read_image`.
 
     Raises:

@@ -339,15 +339,15 @@ class Regression(Task):
         return standardised_squared_error
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the squared error in standard deviations, the mean of an example's targets."""
+        """Return the squared error of each example in squared standard deviations, averaged over its targets."""
         return np.square((targets.astype(np.float64) - outputs) / self.std).mean(axis=1)
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the absolute error in the targets' units, the mean of an example's targets."""
+        """Return the absolute error of each example in the targets' units, averaged over its targets."""
         return np.abs(targets.astype(np.float64) - outputs).mean(axis=1)
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return R², the mean over targets of the share of their variance that is explained; NaN where one has none."""
+        """Return R², averaged over the targets; NaN if a target has no variance."""
         targets = targets.astype(np.float64)
         left, whole = np.square(targets - outputs).mean(axis=0), targets.var(axis=0)
         return float(np.mean(1 - np.divide(left, whole, out=np.full(len(whole), np.nan), where=whole > 0)))

@@ -22,17 +22,21 @@ class FormatFacts:
     Attributes:
         file: Name of its file or folder.
         bytes: Its size.
-        score: The figure that it is judged by; None where it is not defined. The file calls it by the figure's name.
-        drop_interval: Loss of the figure, from and to, with 95 % confidence; None where that is not known.
-        agreement: Share of the examples compared that it answers as the trained model does.
-        num_compared: Number of examples that it was compared on: all, or a random sample where it takes one at a time;
-            the score is of all then, what the sample loses taken off. None in older files, which compared all.
-        most_disagreeing: Number of all examples that it answers otherwise at most, with 95 % confidence.
+        score: Value of the metric by which formats are compared; None if it is undefined. In the file, the key is the
+            name of the metric.
+        drop_interval: 95 % confidence interval of the loss of that metric, (low, high); None if it is unknown.
+        agreement: Share of the compared examples for which the format predicts the same as the trained model.
+        num_compared: Number of compared examples: all, or a random sample if the format takes one example at a time.
+            For a sample, `score` is the trained model's score on all examples minus the loss on the sample. None in
+            older files, which compared all examples.
+        most_disagreeing: Upper bound, with 95 % confidence, of the number of examples for which the format predicts
+            something else than the trained model.
         max_difference: Largest difference of a probability or standardised number from the trained model's.
-        latency_ms: Time of one example.
-        examples_per_second: In bulk; None in older files.
-        latency_spread: Least and most of the repeated measurements; None in older files, which measured once.
-        rate_spread: The same of `examples_per_second`.
+        latency_ms: Time to predict one example, in milliseconds.
+        examples_per_second: Throughput with batches; None in older files.
+        latency_spread: Smallest and largest latency of the repeated measurements; None in older files, which measured
+            once.
+        rate_spread: Smallest and largest `examples_per_second` of the repeated measurements; None in older files.
     """
 
     file: str
@@ -175,11 +179,11 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
 
 def read_format_facts(raw: Mapping[str, Any], judged: str) -> FormatFacts:
-    """Read what was measured of one format.
+    """Read the measurements of one exported format.
 
     Args:
-        raw: Facts as the file has them.
-        judged: The name of the judged figure in it.
+        raw: Measurements of the format, from the JSON file.
+        judged: Name of the metric by which the formats are compared, for example `accuracy`.
     """
     facts: FormatFacts = typed_values.read(_renamed(raw, judged, "score"), FormatFacts, "formats")
     return facts

@@ -38,7 +38,7 @@ def json_object(text: str) -> dict[str, Any]:
     """Parse the value of a flag as a JSON object.
 
     Raises:
-        argparse.ArgumentTypeError: If it is none.
+        argparse.ArgumentTypeError: If the text is not a JSON object.
     """
     try:
         value = json.loads(text)
