@@ -1,4 +1,4 @@
-"""What examples have beside their target, such as the site of a photo and its size: by it a gate judges them in slices.
+"""Properties of examples besides the target, for example site and size of a photo. The gate evaluates slices by them.
 
 records/slices.npz   for each column its name and its values, and for each split int32[num_examples] in stored order:
                      which of the values; of images for each split int32[num_examples]: pixels of their files
@@ -24,13 +24,13 @@ def save_slices(
     stored: Mapping[str, np.ndarray],
     sizes: Mapping[str, np.ndarray],
 ) -> None:
-    """Write the values of columns and the sizes of images beside records; nothing where there are none.
+    """Write the values of columns and the sizes of images beside records; writes no file if there are neither.
 
     Args:
-        directory: The records' folder.
-        columns: A value for every example that is listed, by the column's name.
-        stored: Examples of each split, int[num_examples], in stored order.
-        sizes: Pixels of the files of each split's images, int32[num_examples], in stored order; empty for texts.
+        directory: Folder of the records.
+        columns: Values of every example of the listing, by the name of the column.
+        stored: Examples of each split in stored order: int[num_examples], indices into the listing.
+        sizes: Number of pixels in the images' files, by split in stored order: int32[num_examples]; empty for texts.
     """
     arrays: dict[str, Any] = {_of_size(split): rows for split, rows in sizes.items()}
     for number, column in enumerate(columns.values()):
@@ -42,13 +42,14 @@ def save_slices(
 
 
 def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
-    """Return what records keep of a split's examples, in stored order.
+    """Return the properties of a split's examples, in stored order.
 
-    These are str[num_examples] by the column's name, and `size` of images, int32[num_examples], unless a column is
-    called so.
+    Returns:
+        str[num_examples] for each column, by its name. For images also `size`, int32[num_examples], unless a column has
+        this name.
 
     Raises:
-        InputError: If their file is damaged.
+        InputError: If the file is damaged.
     """
     path = records_dir / SLICES_FILE
     if not path.is_file():
