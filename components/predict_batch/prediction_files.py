@@ -1,4 +1,4 @@
-"""The files of predictions: planned before an example is answered, collected from workers, published as a folder."""
+"""Plans the files of predictions, collects them from workers, and publishes them as a folder."""
 
 import dataclasses
 import json

@@ -176,7 +176,7 @@ class StreamingReader:
         return tf.function(read, autograph=False), tf.function(self._parse, autograph=False)
 
     def _parse(self, batches: Any, start_step: Any) -> Any:
-        """Turn batches of serialized examples, from a step on, into batches as `EpochReader` says."""
+        """Parse batches of serialized examples, from a step on, to batches for `EpochReader.batches`."""
         tf, cut = tensorflow(), self._cut
 
         def weigh(step: Any, fields: Any) -> Any:

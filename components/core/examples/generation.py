@@ -58,7 +58,7 @@ def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.
 def generate(
     step: Step, state_size: int, prompts: np.ndarray, length: int, temperatures: Sequence[float], seed: int
 ) -> np.ndarray:
-    """Continue texts; equal arguments give equal ones, as far as `step` does.
+    """Continue texts. Equal arguments give equal texts, if `step` is deterministic.
 
     Args:
         step: The model.

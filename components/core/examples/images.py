@@ -42,11 +42,11 @@ _START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each of a progressive JPEG is a 
 
 
 class UnreadableImageError(Exception):
-    """The bytes are no image, or a damaged one. The message is the reason, without the path."""
+    """The file is not an image, or is damaged. The message is the reason, without the path."""
 
 
 def has_image_suffix(name: str) -> bool:
-    """Return whether a file is named like an image of a format that can be read, or could with a plugin."""
+    """Return whether a file has the suffix of an image format that can be read, possibly with a plugin."""
     suffix = PurePosixPath(name).suffix.lower()
     return suffix in _PLUGIN_FORMATS or Image.registered_extensions().get(suffix) in SERVED_FORMATS
 
@@ -63,7 +63,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def _orientation(jpeg: bytes) -> int:
-    """Read EXIF's orientation of a JPEG file, from 1 (as it is) to 8; 1 where it has none."""
+    """Read the EXIF orientation of a JPEG file, from 1 (upright) to 8; 1 if it has none."""
     if _EXIF_IN_JPEG not in jpeg or _EXIF_IN_JPEG not in _before_pixels(jpeg):
         return 1
     try:
@@ -203,7 +203,11 @@ def open_image(
 
 
 def middle(pictures: Any, size: Sequence[int]) -> Any:
-    """Return the middle of pictures of one shape, uint8[N, height, width, channels]; `size` begins with its sides.
+    """Return center crops of pictures with the same shape, uint8[N, height, width, channels].
+
+    Args:
+        pictures: The pictures.
+        size: Height and width of the crop; further elements are ignored.
 
     Example:
         >>> middle(np.arange(16).reshape(1, 4, 4, 1), (2, 2))[0, :, :, 0].tolist()
@@ -390,7 +394,7 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
                 f"{brand}, which cannot be read here: install {plugin}, or convert it"
             ) from error
         raise UnreadableImageError("not an image") from error
-    except Exception as error:  # On hostile bytes Pillow's decoders raise whatever their parsing meets.
+    except Exception as error:  # For malicious files, Pillow's decoders raise many classes of errors.
         raise UnreadableImageError(f"damaged image: {error}") from error
 
 

@@ -298,7 +298,7 @@ class MultiLabel(Task):
         return ((outputs > THRESHOLD) == (targets > 0)).mean(axis=1)
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the F1 of all labels of all examples together; 0 where none is true or predicted."""
+        """Return the micro-averaged F1 score; 0 if no label is true or predicted."""
         true, predicted = targets > 0, outputs > THRESHOLD
         return float(2 * (true & predicted).sum() / max(true.sum() + predicted.sum(), 1))
 
@@ -387,14 +387,14 @@ TASKS = {task.name: task for task in (Classification(), MultiLabel(), Regression
 
 
 def judged_figure(metrics: Mapping[str, Any]) -> str:
-    """Return the figure that tells most of a run, of those that are known; empty if none is."""
+    """Return the name of the metric by which models are compared; empty if `metrics` has no such metric."""
     # The other tasks' first: a language model has an accuracy too.
     return next((task.judged for task in reversed(TASKS.values()) if metrics.get(task.judged) is not None), "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """The input and output of a model, as far as its code has to know.
+    """The input and output of a model.
 
     Attributes:
         input: Kind of example.

@@ -31,7 +31,7 @@ BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price
 
 
 def billed_by(target: str) -> str:
-    """Name the price list of a target; Compute Engine's without a target, as in files of old versions."""
+    """Return the name of a target's price list; without a target (in files of old versions) that of Compute Engine."""
     return BILLED_BY.get(target, BILLED_BY[KUBEFLOW])
 
 

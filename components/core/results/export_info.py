@@ -21,7 +21,7 @@ class FormatFacts:
 
     Attributes:
         file: Name of its file or folder.
-        bytes: Its size.
+        bytes: Size in bytes.
         score: Value of the metric by which formats are compared; None if it is undefined. In the file, the key is the
             name of the metric.
         drop_interval: 95 % confidence interval of the loss of that metric, (low, high); None if it is unknown.
