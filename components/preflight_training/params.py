@@ -1,4 +1,4 @@
-"""What a user may set, and what comes back."""
+"""Parameters and result of preflight."""
 
 import dataclasses
 import math
@@ -9,16 +9,16 @@ from tpu_components.core.base.typed_values import Amount, NotNegative, Positive,
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
-# When a training is stopped: after so many times what is estimated, which leaves out start-up, validation and
-# checkpoints, and is at times wrong; at least the floor, or that doubled, so that equal work has equal limits.
+# Time limit of a training: a multiple of the estimate, because the estimate may be wrong and leaves out start-up,
+# validation and checkpoints. It is rounded up to the floor times a power of two, so that equal work has equal limits.
 TIMEOUT_FACTOR = 3
 TIMEOUT_FLOOR_SECONDS = 4 * 3600
-# After which Vertex AI cancels a task of a pipeline: https://cloud.google.com/vertex-ai/docs/quotas#pipelines
+# Time after which Vertex AI cancels a task of a pipeline: https://cloud.google.com/vertex-ai/docs/quotas#pipelines
 VERTEX_TASK_SECONDS = 7 * 24 * 3600
 
 
 def timeout_seconds(run_seconds: float) -> int:
-    """Return when to stop a training whose epochs are estimated to take so long: after 7 days at the latest.
+    """Return the time limit of a training from the estimated time of its epochs; at most 7 days.
 
     Example:
         >>> timeout_seconds(60) / 3600, timeout_seconds(3 * 3600) / 3600
@@ -77,12 +77,12 @@ class PreflightResult:
         passed: Whether the training step compiles for the machine, fits its memory and keeps every budget.
         machine: The machine's short name.
         verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
-        reasons: Why it did not pass; empty where it did.
+        reasons: Reasons for which the training did not pass; empty if it passed.
         step_ms: Time of a step on the device.
         epoch_seconds: Time of an epoch, waiting for data included.
-        usd_per_run: Expected price of a run; 0 where no price is known.
-        timeout_seconds: When the training is to be stopped; 0 where its time is not known.
-        footprint: Fields of the `Footprint` on it; empty where it does not fit.
+        usd_per_run: Expected price of a run; 0 if no price is known.
+        timeout_seconds: Time limit of the training; 0 if its time is unknown.
+        footprint: Fields of the training's `Footprint`; empty if the training does not fit.
     """
 
     passed: bool

@@ -96,11 +96,11 @@ COMMANDS = (
     ),
     Command(
         "drift",
-        "whether data look like others: 0 no drift, 3 drifted",
-        "Compare the figures that records have of their examples (brightness, contrast, sharpness, colours, sizes; "
-        "words and unknown ones; classes or targets; what was set aside) with those of other records, or of those "
-        "that a registered version was made of. A figure has drifted where chance explains the difference in fewer "
-        "cases than the confidence leaves, all figures together, and where it is large enough to matter.",
+        "test whether data have drifted: 0 no drift, 3 drifted",
+        "Compare the statistics of records (brightness, contrast, sharpness, colours, sizes; words and unknown words; "
+        "classes or targets; unreadable inputs) with those of other records, or with those of a registered version's "
+        "training data. A statistic has drifted if the difference is significant at the confidence, corrected for the "
+        "number of statistics, and if it is large enough to matter.",
         "runs/flowers/records --against flowers@champion",
         "models.drift",
         (
@@ -109,20 +109,20 @@ COMMANDS = (
                 "--against",
                 required=True,
                 metavar="RECORDS|VERSION",
-                help=f"the records to compare them with, or a version: {VERSION_FORMS}",
+                help=f"records to compare with, or a version: {VERSION_FORMS}",
             ),
             WORKSPACE,
             confidence("data that are alike"),
-            argument("--output", type=output_file, metavar="FILE", help="page to write, as drift.html"),
+            argument("--output", type=output_file, metavar="FILE", help="page to write, for example drift.html"),
             json_flag(),
         ),
     ),
     Command(
         "monitor",
-        "whether a server's predictions look like those evaluated: 0 no drift, 3 drifted",
-        "Compare the predictions that a server has logged (`tpu-pipelines serve --log FILE`) with those that the same "
-        "format of the version made of its test split: confidence and mix of classes, by the rules of `drift`, and "
-        "the requests' time with a limit that 95 of 100 are to keep to.",
+        "test whether a server's predictions have drifted: 0 no drift, 3 drifted",
+        "Compare the predictions that a server has logged (`tpu-pipelines serve --log FILE`) with the version's "
+        "predictions for its test split, made with the same export format: confidence and mix of classes, with the "
+        "tests of `drift`. With --latency-ms, also test whether 95 of 100 requests are answered within this time.",
         "log.jsonl --against digits@champion --latency-ms 50",
         "models.monitor",
         (
@@ -133,7 +133,7 @@ COMMANDS = (
                 "--latency-ms",
                 type=number("a number above 0", lambda limit: 0 < limit < math.inf),
                 metavar="MS",
-                help="time that 95 of 100 requests may take",
+                help="time limit for 95 of 100 requests, in milliseconds",
             ),
             confidence("logs like the evaluation"),
             json_flag(),

@@ -25,7 +25,7 @@ _PIPELINE = "training-pipeline-"
 def entry_key(step: str, cache_key: str) -> str:
     """Return the key of a step's entry, which kfp.local computes from the step's cache key.
 
-    This is a copy of LocalCache.compute_key in kfp/local/cache.py. Importing kfp takes a second, which would delay a run
+    This copies LocalCache.compute_key in kfp/local/cache.py. Importing kfp takes a second, which would delay runs
     whose steps are all cached.
     """
     return hashlib.sha256(f"comp-{step.replace('_', '-')}\0{cache_key}".encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""Training batches, as a device is fed with them.
+"""Training batches.
 
-An epoch is a pure function of seed, epoch and step, so that a killed job can take it up again. It holds every example
-exactly once. The last batch is filled up with examples of weight zero, real ones, so that shapes are static and batch
-normalisation sees no blank images. Of several hosts each reads its share of the examples, and gives its part of every
-batch.
+The batches of an epoch depend only on seed, epoch and step, so that a killed job can be resumed. Every epoch has every
+example exactly once. The last batch is filled with real examples of weight zero, so that shapes are static and batch
+normalisation sees no blank images. Each of several hosts reads its share of the examples, and produces its part of
+every batch.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, Manifes
 from tpu_components.core.examples.records import static_options, tensorflow
 
 AUTO, HOST, DEVICE = "auto", "host", "device"
-RESIDENCIES = (AUTO, HOST, DEVICE)  # Where a split may lie while it is trained on.
-_READ_AT_ONCE = 4  # Shards read side by side while streaming.
+RESIDENCIES = (AUTO, HOST, DEVICE)  # Places of the training split during training.
+_READ_AT_ONCE = 4  # Number of shards that are read in parallel while streaming.
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
@@ -60,7 +60,7 @@ def _of_host(share: Share) -> tuple[int, ...]:
 
 
 class EpochReader(Protocol):
-    """Gives a host's part of the batches of an epoch."""
+    """Produces a host's part of the batches of an epoch."""
 
     def batches(self, epoch: int, start_step: int) -> Any:
         """Return a tf.data.Dataset of (inputs, targets, float32[batch] weights); see `Interface.batch_shapes`."""
@@ -92,7 +92,7 @@ class Cut:
 
     @property
     def own_batch(self) -> int:
-        """Examples of a batch that this host gives."""
+        """Number of examples in this host's part of a batch."""
         return self.batch_size // self.share.count
 
     @property
@@ -190,7 +190,7 @@ class StreamingReader:
 
 
 def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
-    """Return whether a split of this size is read once, and not again every epoch."""
+    """Return whether a split of this size is held in memory, and not read again in every epoch."""
     return decoded_bytes <= in_memory_mib << 20
 
 
@@ -221,7 +221,7 @@ def open_training_split(
     shuffle_buffer: int,
     share: Share = WHOLE,
 ) -> EpochReader:
-    """Return the reader that fits: in memory where the host's decoded share is small enough, else streaming.
+    """Return an in-memory reader if the host's decoded share is small enough, else a streaming reader.
 
     Raises:
         InputError: If there is no training split.
