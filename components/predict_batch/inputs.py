@@ -41,7 +41,7 @@ class Inputs:
         contents: Function that returns the contents of examples, int[…]; None if they are files below `root`.
         are_in_place: Whether contents that are parts of files are in files of the source, and not unpacked here.
         root: Folder that keys are relative to.
-        stored: Input as records hold it; None for every other source.
+        stored: Input of stored records; None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
         types: Arrow's names of the types of these values.
     """

@@ -34,7 +34,7 @@ class Plan:
 
     Attributes:
         params: Source to read, and the form to write.
-        work: What every worker needs to know.
+        work: Settings of the workers.
         model: The model.
         inputs: The examples.
         digest: Digest of everything that the content of the files depends on.

@@ -29,7 +29,7 @@ from tpu_pipelines.runs.exports import export_run
 from tpu_pipelines.runs.run_local import RunOutcome, clean_runs, delete_run, run_local
 from tpu_pipelines.runs.summary import Summary
 
-_ACTIONS = ("list", "clean", "delete")  # Of `runs`.
+_ACTIONS = ("list", "clean", "delete")  # Actions of the command `runs`.
 _HEADLINES = (
     "bits_per_character",
     "accuracy",
@@ -95,7 +95,7 @@ def _describe_export(export: ExportInfo) -> list[str]:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Export the model of a run whatever the gate says."""
+    """Export the model of a run, even if the gate has rejected it."""
     output = arguments.output or arguments.run / "export"
     exported = export_run(arguments.run, arguments.overrides, output)
     text = "\n".join([*_describe_export(exported), "", os.path.relpath(output)])
@@ -164,7 +164,7 @@ def runs(arguments: argparse.Namespace) -> int:
 
 
 def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
-    """Ask on a terminal whether something may be deleted, unless --yes says so.
+    """Ask on a terminal for the confirmation of a deletion, unless --yes is set.
 
     Raises:
         InputError: If there is neither a terminal nor --yes.

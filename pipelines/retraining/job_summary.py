@@ -284,11 +284,11 @@ def _load(kind: type[_File], directory: Path) -> _File | None:
 
 
 def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> NamedFootprint | None:
-    """Return the training of the champion that an evaluation has compared with, where its version keeps that.
+    """Return the footprint of the champion that an evaluation has compared with; None if its version has none.
 
     Args:
         evaluation: The evaluation.
-        look_up: Returns how the registry's champion is named now, of whatever version it is by now.
+        look_up: Returns the reference of the registry's current champion, which may be a later version.
     """
     champion = evaluation.registered_champion if evaluation else None
     if not champion or not champion.version:

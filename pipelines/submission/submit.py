@@ -74,7 +74,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
 
     Args:
         config: Configuration to run.
-        target: The platform, as `vertex`.
+        target: The platform, for example `vertex`.
         settings: Project, region, bucket and images.
 
     Raises:
