@@ -51,7 +51,7 @@ class PredictParams:
         check_fields(self)
         if taken := sorted({*self.keep} & {"id", *ANSWER_FIELDS}):
             raise InputError(
-                f"keep must not name {taken[0]!r}, as which every answer has a value of its own, or the id. Received: "
+                f"keep must not name {taken[0]!r}: every prediction has a field of this name already. Received: "
                 f"keep={list(self.keep)}. Leave it out, or rename the column."
             )
         if self.form == PARQUET:

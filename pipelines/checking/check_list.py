@@ -204,7 +204,7 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
     """Yield messages about settings that are useless for the data."""
     if config.training.early_stopping_epochs and VALIDATION not in overview.split_examples:
         yield (
-            "training.early_stopping_epochs looks at the training loss, as there is no validation split: set "
+            "training.early_stopping_epochs uses the training loss, because there is no validation split: set "
             "data.validation_fraction"
         )
     counts = overview.class_examples

@@ -138,7 +138,7 @@ def confidence(what: str) -> Argument:
 def limit(name: str, what: str) -> Argument:
     """Return a limit for the comparison with another training; `what` names the limited figure."""
     text = f"with --against: by how much {what}, as a share (default: {LIMIT})"
-    return _share(name, text, "a share that is not negative, as 0.2", lambda share: 0 <= share < math.inf)
+    return _share(name, text, "a share that is not negative, for example 0.2", lambda share: 0 <= share < math.inf)
 
 
 def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argument, Argument]:
@@ -155,7 +155,10 @@ WORKSPACE = argument(
     "--workspace", type=user_path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
 )
 MARKDOWN = argument(
-    "--markdown", type=added_to, metavar="FILE", help="add what CI shows to a file, as $GITHUB_STEP_SUMMARY"
+    "--markdown",
+    type=added_to,
+    metavar="FILE",
+    help="append a report for CI to a file, for example $GITHUB_STEP_SUMMARY",
 )
 POLL = argument(
     "--poll-seconds",
@@ -175,7 +178,7 @@ EXPORTED = (
     ),
     WORKSPACE,
 )
-JOB = argument("name", metavar="NAME", help="of the configuration, or the id of a job")
+JOB = argument("name", metavar="NAME", help="name of the runs, or the id of a job")
 # Arguments of every command.
 LOUDNESS = Group(
     (

@@ -31,7 +31,7 @@ def predict(arguments: argparse.Namespace) -> int:
     """Predict inputs with an exported model: to a file, as a continued text, or as one line per input."""
     if arguments.output is None and (arguments.columns or arguments.keep):
         raise InputError(
-            "--columns and --keep are for answers in a file. Received: no --output. Set it, as answers.jsonl."
+            "--columns and --keep need --output. Received: no --output. Set it, for example to answers.jsonl."
         )
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         uri = exports.find_export(arguments.model, arguments.workspace)

@@ -132,7 +132,7 @@ def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ..
     if not runs:
         raise InputError(
             f"Cannot compare {', '.join(map(str, paths))}: there is no {SUMMARY_FILE} in it. Expected the folder of a "
-            "run that has ended, as runs/digits."
+            "run that has ended, for example runs/digits."
         )
     return runs, tuple(path for path in paths if path not in runs)
 

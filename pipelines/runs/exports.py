@@ -117,7 +117,7 @@ def source_to_answer(inputs: Sequence[str]) -> str:
     """
     if len(inputs) != 1:
         raise InputError(
-            f"--output takes one INPUT: a folder, a table or a source as csv:FILE. Received: {len(inputs)}. Put them "
+            f"--output takes one INPUT: a folder, a table or a source like csv:FILE. Received: {len(inputs)}. Put them "
             "into one folder, or list them in a CSV file."
         )
     return inputs[0] if split_source(inputs[0])[0] == RECORDS else source_of(inputs[0])
@@ -161,7 +161,7 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportI
     if missing:
         raise InputError(
             f"Cannot export {run_dir}: it has no {missing[0]}, as the folder of a run that has trained does. Name "
-            "one, as runs/digits."
+            "one, for example runs/digits."
         )
     params = read_export(Summary.load(run_dir).config.get("export", {}), overrides)
     from tpu_components.export_model import export_model

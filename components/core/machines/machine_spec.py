@@ -362,8 +362,8 @@ class MachineSpec:
     """Machine of a training job on Vertex. Every instance is valid for Vertex.
 
     Attributes:
-        name: Short name, as `tpu-pipelines machines` lists them; may stand for the whole section. Vertex's own fields,
-            the next four, say the same, and follow from it where they are left out.
+        name: Short name, from the list of `tpu-pipelines machines`; may be used in place of the whole section. The next
+            four fields are Vertex AI's own names for the same machine, and are derived from the short name if left out.
         machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`.
         accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; else empty.
         accelerator_count: Number of cores with `cloud-tpu`; else 0.

@@ -23,7 +23,7 @@ def require_names(asked: Mapping[str, str]) -> None:
     """
     if strange := [name for name in asked if not _NAME.fullmatch(name)]:
         raise InputError(
-            f"beam_options must have names of Beam's options, as worker_machine_type. Received: {strange[0]!r}."
+            f"beam_options must have names of Beam's options, such as worker_machine_type. Received: {strange[0]!r}."
         )
 
 
