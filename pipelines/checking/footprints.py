@@ -35,7 +35,7 @@ def load_baseline(text: str) -> NamedFootprint:
         text: `REGISTRY/MODEL@VERSION_OR_ALIAS`, a folder that preflight wrote, or its `preflight.json`.
 
     Raises:
-        InputError: If there is no such thing, or it has no footprint.
+        InputError: If the version, folder or file does not exist, or has no footprint.
     """
     origin = origin_of(text)
     return _of_report(text) if origin is None else _of_version(origin)

@@ -147,7 +147,7 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
 
 
 def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
-    """Return a machine with the region, spot price and time limit of the configured one, where it can have them."""
+    """Return a machine with the region, spot price and time limit of the configured machine, as far as possible."""
     if configured is None:
         return machine
     region = configured.region if configured.region in machine.slice.regions else ""

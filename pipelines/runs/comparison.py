@@ -124,7 +124,7 @@ def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ..
     """Divide paths, for example from `runs/*`, into finished runs and others.
 
     Raises:
-        InputError: If there is nothing of that name, or no run among them.
+        InputError: If a path does not exist, or none of the paths is a run.
     """
     if missing := [path for path in paths if not path.exists()]:
         raise InputError(f"Cannot compare {missing[0]}: there is no such folder. Check the path.")

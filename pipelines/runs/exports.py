@@ -41,7 +41,7 @@ def find_export(name: str, workspace: Path) -> str:
         workspace: Folder for runs, with the registry.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no export with this name.
     """
     if (named := parse_reference(name)) is not None:
         registry, version = named
@@ -83,7 +83,7 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
         others: Description of other accepted values, for the error message; empty if only versions are accepted.
 
     Raises:
-        InputError: If there is no such thing.
+        InputError: If the version or path does not exist.
     """
     if parse_reference(name) is not None or (
         others and (storage.is_remote(name) or os.path.exists(os.path.expanduser(name)))

@@ -110,7 +110,7 @@ def find_run(workspace: Path, reference: str) -> tuple[str, str]:
         reference: `NAME` for the latest run, which may be unfinished, or for example `NAME@3` for an earlier run.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no such run.
     """
     name, _, asked = reference.partition("@")
     number = f"{int(asked):04d}" if asked.isdecimal() else asked or LATEST

@@ -448,7 +448,7 @@ def delete_run(workspace: Path, reference: str) -> Deleted:
         reference: See `history.find_run`.
 
     Raises:
-        InputError: If there is none, or a run of that name is going on.
+        InputError: If the run does not exist, or a run of that name is in progress.
     """
     name, number = history.find_run(workspace, reference)
 
