@@ -1,4 +1,4 @@
-"""KFP wrappers of create_tfrecords: as one step, fanned out or by Beam, and of what says what the data are."""
+"""KFP wrappers of create_tfrecords: as one step, fanned out, or with Beam; and of the digest of a source."""
 
 from typing import Any, Dict, List
 
@@ -29,9 +29,10 @@ def create_tfrecords(
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def list_source(source: str, data: Dict[str, Any] = {}) -> str:
-    """List the source; returns a digest of what it holds now.
+    """List the source; returns a digest of its current content.
 
-    It runs each time. A platform's cache knows data by their path alone: this is how it hears that they have changed.
+    This step always runs. A platform's cache identifies data only by their path; the digest is an input of the next
+    step, so that the cache detects changed data.
     """
     from tpu_components.core.base.termination import heard
     from tpu_components.core.step.step_inputs import params_from
@@ -105,7 +106,7 @@ def merge_parts(
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
-    """Put the parts of all ranges together as records; returns the number of examples."""
+    """Merge the parts of all ranges to records; returns the number of examples."""
     inputs = {**data, **locals()}
     from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
@@ -131,7 +132,7 @@ def write_with_beam(
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
-    """Have the workers of an Apache Beam runner write records; returns the number of examples."""
+    """Write records with the workers of an Apache Beam runner; returns the number of examples."""
     inputs = {**data, **locals()}
     from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams

@@ -1,4 +1,7 @@
-"""Examples that stand in a data set more than once: equal ones, and pictures or texts that are nearly so."""
+"""Finds duplicates and near-duplicates (pictures and texts) among the examples of a data set.
+
+Pictures are compared by perceptual hashes. Names in the code call the hash of a picture its look.
+"""
 
 import dataclasses
 import functools
@@ -15,20 +18,20 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.create_tfrecords.splitting import LEFT_OUT
 
 LOOKED_AT_ONCE = 64  # Pictures: enough for arrays to pay, few enough to stay in a processor's cache.
-LOOK_SHAPE = (8, 9)  # Of a picture's look: grey, averaged over as many rows and columns.
+LOOK_SHAPE = (8, 9)  # Rows and columns of a perceptual hash; each element is the mean grey level of its part.
 # By JPEG's weights, which keeps these grey levels and blurs colours.
 _GREY_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)
-_MAX_SIDE = 64  # Of what a look is taken from: larger pictures are thinned out first.
-_LEAST_CONTRAST = 3.0  # Standard deviation of a look; below it, pictures are plain, and alike by being so.
+_MAX_SIDE = 64  # Larger pictures are subsampled before they are hashed, to at least this number of pixels per side.
+_LEAST_CONTRAST = 3.0  # Standard deviation of a hash. Pictures below it are plain, and would all be near-duplicates.
 _LEAST_CORRELATION = 0.996
-_MAX_BITS = 10  # Of 64, in which the looks of near copies differ at most.
-_COMPARED_AT_ONCE = 1 << 14  # Pictures: the most for which anything but looks and their bits is in memory.
-_NEIGHBOURS = 16  # Pictures that each is compared with, of those that share a quarter of their bits.
+_MAX_BITS = 10  # Largest number of the 64 bits in which the hashes of near-duplicates differ.
+_COMPARED_AT_ONCE = 1 << 14  # Pictures per block of comparisons, which bounds the memory for intermediate arrays.
+_NEIGHBOURS = 16  # Each picture is compared with the next 16 pictures that have the same quarter of the bits.
 _LISTED = 1000
 
 
 def thin_out(pixels: np.ndarray) -> np.ndarray:
-    """Return a picture, uint8[height, width, channels], with every so manieth pixel left, at most 127 on a side."""
+    """Return a picture, uint8[height, width, channels], subsampled to at most 127 pixels per side."""
     height, width, _ = pixels.shape
     if height < 2 * _MAX_SIDE and width < 2 * _MAX_SIDE:
         return pixels
@@ -37,7 +40,14 @@ def thin_out(pixels: np.ndarray) -> np.ndarray:
 
 
 def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Shrink pictures, uint8[height, width, channels] of any sizes, to looks from afar: uint8[num_pictures, 8, 9]."""
+    """Return perceptual hashes: grey pictures of 8 x 9 pixels.
+
+    Args:
+        pictures: uint8[height, width, channels] each, of any sizes.
+
+    Returns:
+        uint8[num_pictures, 8, 9].
+    """
     looks = np.empty((len(pictures), *LOOK_SHAPE), np.uint8)
     shapes = [picture.shape for picture in pictures]
     for shape in set(shapes):
@@ -61,13 +71,17 @@ def _averages(size: int, count: int) -> np.ndarray:
 
 
 def find_alike(looks: np.ndarray) -> np.ndarray:
-    """Return int[num_pairs, 2]: pictures that look alike though resized, recompressed, or brighter.
+    """Find near-duplicates of pictures: resized, recompressed or brightened copies.
 
-    Two are compared if they agree in a quarter of the bits that say where a look darkens, each with at most 16. So not
-    every pair of a long series is found, and none of plain pictures.
+    Two pictures are compared if a quarter of their gradient bits (see `_outlines`) is equal. Each picture is compared
+    with at most 16 others per quarter, so some pairs of a long series of similar pictures are missed. Plain pictures
+    are never near-duplicates.
 
     Args:
-        looks: uint8[num_pictures, 8, 9].
+        looks: Perceptual hashes, uint8[num_pictures, 8, 9].
+
+    Returns:
+        int[num_pairs, 2]: indices into `looks`.
     """
     shown, bits = _outlines(looks)
     pairs = [np.empty((0, 2), int)]
@@ -88,7 +102,12 @@ def find_alike(looks: np.ndarray) -> np.ndarray:
 
 
 def _outlines(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return int[num_shown], looks that are not plain, and uint64[num_shown]: where each darkens, 64 bits."""
+    """Return the pictures that are not plain, and their gradient bits.
+
+    Returns:
+        int[num_shown], indices into `looks`; and uint64[num_shown], whose 64 bits say for each pixel of a hash whether
+        its right neighbour is darker.
+    """
     shown, bits = [np.empty(0, int)], [np.empty(0, np.uint64)]
     for at in range(0, len(looks), _COMPARED_AT_ONCE):
         some = looks[at : at + _COMPARED_AT_ONCE]
@@ -102,26 +121,34 @@ def _outlines(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _centred(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return float32[num_looks, 72] around their mean, and float32[num_looks], their lengths."""
+    """Return hashes minus their means, float32[num_looks, 72], and the Euclidean norms, float32[num_looks]."""
     values = looks.reshape(len(looks), math.prod(LOOK_SHAPE)).astype(np.float32)
     values -= values.mean(axis=1, keepdims=True)
     return values, np.linalg.norm(values, axis=1)
 
 
 def same_words(words: Iterable[bytes]) -> bytes:
-    """Return eight bytes that are equal for texts of the same words."""
+    """Return a hash of eight bytes that is equal for texts with the same words."""
     return identify(b" ".join(words))
 
 
 def pairs_of_equal(values: np.ndarray) -> np.ndarray:
-    """Return int[num_pairs, 2]: each element that is equal to an earlier one, with the last such."""
+    """Return int[num_pairs, 2]: indices of each repeated element, and of the last equal element before it."""
     order = np.argsort(values, kind="stable")
     equal = values[order[:-1]] == values[order[1:]]
     return np.stack([order[:-1][equal], order[1:][equal]], axis=1)
 
 
 def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Return the sets of at least two examples, int[…] each, that pairs connect; the first example's comes first."""
+    """Return the connected components of a graph of pairs that have at least two examples.
+
+    Args:
+        num_examples: Number of examples.
+        pairs: int[num_pairs, 2] each: edges between examples.
+
+    Returns:
+        int[…] each, sorted; the component of the first example comes first.
+    """
     parent: dict[int, int] = {}
 
     def root(example: int) -> int:
@@ -141,14 +168,15 @@ def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """The copies among the examples of a data set that were kept.
+    """The copies (duplicates and near-duplicates) among the kept examples of a data set.
 
     Attributes:
         listing: The source.
-        sets: Sets of examples of the listing, int[…] each, that are copies of one another, or of copies.
-        are_equal: Whether all of a set are equal.
-        num_exact: Examples that are equal to an earlier one.
-        num_near: Examples that are only nearly so.
+        sets: Sets of examples that are copies of each other, directly or through other copies: int[…] each, indices
+            into the listing.
+        are_equal: For each set, whether all its examples are equal.
+        num_exact: Number of examples that are equal to an earlier one.
+        num_near: Number of examples that are near-duplicates of an earlier one, but not equal to one.
     """
 
     listing: Listing
@@ -163,9 +191,9 @@ class Copies:
 
         Args:
             listing: The source.
-            examples: int[count]: which.
-            identities: uint64[count], equal for equal ones.
-            near: int[num_pairs, 2]: places in `examples` of those that are nearly equal.
+            examples: The examples: int[count], indices into the listing.
+            identities: Example IDs: uint64[count], equal for equal examples.
+            near: Pairs of near-duplicates: int[num_pairs, 2], indices into `examples`.
         """
         equal = pairs_of_equal(identities)
         sets = connect(len(examples), [equal, near])
@@ -174,16 +202,20 @@ class Copies:
         return cls(listing, [examples[members] for members in sets], are_equal, len(equal), num_near)
 
     def without_leaks(self, splits: np.ndarray) -> np.ndarray:
-        """Return int8[num_examples]: the splits, without the copies of examples that test, or else validate.
+        """Return the splits without leaks: of each set of copies, only those in the most held-out split are kept.
 
-        No example changes its split. Whether one tests follows from itself alone, so that it never trains, whatever is
-        added and whatever copies are found. In splits of the source's own all examples stay.
+        The other copies get LEFT_OUT; no example moves to another split. The split of an example depends only on the
+        example itself. A test example is therefore never trained on, even if examples are added or further copies are
+        found. If the source defines splits, only the examples of its training split are considered.
 
         Args:
-            splits: int8[num_examples], places in `SPLITS`, of all the listing's examples.
+            splits: Split of every example of the listing: int8[num_examples], indices into `SPLITS`.
+
+        Returns:
+            int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
 
         Raises:
-            InputError: If nothing is left of a split.
+            InputError: If a split has no examples left.
         """
         result, own = splits.copy(), self.listing.splits
         is_free = splits != LEFT_OUT if own is None else (own == TRAIN) & (splits != LEFT_OUT)
@@ -212,7 +244,7 @@ class Copies:
         return bool(np.any(self.listing.labels[members] != self.listing.labels[members[0]]))
 
     def summary(self, splits: np.ndarray) -> dict[str, Any]:
-        """Return what `copies.json` says: counts, and the sets, those of several labels or splits first."""
+        """Return the content of `copies.json`: counts, and the sets; sets with several labels or splits come first."""
         sets = [
             {
                 "equal": equal,

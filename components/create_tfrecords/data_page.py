@@ -1,4 +1,4 @@
-"""The data as one HTML file: what a person wants to see before paying for a training."""
+"""Writes an HTML report of the data, to look at before a training is paid for."""
 
 import base64
 import contextlib
@@ -34,8 +34,8 @@ class Sample:
     """An example to show.
 
     Attributes:
-        key: Its name.
-        picture: Address of a small picture that holds it; empty for a text.
+        key: Key of the example.
+        picture: Small picture as a `data:` URI; empty for a text.
         text: Beginning of a text; empty for a picture.
     """
 
@@ -47,15 +47,15 @@ class Sample:
 def choose_samples(
     listing: Listing, stored: Mapping[str, np.ndarray], params: WriteParams
 ) -> dict[str, tuple[Sample, ...]]:
-    """Choose the first few stored examples of each class, of a regression of each fifth of its first target's range.
+    """Choose the first few stored examples of each class; for a regression, of each fifth of its first target.
 
     Args:
         listing: The source.
-        stored: Examples by split, int[…], in the order in which they are stored.
-        params: Parameters by which they are read.
+        stored: Examples by split, in the order in which they are stored: int[…], indices into the listing.
+        params: Parameters to read the examples.
 
     Returns:
-        Examples by class, for at most as many classes as a person looks through.
+        Examples by class, for a limited number of classes.
     """
     examples = stored[TRAIN] if TRAIN in stored else next(iter(stored.values()), np.empty(0, int))
     per_class = _PER_CLASS if listing.kind != TEXT else max(1, _SHOWN_TEXTS // max(len(listing.class_names), 1))
@@ -72,7 +72,7 @@ def choose_samples(
 
 
 def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every class, and bool[num_examples]: which are of it."""
+    """Yield every class, and which examples belong to it, bool[num_examples]."""
     names = listing.class_names
     if task == CLASSIFICATION:
         yield from ((name, labels == number) for number, name in enumerate(names))
@@ -95,7 +95,7 @@ def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:
 
 
 def thumbnail(pixels: np.ndarray) -> str:
-    """Return a small picture's address, which holds it; a smaller one stays as it is."""
+    """Return a picture as a `data:` URI: a JPEG thumbnail, or a PNG file of the same size if the picture is small."""
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     if max(image.size) > _THUMBNAIL_PIXELS:
         image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
@@ -115,7 +115,7 @@ def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[
         copies: Content of `copies.json`.
         samples: Examples to show, by class.
     """
-    from tpu_components.core.pages import page  # Imported here for the sake of the workers' start.
+    from tpu_components.core.pages import page  # Imported here, so that workers start faster.
 
     jinja = page.environment(Path(__file__).parent)
     splits = manifest.splits
@@ -143,7 +143,7 @@ def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[
 
 
 def _balance(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return the classes with their examples by split, the largest first; of many those at both ends."""
+    """Return the classes with their numbers of examples by split, the largest first; of many, only the extremes."""
     if manifest.task == REGRESSION:
         return []
     by_class = zip(*(split.class_counts for split in manifest.splits.values()), strict=True)
@@ -158,7 +158,7 @@ def _balance(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _charts(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return of each figure its name, unit, drawing and numbers by split."""
+    """Return name, unit, drawing and numbers by split of each figure."""
     charts = []
     for figure in (*FIGURES.get(manifest.input.kind, ()), LABELS):
         by_split = {

@@ -1,4 +1,4 @@
-"""How an example is checked and encoded: images, texts and passages of a corpus."""
+"""Checks and encodes examples: images, texts and passages of a corpus."""
 
 import contextlib
 import dataclasses
@@ -33,15 +33,15 @@ from tpu_components.create_tfrecords.measuring import MOST_COUNTED, MOST_MEASURE
 from tpu_components.create_tfrecords.planning import DatasetPlan
 
 _MAX_RAW_BYTES = 64 * 64 * 3
-_RESIZE_FROM = 1.1  # Times the side that is wanted: what is hardly larger is not worth being compressed again.
-_SURVEYED = 9  # Photos whose sizes stand for those of all.
-_JPEG_SHARE = 0.15  # Of a photo's pixels, in bytes, that its JPEG file takes at the default quality; an estimate.
+_RESIZE_FROM = 1.1  # Images up to this factor larger than wanted are stored as they are, without a second compression.
+_SURVEYED = 9  # Number of photos whose sizes represent those of all photos.
+_JPEG_SHARE = 0.15  # Estimated ratio of a JPEG file's bytes to its pixel bytes at the default quality.
 # Framing, field names and the key; estimates, for sizing shards.
 _RECORD_OVERHEAD_BYTES, _PASSAGE_OVERHEAD_BYTES = 80, 100
 
 
 class UnusableError(Exception):
-    """An input that is to be set aside. The message is the reason, without its name."""
+    """An input that must be set aside. The message is the reason, without the name of the input."""
 
 
 class OddShapeError(Exception):
@@ -58,12 +58,13 @@ class EncodedExample:
 
     Attributes:
         fields: Fields of its record, without label and key.
-        counts: Counts that its split's statistics add up, as `measuring.COUNTS` has them.
-        identity: Equal for equal examples.
-        picture: Small picture from which an image's look is taken.
-        figures: Figures of it beside those of the picture, as `measuring.FIGURES` has them: height and width, or words,
-            thousandths of them that are unknown, and tenths of bytes for each. None where it is not measured.
-        num_pixels: Pixels of an image's file, before it is resized.
+        counts: Counts that are summed over the split for its statistics, in the order of `measuring.COUNTS`.
+        identity: Bytes that are equal for equal examples.
+        picture: Small picture of an image, from which its perceptual hash and grey levels are computed; otherwise None.
+        figures: Measurements of the example, in the order of `measuring.FIGURES` and without those of `picture`. For
+            images: height and width. For texts: words, unknown words in thousandths, and bytes per word in tenths. None
+            if the example is not measured.
+        num_pixels: Number of pixels in an image's file, before it is resized.
     """
 
     fields: Mapping[str, bytes | int]
@@ -76,11 +77,11 @@ class EncodedExample:
 
 @dataclasses.dataclass(frozen=True)
 class ImageEncoder:
-    """Images, as raw pixels, as JPEG files of one shape, or as the files they came in.
+    """Encodes images as raw pixels, as JPEG files of one shape, or as their original files.
 
     Attributes:
         root: Folder that file keys are relative to.
-        image: Size and channels that they are brought to.
+        image: Size and channels that images are converted to.
         input: Description of the examples in the manifest.
         jpeg_quality: Quality of the JPEG files of one shape.
         measured_share: Share of the images that are measured.
@@ -97,11 +98,11 @@ class ImageEncoder:
 
         Args:
             content: Bytes of the file, or element of the array.
-            known: Result of `identify` for `content`, where that is known.
+            known: Result of `identify` for `content`, if it is known.
 
         Raises:
-            UnusableError: If it is to be set aside.
-            OddShapeError: If it is of another shape than the others.
+            UnusableError: If the example must be set aside.
+            OddShapeError: If the shape of the image differs from the others.
         """
         try:
             payload, shape, picture = self._encode(content)
@@ -109,7 +110,7 @@ class ImageEncoder:
             raise UnusableError(str(error)) from error
         if shape != self.input.fed_shape:
             raise OddShapeError(shape)
-        # Of what stays encoded the look alone tells that two files hold the same pixels.
+        # If files stay encoded, only the perceptual hash shows that two files have the same pixels.
         identity = known if known and picture.pixels is content else identify(payload)
         height, width = picture.size
         sides = min(height, MOST_COUNTED), min(width, MOST_COUNTED)
@@ -133,7 +134,7 @@ class ImageEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class TextEncoder:
-    """Texts, as ids of a vocabulary's words, and the texts themselves beside them; see `ImageEncoder`."""
+    """Encodes texts as token IDs, and stores the original texts too; see `ImageEncoder`."""
 
     root: str
     input: TextInput
@@ -168,13 +169,13 @@ class TextEncoder:
 
 @dataclasses.dataclass(frozen=True)
 class CorpusEncoder:
-    """Passages of a corpus, as ids of its characters; see `ImageEncoder`."""
+    """Encodes passages of a corpus as IDs of characters; see `ImageEncoder`."""
 
     root: str
     input: CorpusInput
 
     def store(self, content: bytes, known: bytes | None) -> EncodedExample:
-        """Store a passage's ids, as `Corpus.passage` gives them."""
+        """Store the IDs of a passage; `content` is the result of `Corpus.passage`."""
         return EncodedExample({CorpusInput.feature: content}, identify(content))
 
 
@@ -188,10 +189,10 @@ def choose_encoder(params: WriteParams, plan: DatasetPlan, counts: Counter[bytes
     Args:
         params: Parameters of the records.
         plan: Examples to encode.
-        counts: Number of times that each word stands in the texts that train; None for other examples.
+        counts: Number of times that each word occurs in the training split; None for other examples.
 
     Raises:
-        InputError: If there is nothing that can be encoded as `params` say.
+        InputError: If no example can be encoded with `params`.
     """
     if plan.listing.corpus is not None:
         inputs = plan.listing.corpus.input
@@ -203,7 +204,7 @@ def choose_encoder(params: WriteParams, plan: DatasetPlan, counts: Counter[bytes
 
 
 def _choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[bytes]) -> tuple[TextEncoder, int]:
-    """Choose how to encode texts, by the words of those that train; returns the estimated bytes of a record too."""
+    """Choose how to encode texts, by the words of the training split; also returns the estimated bytes of a record."""
     if not counts:
         raise InputError(
             f"Found no word in the training texts of {listing.source!r}: expected UTF-8 text. Check the source."
@@ -222,7 +223,7 @@ def _choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[
 
 
 def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageEncoder, int]:
-    """Choose how to encode images, by the first readable one; returns the estimated bytes of a record too."""
+    """Choose how to encode images, by the first readable image; also returns the estimated bytes of a record."""
     listing = plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
     margin = _margin(size, params.crop_margin)
@@ -261,13 +262,13 @@ def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[Image
 
 
 def _margin(size: tuple[int, int] | None, share: float) -> tuple[int, int]:
-    """Return the rows and columns that pictures have more, as many on each side; none where no size is wanted."""
+    """Return the additional rows and columns of stored pictures, half on each side; (0, 0) without a wanted size."""
     height, width = (2 * round(side * share / 2) for side in size or (0, 0))
     return height, width
 
 
 def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:
-    """Choose between files as they came and files that are brought to the size once, by the sizes of some."""
+    """Choose between storing original files and resizing them once, by the sizes of a few photos."""
     if image.image_size is None:
         return ENCODED
     count, areas = len(plan.listing.keys), []

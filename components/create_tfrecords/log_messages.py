@@ -1,4 +1,4 @@
-"""What was written, in words, and whether too much of it was set aside."""
+"""Log messages about the written data set, and a check that not too many inputs were set aside."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,7 @@
-"""Figures of examples, and their distribution over a split: for people to look at, and to compare other data with.
+"""Measurements of examples (figures), and their distribution over a split, for reports and drift detection.
 
-A bin is as wide as one unit of its figure, or 1/128 of the value or less, and only bins that hold something are kept.
-All sums are of whole numbers: whatever the order in which examples are counted, and the number of workers, the figures
-are the same.
+A bin is as wide as one unit of its figure, or at most 1/128 of the value; empty bins are not stored. Only integers are
+summed, so the results do not depend on the number of workers or on the order of the examples.
 """
 
 import dataclasses
@@ -15,12 +14,12 @@ from tpu_components.core.drift.sketches import count_bins, find_independence
 from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.interface import IMAGE, TEXT
 
-# Of larger data sets a share is measured, chosen by the examples' hashes: enough for every bin that matters.
+# In larger data sets, only a share of the examples is measured, chosen by hash: enough for every bin that matters.
 MOST_MEASURED = 5_000
 NOT_MEASURED = -1
 MOST_COUNTED = 2**15 - 1
 _SAMPLED_BITS = 16
-_GREY = np.array([1, 2, 1], np.uint16)  # A fourth of their sum is the grey level: near JPEG's weights, and exact.
+_GREY = np.array([1, 2, 1], np.uint16)  # Weights of four grey levels: near those of JPEG, and exact in integers.
 _GREY_SHARE = 333  # Thousandths.
 _QUARTILES = (0.25, 0.5, 0.75)
 _EXACT_BITS = 8  # The leading bits of a value that its bin tells.
@@ -32,8 +31,8 @@ class Figure:
 
     Attributes:
         name: Name of the figure.
-        unit: Sentence on what it counts, without a verb.
-        scale: Factor of the whole numbers that are counted.
+        unit: Description of what is measured, without a verb.
+        scale: Value of one unit of the stored integers.
     """
 
     name: str
@@ -57,7 +56,7 @@ FIGURES: Mapping[str, tuple[Figure, ...]] = {
         Figure("word_length", "bytes of the text for each of its words", 0.1),
     ),
 }
-LABELS = Figure("labels", "labels of an example")  # Of multi-label data.
+LABELS = Figure("labels", "labels of an example")  # For multi-label data.
 
 # Counts of an example that are added up over a split.
 COUNTS: Mapping[str, tuple[str, ...]] = {
@@ -67,14 +66,16 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 
 
 def is_measured(identity: bytes, share: float) -> bool:
-    """Return whether an example is among the share that is measured; equal examples are alike."""
+    """Return whether an example is in the share that is measured; equal for equal examples."""
     return share >= 1 or int.from_bytes(identity[:2], "little") < share * 2**_SAMPLED_BITS
 
 
 def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
-    """Return int16[num_pictures, 5] of pictures of any sizes.
+    """Measure pictures of any sizes.
 
-    These are tenths of brightness, contrast and sharpness, and thousandths of the shares of red and blue.
+    Returns:
+        int16[num_pictures, 5]: brightness, contrast and sharpness in tenths of a grey level, and the shares of red and
+        blue in thousandths.
     """
     measured = np.empty((len(pictures), 5), np.int16)
     shapes = [picture.shape for picture in pictures]
@@ -90,7 +91,7 @@ def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _measure(grey: np.ndarray) -> np.ndarray:
-    """Return int16[N, 3] of uint16[N, height, width], fourfold grey levels."""
+    """Return brightness, contrast and sharpness, int16[N, 3]; `grey` is 4 times the grey levels, uint16[N, h, w]."""
     _, height, width = grey.shape
     flat, count = grey.reshape(len(grey), -1), height * width
     total = flat.sum(1, dtype=np.int64)
@@ -103,7 +104,7 @@ def _measure(grey: np.ndarray) -> np.ndarray:
 
 
 def _measure_colours(values: np.ndarray) -> np.ndarray:
-    """Return int16[N, 2] of uint8[N, height, width, 3]: thousandths of the shares of red and blue."""
+    """Return the shares of red and blue in thousandths, int16[N, 2], of uint8[N, height, width, 3]."""
     # Channel by channel: a tenth of the time of all three at once.
     light = np.stack([values[..., channel].sum((1, 2), dtype=np.int64) for channel in range(3)], axis=1)
     whole = light.sum(1)
@@ -112,13 +113,13 @@ def _measure_colours(values: np.ndarray) -> np.ndarray:
 
 
 def distributions(kind: str, rows: np.ndarray) -> dict[str, Distribution]:
-    """Return how the figures of a split's examples are distributed, of int[num_examples, figures]; empty for none."""
+    """Return the distribution of each figure over a split, from int[num_examples, figures]; empty if not measured."""
     known = rows[rows[:, 0] != NOT_MEASURED].astype(np.int64)
     return {figure.name: _describe(figure, known[:, place]) for place, figure in enumerate(FIGURES[kind]) if len(known)}
 
 
 def count_labels(labels: np.ndarray) -> dict[str, Distribution]:
-    """Return how the number of labels is distributed over the examples of a split, of 0 or 1[num_examples, classes]."""
+    """Return the distribution of the number of labels per example, from 0 or 1[num_examples, classes]."""
     return {LABELS.name: _describe(LABELS, labels.reshape(len(labels), -1).sum(axis=1).astype(np.int64))}
 
 

@@ -1,4 +1,4 @@
-"""The parts that workers wrote, appended to their shards and counted."""
+"""Appends the parts that workers wrote to their shards, and collects the metadata of the examples."""
 
 import dataclasses
 import hashlib
@@ -28,7 +28,17 @@ from tpu_components.create_tfrecords.splitting import LEFT_OUT
 
 
 def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
-    """Write the records of a merger again, now as a plan has it: copied, since a record does not say its split."""
+    """Write the records of a merger again, with the splits and order of another plan.
+
+    The records are copied and not encoded again, because a record does not contain its split.
+
+    Args:
+        params: Parameters of the records.
+        plan: The new plan.
+        before: Merger of the existing records.
+        bytes_each: Estimated size of a record, in bytes.
+        staged: Folder to write to.
+    """
     after, task_examples = Merger(staged), count_per_task(bytes_each)
     after.bad = before.bad
     place = np.empty(len(plan.whole), plan.whole.dtype)
@@ -46,12 +56,12 @@ def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each
 
 @dataclasses.dataclass(frozen=True)
 class _Records:
-    """Records in files, by their number.
+    """Records in several files, numbered in the order of the files.
 
     Attributes:
         paths: The files.
-        ends: int64[files], the number of records in all files up to each.
-        offsets: int64[num_records], where each begins in its file.
+        ends: Number of records up to the end of each file: int64[files].
+        offsets: Start of each record in its file: int64[num_records], in bytes.
         sizes: int32[num_records], in bytes.
     """
 
@@ -61,7 +71,7 @@ class _Records:
     sizes: np.ndarray
 
     def read(self, numbers: np.ndarray) -> list[memoryview]:
-        """Return the framed records of some numbers, from memory maps that are closed once all of these are gone."""
+        """Return the framed records with some numbers. The memory maps close when all returned views are deleted."""
         files = np.searchsorted(self.ends, numbers, side="right")
         maps = {file: np.memmap(self.paths[file], np.uint8, "r").data for file in np.unique(files).tolist()}
         rows = zip(files.tolist(), self.offsets[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
@@ -70,7 +80,7 @@ class _Records:
 
 @dataclasses.dataclass
 class _Shard:
-    """A shard that is being written: its split, its name, its number of examples, and the CRC32C of its content."""
+    """A shard that is being written: split, name, number of examples, and CRC32C of its content."""
 
     split: str
     name: str
@@ -79,7 +89,7 @@ class _Shard:
 
 
 class Merger:
-    """Appends parts to their shards, in order, and keeps the books: in columns, in the order of what is stored."""
+    """Appends parts to their shards, in order, and keeps the metadata of the stored examples in columns."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -89,7 +99,15 @@ class Merger:
         self.bad: list[Quarantined] = []
 
     def add(self, split: str, name: str, indices: np.ndarray, part: Part, content: bytes) -> None:
-        """Append a run of examples to a shard: `content` is what the part's file holds."""
+        """Append the examples of a task to a shard.
+
+        Args:
+            split: Name of the split.
+            name: File name of the shard.
+            indices: Examples of the task: indices into the listing.
+            part: Metadata of the examples.
+            content: Framed records of the part.
+        """
         with open(self._directory / name, "ab") as file:
             file.write(content)
         if not self._shards or self._shards[-1].split != split:
@@ -99,7 +117,7 @@ class Merger:
         shard = self._shards[-1]
         shard.num_examples += len(part.kept)
         shard.crc = google_crc32c.extend(shard.crc, content)
-        # Record by record, so that the size of shards and tasks does not show.
+        # One digest per record, so that the fingerprint does not depend on the size of shards and tasks.
         self._digest.update(part.digests)
         self.bad.extend(part.bad)
         self._add_books(part, examples=indices[part.kept])
@@ -110,7 +128,7 @@ class Merger:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
     def books(self, places: np.ndarray) -> Part:
-        """Return the books of some examples, by their places in the order of what is stored."""
+        """Return the metadata of some examples; `places` are their indices in the order in which they are stored."""
         own = {name: self._columns[name].rows()[places] for name in BOOKS if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
 
@@ -127,7 +145,7 @@ class Merger:
 
     @property
     def examples(self) -> np.ndarray:
-        """int[kept]: the listing's examples in the order in which they are stored."""
+        """Indices into the listing of the stored examples, in the order in which they are stored: int[kept]."""
         return self._columns["examples"].rows()
 
     def _by_split(self, column: str) -> dict[str, np.ndarray]:
@@ -139,28 +157,31 @@ class Merger:
         return result
 
     def stored(self) -> dict[str, np.ndarray]:
-        """Return the listing's examples by split, in the order in which they are stored."""
+        """Return the stored examples by split, as indices into the listing, in the order in which they are stored."""
         return self._by_split("examples")
 
     def identities(self) -> dict[str, np.ndarray]:
-        """Return their identities, uint64[…] each."""
+        """Return the IDs of the stored examples by split, uint64[…] each."""
         return self._by_split("identities")
 
     def num_pixels(self) -> dict[str, np.ndarray]:
-        """Return the pixels of images' files, int32[…] each; empty for texts."""
+        """Return the number of pixels in each image's file, by split, int32[…] each; empty for texts."""
         return self._by_split("num_pixels") if "num_pixels" in self._columns else {}
 
     def find_copies(
         self, listing: Listing, words: np.ndarray | None, left_out: np.ndarray
     ) -> tuple[Copies, np.ndarray]:
-        """Find the copies, and return the splits too, int8[num_examples].
+        """Find the copies among the stored examples.
 
-        Looks are forgotten then: they are most of the books.
+        Deletes the perceptual hashes afterwards, because they take most of the memory.
 
         Args:
             listing: The source.
-            words: uint64[num_examples], equal for texts of the same words; None for images.
-            left_out: int[…]: texts that were not written, since they are copies.
+            words: Hash of the words of each text: uint64[num_examples]; None for images.
+            left_out: Texts that were not written because they are copies: int[…], indices into the listing.
+
+        Returns:
+            The copies; and the split of every example of the listing, int8[num_examples].
         """
         splits = np.full(len(listing.keys), LEFT_OUT, np.int8)
         for split, examples in self.stored().items():
@@ -201,7 +222,7 @@ class Merger:
         return self._digest.hexdigest()
 
     def splits(self, task: str, listing: Listing) -> dict[str, Split]:
-        """Return what the manifest says of each split."""
+        """Return the manifest's entry of each split."""
         if listing.corpus is not None:
             return {split: self._count_characters(split, listing) for split in self.stored()}
         counts, figures = self._by_split("counts"), self._by_split("figures")
@@ -213,7 +234,7 @@ class Merger:
     def _count_characters(self, split: str, listing: Listing) -> Split:
         assert listing.corpus is not None
         passages = self.stored()[split]
-        # A plan may hold the first passages only, as preflight's sample does.
+        # A plan may hold only the first passages, for example in preflight's sample.
         predicted = listing.corpus.ids[split][: int(listing.labels[passages].sum())]
         counts = np.bincount(predicted, minlength=listing.corpus.input.vocabulary_size).tolist()
         statistics = {"num_characters": len(predicted), "num_unknown": counts[UNKNOWN]}
@@ -229,7 +250,7 @@ class Merger:
     def _describe(
         self, split: str, task: str, listing: Listing, examples: np.ndarray, counts: np.ndarray, figures: np.ndarray
     ) -> Split:
-        # Of a split whose every input was set aside nothing is left to count.
+        # If all inputs of a split were set aside, there is nothing to count.
         labels, class_names = listing.labels[examples], listing.class_names
         is_regression = task == REGRESSION and len(labels)
         if is_regression and split == TRAIN:
@@ -240,7 +261,7 @@ class Merger:
             class_counts=() if task == REGRESSION else _count(task, labels, len(class_names)),
             targets=describe_targets(labels) if is_regression else (),
             shards=self._shards_of(split),
-            # Few images are photos that could be turned; of all texts each count is told.
+            # A count of 0 is left out for images, of which few are rotated; for texts every count is stored.
             statistics={
                 **{name: total for name, total in totals if total or listing.kind == TEXT},
                 **self._count_also_in_train(split),

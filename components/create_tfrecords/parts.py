@@ -1,4 +1,4 @@
-"""Parts, the unit of work: runs of examples that are cut from shards, encoded each into a file, read and checked."""
+"""Parts, the unit of work: ranges of a shard's examples, each encoded into a file by a worker, and checked."""
 
 import array
 import dataclasses
@@ -29,7 +29,7 @@ from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError
 from tpu_components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
 
-# What a worker takes at a time: little enough to keep all busy to the end, and the progress moving.
+# Largest size of a task: small, so that all workers are busy until the end and progress is reported often.
 TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
 _TASKS_PER_WORKER = 8
 _WRITTEN_AT_ONCE = 1 << 18  # Bytes that stay in a processor's cache.
@@ -39,22 +39,22 @@ Task = tuple[str, str, np.ndarray]  # Split, name of the shard, and examples: in
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A run of examples as a worker wrote it.
+    """The examples of a task, as a worker wrote them.
 
     Attributes:
-        path: A file whose first records, framed, are these.
-        kept: Places of the kept examples in the run, int32[kept].
-        sizes: Bytes of each record, int32[kept].
-        digests: The SHA-256 of each record, one after the other.
-        identities: Eight bytes of each, uint64[kept].
-        counts: Counts of each that the split's statistics add up, int32[kept, …]: those of `measuring.COUNTS`. None for
-            passages of a corpus.
-        figures: Figures of each as `measuring.FIGURES` has them, int16[kept, …]; -1 where it is not measured. None for
-            passages of a corpus.
-        looks: Looks of images, uint8[kept, 8, 9]; None for texts.
-        num_pixels: Pixels of each image's file, int32[kept]; None for texts.
+        path: File that begins with the framed records; bytes after them are ignored.
+        kept: Indices of the kept examples in the task, int32[kept].
+        sizes: Size of each record in bytes, int32[kept].
+        digests: SHA-256 digests of the records, concatenated.
+        identities: Example IDs, uint64[kept].
+        counts: Counts of each example that are summed over the split, int32[kept, …], in the order of
+            `measuring.COUNTS`. None for passages of a corpus.
+        figures: Measurements of each example, int16[kept, …], in the order of `measuring.FIGURES`; -1 if the example is
+            not measured. None for passages of a corpus.
+        looks: Perceptual hashes of images, uint8[kept, 8, 9]; None for texts.
+        num_pixels: Number of pixels in each image's file, int32[kept]; None for texts.
         bad: Examples that were set aside.
-        odd: The name and shape of an image unlike the others, which ends the writing.
+        odd: Name and shape of an image whose shape differs from the others, which stops the writing; otherwise None.
     """
 
     path: str
@@ -70,9 +70,9 @@ class Part:
     odd: tuple[str, tuple[int, ...]] | None = None
 
 
-# What a part has of each example that it kept, beside its place in the run.
+# Fields of `Part` with metadata of each kept example.
 BOOKS = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
-Written = Generator[tuple[Part, bytes], None, None]  # Of tasks, in order: their books, and their framed records.
+Written = Generator[tuple[Part, bytes], None, None]  # Metadata and framed records of each task, in order.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def plan_shards(split: str, num_examples: int, total_bytes: int, target_shard_mi
     Args:
         split: The split's name, the first part of the file names.
         num_examples: Examples to write. Must be positive.
-        total_bytes: Their serialized size, in bytes; an estimate will do.
+        total_bytes: Their serialized size, in bytes; may be an estimate.
         target_shard_mib: Wanted shard size, in MiB.
 
     Returns:
@@ -117,12 +117,14 @@ def plan_shards(split: str, num_examples: int, total_bytes: int, target_shard_mi
 
 
 def count_per_task(bytes_each: int) -> int:
-    """Return how many examples of a size a worker takes at a time."""
+    """Return the largest number of examples in a task, for examples of `bytes_each` bytes."""
     return min(max(_TASK_BYTES // bytes_each, 1), TASK_EXAMPLES)
 
 
 def share_out(num_examples: int, most: int, num_workers: int) -> int:
-    """Return how many examples each worker takes at a time, at most `most`: several times, so that none waits long.
+    """Return the number of examples in a task: at most `most`, and such that each worker gets several tasks.
+
+    With several small tasks per worker, no worker waits long for the others at the end.
 
     Example:
         >>> share_out(1000, 400, 2), share_out(1000, 10, 2)
@@ -134,7 +136,7 @@ def share_out(num_examples: int, most: int, num_workers: int) -> int:
 def cut_into_tasks(
     order: Mapping[str, np.ndarray], bytes_each: int, target_shard_mib: int, task_examples: int
 ) -> Iterator[Task]:
-    """Yield every task, in order; a shard is one or more of them."""
+    """Yield every task, in order; a shard has one or more tasks."""
     for split, indices in order.items():
         shards = plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib)
         for name, (start, end) in zip(shards.names, shards.boundaries, strict=True):
@@ -150,10 +152,18 @@ def write_part(
     contents: Any,
     hashes: np.ndarray | None,
 ) -> Part:
-    """Check and encode a run of examples, from their files where `contents` is None; runs in a worker process.
+    """Check and encode the examples of a task; runs in a worker process.
 
-    A file that is at `path` is written over, since the pages of a new one cost more than what is written to them: its
-    records are the first of it.
+    An existing file at `path` is overwritten from its start and not truncated, because allocating the pages of a new
+    file costs more than writing them. The records are at the start of the file.
+
+    Args:
+        encoder: Encoder of the examples.
+        path: File to write.
+        labels: Labels of the examples.
+        keys: Keys of the examples.
+        contents: Contents of the examples; None reads them from their files.
+        hashes: Hashes of the examples that are known already, one row per example, or None.
     """
     kind, digests = encoder.input.kind, bytearray()
     kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
@@ -198,7 +208,7 @@ def write_part(
 
 
 def _try_to_read(root: str, key: str, held: Any) -> Any:
-    """Return an example's content, or the error of reading it, which is its own alone."""
+    """Return an example's content, or the error if it cannot be read: one bad example does not stop the others."""
     try:
         return read_content(root, key, held)
     except InputError as error:
@@ -206,7 +216,7 @@ def _try_to_read(root: str, key: str, held: Any) -> Any:
 
 
 class _Seen:
-    """Collects looks and figures of examples; of pictures some at a time, for which arrays pay."""
+    """Collects perceptual hashes and measurements of examples; pictures are processed in batches, which is faster."""
 
     def __init__(self, kind: str) -> None:
         self._looks: list[np.ndarray] = []
@@ -232,12 +242,12 @@ class _Seen:
         self._waiting = []
 
     def looks(self) -> np.ndarray | None:
-        """Return the looks of all pictures; None where there are none."""
+        """Return the perceptual hashes of all pictures; None if there are no pictures."""
         self._look()
         return np.concatenate(self._looks) if self._looks else None
 
     def figures(self) -> np.ndarray:
-        """Return the figures of all examples."""
+        """Return the measurements of all examples; see `Part.figures`."""
         self._look()
         table = np.full((len(self._rows), len(FIGURES[self._kind])), NOT_MEASURED, np.int16)
         places = [place for place, row in enumerate(self._rows) if row[0] != NOT_MEASURED]
@@ -248,7 +258,7 @@ class _Seen:
 
 
 def part_bytes(part: Part, content: bytes) -> bytes:
-    """Return the file of a part, by its books and its framed records."""
+    """Return the content of a part's file: its metadata and its framed records."""
     bad = [dataclasses.asdict(item) for item in part.bad]
     arrays = {name: array for name in ("kept", *BOOKS) if (array := getattr(part, name)) is not None}
     file = io.BytesIO()
@@ -262,10 +272,10 @@ def part_bytes(part: Part, content: bytes) -> bytes:
 
 
 def read_part(uri: str, file: bytes) -> tuple[Part, bytes]:
-    """Return the books and the framed records that a part's file holds; the records' digests are computed anew.
+    """Return the metadata and the framed records of a part's file; computes the records' digests again.
 
     Raises:
-        InputError: If it is no part.
+        InputError: If the file is not a part.
     """
     try:
         stored = read_arrays(uri, file)
@@ -283,18 +293,18 @@ def read_part(uri: str, file: bytes) -> tuple[Part, bytes]:
 
 
 def check_part(part: Part, content: bytes, listing: Listing, indices: np.ndarray) -> None:
-    """Check that a part holds the examples of its task, each with its name and its label, or has set it aside.
+    """Check that each example of a task is in its part, with its name and label, or has been set aside.
 
-    What a picture or a text has become is not written again to be compared.
+    The encoded pictures and texts themselves are not checked, because they would have to be encoded again.
 
     Args:
-        part: Its books.
-        content: Its records.
+        part: Metadata of the part.
+        content: Records of the part.
         listing: The examples of the plan.
-        indices: int[…], those of the task.
+        indices: Examples of the task: int[…], indices into the listing.
 
     Raises:
-        InputError: If it holds anything else.
+        InputError: If the part holds anything else.
     """
     left = np.ones(len(indices), bool)
     try:

@@ -1,4 +1,4 @@
-"""The whole data set, decided before a byte is written: what a bad source is refused on, in seconds."""
+"""Plans the whole data set before anything is written, so that a bad source is refused within seconds."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,15 +25,16 @@ _SHOWN = 5
 
 @dataclasses.dataclass(frozen=True)
 class DatasetPlan:
-    """The examples of a source, and for each split which of them it holds, in the order in which they are stored.
+    """The examples of a source, their splits, and the order in which they are stored.
 
     Attributes:
         listing: The examples.
-        order: int32 indices into the listing, by split, int64 from 2³¹ examples on; splits without any are left out.
-        split_rule: Rule by which the splits are made, in words.
+        order: Examples of each split in stored order, as indices into the listing: int32, or int64 for at least 2³¹
+            examples. Empty splits are left out.
+        split_rule: Rule that assigns the splits, in words.
         rule_version: Version of that rule.
-        whole: The order in which all would be stored, were there one split.
-        left_out: int[…]: examples that are in no split, since they are copies.
+        whole: Order of all examples, of which the order of each split is a part: indices into the listing.
+        left_out: Examples that are in no split because they are copies: int[…], indices into the listing.
     """
 
     listing: Listing
@@ -44,7 +45,12 @@ class DatasetPlan:
     left_out: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, int))
 
     def redivided(self, examples: np.ndarray, splits: np.ndarray) -> "DatasetPlan":
-        """Return the plan with these examples, int[…], in these splits, int8[…], or left out as copies."""
+        """Return a plan with the same listing and other splits.
+
+        Args:
+            examples: Indices of the examples, int[…].
+            splits: Split of each of these examples, int8[…]: an index into `SPLITS`, or LEFT_OUT for a copy.
+        """
         rank = np.empty_like(self.whole)
         rank[self.whole] = np.arange(len(rank), dtype=rank.dtype)
         by_rank = np.argsort(rank[examples])
@@ -55,7 +61,7 @@ class DatasetPlan:
 
     @property
     def splits(self) -> np.ndarray:
-        """int8[num_examples], places in `SPLITS`: the split of every example of the listing."""
+        """Split of every example of the listing: int8[num_examples], indices into `SPLITS`, or LEFT_OUT."""
         splits = np.full(len(self.listing.keys), LEFT_OUT, np.int8)
         for name, indices in self.order.items():
             splits[indices] = SPLITS.index(name)
@@ -68,7 +74,7 @@ class DatasetPlan:
 
 
 def _where(listing: Listing, params: WriteParams) -> str:
-    """Say, in words, where more data would help."""
+    """Return advice about which data to add to a split, as the end of an error message; empty if there is none."""
     if params.group_column:
         return ", or use other groups"
     if params.task == CLASSIFICATION and params.stratify and listing.splits is None:
@@ -77,10 +83,10 @@ def _where(listing: Listing, params: WriteParams) -> str:
 
 
 def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, what: str) -> None:
-    """Check that few enough inputs are set aside.
+    """Check that not too many inputs are set aside.
 
     Raises:
-        InputError: If it is more than `max_bad_fraction`.
+        InputError: If their share is larger than `max_bad_fraction`.
     """
     if len(bad) > params.max_bad_fraction * total:
         listed = "; ".join(f"{item.key!r} ({item.reason})" for item in bad[:_SHOWN])
@@ -91,15 +97,15 @@ def require_few(bad: Sequence[Quarantined], total: int, params: WriteParams, wha
 
 
 def plan_dataset(params: WriteParams, listing: Listing | None = None) -> DatasetPlan:
-    """List the source and divide it, reading no image and no text file.
+    """List the source and assign the splits, without reading image or text files.
 
     Args:
-        params: Parameters by which to read it.
-        listing: Listing that was made of it by these; None to list it.
+        params: Parameters of the records.
+        listing: Listing of the source with these parameters; None to list it.
 
     Raises:
-        InputError: If the source cannot be used, more of its rows lack a value than `max_bad_fraction` allows, a split
-            that was asked for has no examples, or a target of a regression is the same for all that train.
+        InputError: If the source cannot be used, more rows lack a value than `max_bad_fraction` allows, a requested
+            split has no examples, or a target of a regression is constant in the training split.
     """
     listing = listing or list_examples(params)
     require_few(listing.bad, listing.num_inputs, params, "cannot be used")

@@ -1,4 +1,4 @@
-"""All that is decided before a byte is written: the words of texts, how examples are encoded, and how they are cut."""
+"""Prepares a data set before anything is written: reads the words of texts, chooses an encoder, and makes the tasks."""
 
 import dataclasses
 import heapq
@@ -36,21 +36,21 @@ from tpu_components.create_tfrecords.parts import (
 )
 from tpu_components.create_tfrecords.planning import DatasetPlan
 
-_MOST_COMMON = 200  # Words, which are half of what is written.
+_MOST_COMMON = 200  # Number of frequent words; they are about half of the words of a text.
 
 
 def count_workers(params: WriteParams) -> int:
-    """Return the most processes to use on this machine."""
+    """Return the largest number of processes to use on this machine."""
     return params.num_workers or os.cpu_count() or 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """The words of the texts of a plan.
+    """Words of the texts of a plan.
 
     Attributes:
-        words: uint64[num_examples]: equal for texts of the same words.
-        counts: Number of times that each word stands in the texts that train.
+        words: Hash of the words of each text: uint64[num_examples], equal for texts with the same words.
+        counts: Number of times that each word occurs in the training split.
     """
 
     words: np.ndarray
@@ -58,17 +58,17 @@ class Survey:
 
 
 def list_common(counts: Counter[bytes]) -> dict[str, int]:
-    """Return how often each of the most frequent words stands in the texts, and under the empty name all others."""
+    """Return the counts of the most frequent words; the empty name has the count of all other words."""
     ranked = heapq.nsmallest(_MOST_COMMON, counts.items(), key=lambda item: (-item[1], item[0]))
     common = {word.decode(): count for word, count in ranked}
     return {**common, "": counts.total() - sum(common.values())}
 
 
 def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
-    """Read every text once, before the vocabulary is made of those that train.
+    """Read every text once, and count the words of the training split, from which the vocabulary is made.
 
     Returns:
-        The plan, as `divide_by_words` makes it, and the words.
+        The result of `divide_by_words`, and the words.
     """
     listing, planned = plan.listing, np.concatenate(list(plan.order.values()))
     splits, train = plan.splits, SPLITS.index(TRAIN)
@@ -82,7 +82,7 @@ def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, S
 
 
 def divide_by_words(params: WriteParams, plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
-    """Return the plan without texts of the same words, uint64[num_examples], as a tested one, if `join_copies` says so.
+    """Return the plan without texts that have the same words as a held-out text, if `join_copies` is set.
 
     See `Copies.without_leaks`.
     """
@@ -96,7 +96,7 @@ def divide_by_words(params: WriteParams, plan: DatasetPlan, words: np.ndarray) -
 def _read_texts(
     params: WriteParams, listing: Listing, examples: np.ndarray, are_counted: np.ndarray
 ) -> tuple[bytes, Counter[bytes]]:
-    """Read the words of some texts in worker processes, and count them where bool[num_examples] says so."""
+    """Read the words of texts in worker processes, and count the words of those texts that a mask selects."""
     hashes, counts = bytearray(), Counter[bytes]()
     chunks = [examples[i : i + TASK_EXAMPLES] for i in range(0, len(examples), TASK_EXAMPLES)]
     if not chunks:
@@ -114,9 +114,9 @@ def _read_texts(
 def _read_words(
     root: str, keys: Sequence[str], texts: Sequence[bytes | Span] | None, are_counted: Sequence[bool]
 ) -> tuple[bytes, Counter[bytes]]:
-    """Return eight bytes of each text's words, and how often each word occurs in those to count.
+    """Return a hash of eight bytes for the words of each text, and the counts of words in the texts to count.
 
-    A text that cannot be read, is not UTF-8 or has no word has no words in common with another: `store` sets it aside.
+    A text that cannot be read, is not UTF-8 or has no words gets the hash of its key; `store` sets it aside.
     """
     hashes, counts = bytearray(), Counter[bytes]()
     for position, (key, is_counted) in enumerate(zip(keys, are_counted, strict=True)):
@@ -141,14 +141,14 @@ def _is_utf8(text: bytes) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A data set that can be written; the same in every process that prepares it by the same parameters.
+    """A data set that is ready to be written; equal in all processes that prepare it with the same parameters.
 
     Attributes:
         params: The parameters.
-        plan: Its plan; texts of the same words are in one split.
+        plan: Examples of each split. Texts with the same words are in the same split.
         encoder: Encoder of its examples.
-        bytes_each: Estimated size of a record.
-        survey: The words of its texts; None for images.
+        bytes_each: Estimated size of a record, in bytes.
+        survey: Word counts of the texts, from `survey_texts`; None for images.
     """
 
     params: WriteParams
@@ -168,7 +168,7 @@ class Prepared:
 
     @property
     def _num_useful_workers(self) -> int:
-        """Number of workers for which there is work; a passage of a corpus costs less to encode than to send."""
+        """Largest number of workers that is useful: 1 for a corpus, whose passages cost less to encode than to send."""
         return 1 if self.plan.listing.corpus is not None else -(-self._num_examples // self._most_per_task)
 
     def cut(self, num_workers: int) -> list[Task]:
@@ -188,7 +188,7 @@ class Prepared:
         """
         num_workers = max(min(count_workers(self.params), len(tasks), self._num_useful_workers), 1)
         with tempfile.TemporaryDirectory(prefix=".parts.", dir=folder, ignore_cleanup_errors=True) as parts:
-            free: list[str] = []  # Files whose content has been taken: written over, they cost less than new ones.
+            free: list[str] = []  # Files whose content has been read: overwriting a file costs less than creating one.
             calls = (
                 (
                     self.encoder,
@@ -210,12 +210,12 @@ def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None
     """Decide how the examples of a plan are encoded.
 
     Args:
-        params: Parameters by which it was planned.
+        params: Parameters of the plan.
         plan: The plan.
-        survey: The words of its texts, where they have been read before.
+        survey: Word counts of the texts, if they have been read before.
 
     Raises:
-        InputError: If there is nothing that can be encoded as `params` say.
+        InputError: If no example can be encoded with `params`.
     """
     if survey is not None:
         plan = divide_by_words(params, plan, survey.words)
@@ -225,10 +225,10 @@ def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None
 
 
 def require_even(encoder: Encoder, part: Part) -> None:
-    """Check that a part met no image of another shape than the others.
+    """Check that a part has no image whose shape differs from the others.
 
     Raises:
-        InputError: If it did.
+        InputError: If the part has one.
     """
     if part.odd is not None:
         assert isinstance(encoder.input, ImageInput)

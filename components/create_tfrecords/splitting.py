@@ -1,4 +1,4 @@
-"""Which example goes to which split, and in which order: decided by hashes, the same everywhere and every time."""
+"""Assigns examples to splits, and orders them, by hashes: the result is the same on every machine."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
@@ -8,14 +8,15 @@ import numpy as np
 from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from tpu_components.core.sources.columns import Names, find_repeated, hash_unit
 
-LEFT_OUT = -1  # For a place in `SPLITS`, of an example that is in none.
-# 1 ranked the examples of a class, so that new ones pushed old ones out of a split. 2 moved copies into the split of
-# one of them, and knew images of Parquet files, and rows whose ids are not all there and different, by other names.
+LEFT_OUT = -1  # In place of an index into `SPLITS`: the example is in no split.
+# Rule 1 ranked the examples of a class, so that new examples could push old ones out of a split. Rule 2 moved copies
+# into the split of one of them. It used other keys for images in Parquet files, and for rows with missing or repeated
+# ids.
 SPLIT_RULE_VERSION = 3
-# Any text would do. With this one the bundled digits come out at their exact shares, which documents and tests quote.
+# Any text could be used. With this one, the bundled digits have exactly the wanted shares, which tests rely on.
 _SALT = "split/61"
 _ORDERED_PARTS, _LOOKED_AT_ONCE = 16, 1 << 16
-_TOLERATED = 0.25  # How far a split of groups may be from its share, as a part of it, before groups are exchanged.
+_TOLERATED = 0.25  # Largest relative deviation of a split from its share before groups are moved.
 
 
 def assign_splits(
@@ -29,24 +30,27 @@ def assign_splits(
     stratify: bool = True,
     groups: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, str]:
-    """Return the split of every example, and the rule in words.
+    """Return the split of every example, and a description of the rule.
 
-    Every example has a place between 0 and 1 by the hash of its key: the first `test_fraction` tests, what follows
-    validates, the rest trains. No other example has a say, so a data set may grow and every example stays where it was;
-    the price is that shares are right on average only, as if each example had been drawn by lot. No rule that knows
-    nothing but the examples can promise more. If of any m examples of a class it tests one, and never trains on what it
-    once tested, then no m examples of a larger class may train together: it would train on less than m, however many
-    there are. Leaving examples out changes nothing of that; with groups it is the same.
+    The hash of its key gives every example a position between 0 and 1. Positions below `test_fraction` are the test
+    split, the positions after them the validation split, and the rest the training split. The split of an example does
+    not depend on other examples, so examples keep their splits when a data set grows. The price is that shares are
+    exact only on average, as with random draws. No rule that depends only on the examples can do better: if a rule
+    tested one of any m examples of a class, and never trained on a tested example, then at most m - 1 examples of a
+    class could be in the training split, however large the class is. The same holds with groups, and if examples may be
+    left out.
 
-    1. With `stratify`, a class that drew no example for a split lends it its nearest, and keeps one to train: it takes
-       that back as it grows. Of 20 examples a class draws none to test with a chance of 1 %, at the default fraction.
-    2. With `groups`, places are the groups'. A split whose share is off by more than a quarter, as happens with few
-       groups, is mended to the nearest share that whole groups give; that is the one rule which may move others.
+    1. With `stratify`, a class that is missing from a split borrows the nearest example of the class, and keeps at
+       least one example for training. The example goes back when the class grows. At the default fraction, a class of
+       20 examples is missing from the test split with a probability of 1 %.
+    2. With `groups`, all examples of a group have one position. If the share of a split is off by more than a quarter,
+       which happens with few groups, whole groups are moved until the share is as near as possible. This is the only
+       rule by which a new example may change the split of other examples.
 
     Args:
-        keys: Names that identify the examples; equal ones, as of copies, stay together.
+        keys: Names that identify the examples. Examples with equal keys, for example copies, are in the same split.
         labels: int[num_examples].
-        own: The source's own split names, str[num_examples], or None. Fractions fill in only the splits it lacks.
+        own: Split names from the source, str[num_examples], or None. Fractions apply only to splits that are not in it.
         validation_fraction: Share of the training examples to hold out for validation.
         test_fraction: Share of all examples to hold out for testing.
         seed: Salt.
@@ -54,7 +58,7 @@ def assign_splits(
         groups: One group name per example.
 
     Returns:
-        int8[num_examples], places in `artifacts.SPLITS`, and a sentence.
+        int8[num_examples], indices into `artifacts.SPLITS`; and the rule in words.
     """
     splits = np.full(len(keys), SPLITS.index(TRAIN), np.int8)
     if own is not None:
@@ -68,7 +72,7 @@ def assign_splits(
         places = hash_unit(seed, _SALT, keys if groups is None else groups)[pool]
         cuts = np.cumsum(list(shares.values()))
         chosen = np.zeros(len(places), np.int8)
-        for cut in cuts:  # As searchsorted, in a byte each.
+        for cut in cuts:  # The same as searchsorted, but with one byte per example.
             chosen += places >= cut
         drawn = chosen.copy()
         if groups is not None:
@@ -87,16 +91,16 @@ def assign_splits(
 
 
 def _lend_where_none(chosen: np.ndarray, places: np.ndarray, labels: np.ndarray, num_held: int) -> None:
-    """Give every class an example in each split, in place; of few classes, as a rule, and so of few examples.
+    """Give every class an example in each split; changes `chosen` in place. Usually few classes lack an example.
 
     Args:
-        chosen: int[num_examples], splits by number: `num_held` is training.
-        places: float64[num_examples]; copies have the same.
+        chosen: Split of each example: int[num_examples]; `num_held` is training.
+        places: Position of each example by its hash: float64[num_examples]; equal for copies.
         labels: int[num_examples].
         num_held: Number of splits that are held out.
     """
     present = np.zeros((num_held + 1, labels.max(initial=-1) + 1), bool)
-    for at in range(0, len(labels), _LOOKED_AT_ONCE):  # NumPy would hold copies of all of them.
+    for at in range(0, len(labels), _LOOKED_AT_ONCE):  # In blocks: NumPy copies what it indexes.
         part = slice(at, at + _LOOKED_AT_ONCE)
         present[chosen[part], labels[part]] = True
     lacking = np.flatnonzero(present.any(axis=0) & ~present.all(axis=0))
@@ -111,14 +115,19 @@ def _lend_where_none(chosen: np.ndarray, places: np.ndarray, labels: np.ndarray,
 def _lend_examples(
     chosen: np.ndarray, unit: np.ndarray, labels: np.ndarray, classes: np.ndarray, num_held: int
 ) -> np.ndarray:
-    """Return int[units], splits by number, with an example of classes in each split, as far as a class has so many.
+    """Return splits in which some classes have an example in each split, if the class has enough examples.
+
+    A unit is a set of examples with the same hash, that is, an example and its copies.
 
     Args:
-        chosen: int[units] in ascending order of their places: `num_held` is training.
-        unit: int[num_examples]: which unit an example is, or is a copy of.
+        chosen: Split of each unit, in ascending order of their hashes: int[units]; `num_held` is training.
+        unit: Unit of each example: int[num_examples], indices into `chosen`.
         labels: int[num_examples].
-        classes: int[…]: labels of those that lack one.
+        classes: Labels of the classes that are missing from a split: int[…].
         num_held: Number of splits that are held out.
+
+    Returns:
+        int[units], like `chosen`.
     """
     result, lent = chosen.copy(), np.zeros(len(chosen), bool)
     for label in classes:
@@ -127,11 +136,11 @@ def _lend_examples(
         cuts = np.searchsorted(chosen[members], np.arange(num_held), side="right")
         for i in range(num_held):
             least = cuts[i - 1] + 1 if i else 1
-            # Of too few examples the first splits have one each; training always has one.
+            # If there are too few examples, the first splits have one each; training always has one.
             cuts[i] = max(least, min(cuts[i], len(members) - num_splits + i)) if i < num_splits else len(members) - 1
         own = np.searchsorted(cuts, np.arange(len(members)), side="right")
         moved = own != chosen[members]
-        # Copies under two labels stay together: where both classes lend, the first split has them.
+        # Copies with different labels stay together: if both classes move them, they go to the first of the two splits.
         taken = np.where(lent[members], np.minimum(result[members], own), own)
         result[members[moved]] = taken[moved]
         lent[members[moved]] = True
@@ -139,19 +148,22 @@ def _lend_examples(
 
 
 def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float]) -> np.ndarray:
-    """Return int[groups], splits by number, each with about its share of the examples, and at least one group.
+    """Return splits of groups, each with about its share of the examples and with at least one group.
 
     Args:
-        chosen: int[groups] in ascending order of their places: `len(shares)` is training.
-        sizes: int[groups]: examples of each.
+        chosen: Split of each group, in ascending order of their hashes: int[groups]; `len(shares)` is training.
+        sizes: Number of examples in each group: int[groups].
         shares: Share of the examples for each split that is held out.
+
+    Returns:
+        int[groups], like `chosen`.
     """
     result, training = chosen.copy(), len(shares)
     for split, share in enumerate(shares):
         wanted, held = share * sizes.sum(), int(sizes[result == split].sum())
         if held and abs(held - wanted) <= _TOLERATED * wanted:
             continue
-        # First out what came last, then in what comes next, as long as each brings the share nearer.
+        # First remove groups from the end, then add the groups that follow, as long as each brings the share nearer.
         for group in np.flatnonzero(result == split)[::-1]:
             if abs(held - sizes[group] - wanted) < abs(held - wanted):
                 result[group] = training
@@ -167,7 +179,7 @@ def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float])
 
 
 def tell_apart(keys: Sequence[str], labels: np.ndarray) -> Sequence[str]:
-    """Return `keys`; those that repeat have their label and count behind them.
+    """Return unique keys: label and number are appended to each key that occurs more than once.
 
     Example:
         >>> list(tell_apart(["a", "b", "a"], np.array([1, 0, 1])))
@@ -188,9 +200,9 @@ def _numbered(keys: Sequence[str], labels: np.ndarray, repeated: Container[str])
 
 
 def storage_order(keys: Sequence[str], seed: int) -> np.ndarray:
-    """Return int[num_examples]: the indices of `keys`, shuffled by hash, so that every shard holds a fair sample.
+    """Return the indices of `keys` in the order of their hashes, int[num_examples]: every shard is a random sample.
 
-    Ordered a part of all places after the other, since NumPy needs 8 bytes for each that it orders at once.
+    Sorts one part after the other to save memory: NumPy needs 8 bytes for each element that it sorts at once.
     """
     places = hash_unit(seed, "order", keys)
     parts = np.multiply(places, _ORDERED_PARTS, out=np.empty(len(places), np.uint8), casting="unsafe")

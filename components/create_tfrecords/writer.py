@@ -1,4 +1,4 @@
-"""Every example read once, checked and written into its shard; shards are written in parallel."""
+"""Reads every example once, checks it, and writes it to its shard; shards are written in parallel."""
 
 import contextlib
 import dataclasses
@@ -54,14 +54,13 @@ def write_records(
 
     Args:
         params: Source to read, and how to divide it.
-        directory: Folder to write; appears whole or not at all. Records that it already holds of the same source are
-            replaced.
-        plan: The plan of `params`, where the caller has it already.
-        prepared: The data set prepared, where the caller has it already.
-        parts: Tasks and what others have written of them; None to write them on this machine.
+        directory: Folder to write; appears whole or not at all. Existing records of the same source are replaced.
+        plan: Plan of `params`; None to make it.
+        prepared: Prepared data set; None to prepare it.
+        parts: Tasks, and the parts that others have written; None to write them on this machine.
 
     Returns:
-        Counts, and the fingerprint of the content; the same whatever the number of workers.
+        Counts, and the fingerprint of the content. They do not depend on the number of workers.
 
     Raises:
         InputError: If the source cannot be used, too many inputs are unreadable, images differ in shape with no rule
@@ -91,7 +90,7 @@ def _check_target(directory: Path, source: str) -> None:
     advice = "Choose another folder, or remove it."
     others = [file for file in directory.iterdir() if not _is_ours(file)]
     try:
-        # Its shards are not looked at: where they are damaged, writing them again is the way out.
+        # Its shards are not checked: if they are damaged, they must be written again anyway.
         held = typed_json.decode((directory / MANIFEST_FILE).read_bytes())["source"] if not others else None
     except (OSError, ValueError, KeyError, TypeError):
         others = [directory / MANIFEST_FILE]
@@ -161,7 +160,7 @@ def _write_all(prepared: Prepared, tasks: Sequence[Task], parts: Written, staged
 def _describe_examples(
     prepared: Prepared, manifest: Manifest, merger: Merger, copies: Copies, splits: np.ndarray, staged: Path
 ) -> Manifest:
-    """Write what stands beside the records; returns the manifest with the number of examples that were left out."""
+    """Write the metadata files beside the records; returns the manifest with the number of left-out examples."""
     params, plan, encoder, stored = prepared.params, prepared.plan, prepared.encoder, merger.stored()
     summary, is_copy = copies.summary(splits), copies.in_training_too(splits)
     manifest = dataclasses.replace(manifest, num_left_out=summary["left_out"])

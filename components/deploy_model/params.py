@@ -19,7 +19,7 @@ VERTEX = "vertex"  # In a configuration: Vertex AI's registry in the settings' p
 # Form of SPDX's and Hugging Face's identifiers.
 _LICENCE = Pattern(
     r"([A-Za-z0-9]([A-Za-z0-9.+-]{0,62}[A-Za-z0-9+])?)?",
-    "an identifier from SPDX's list or Hugging Face's, as apache-2.0",
+    "an identifier from SPDX's list or Hugging Face's, for example apache-2.0",
 )
 _LONGEST_NOTES = 10_000
 _KEY = Pattern(
@@ -62,7 +62,7 @@ class DeployParams:
         endpoint_service_account: Service account of the server; empty is an account without permissions.
         endpoint_access: Network access of the endpoint: `public`, the service's address; `dedicated`, a public address
             of its own; `private`, inside a network by Private Service Connect. It cannot be changed later.
-        endpoint_network: Network of a private endpoint's address, as `projects/PROJECT/global/networks/NETWORK` with
+        endpoint_network: Network of a private endpoint's address: `projects/PROJECT/global/networks/NETWORK`, with
             the project's id. The pipeline's steps must run in this network.
         endpoint_projects: Projects that may connect to a private endpoint, besides its own and its network's.
         encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a

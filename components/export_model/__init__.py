@@ -1,4 +1,4 @@
-"""The trained model rebuilt for CPU serving, in formats that a fresh process has loaded and compared."""
+"""Exports a trained model for CPU serving, in formats that a fresh process loads and compares with the model."""
 
 from tpu_components.export_model.exporting import export_model
 from tpu_components.export_model.params import ExportParams, ExportResult

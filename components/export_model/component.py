@@ -19,7 +19,7 @@ def export_model(
     fingerprint: Dict[str, str] = {},
     **inputs: Any,
 ) -> None:
-    """Export a trained model for CPU serving, compared with the trained one in a fresh process."""
+    """Export a trained model for CPU serving; a fresh process checks that the exports give the model's answers."""
     inputs = dict(locals())
     from tpu_components.core.step.step_record import run_component
     from tpu_components.export_model import ExportParams, export_model

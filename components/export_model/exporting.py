@@ -222,7 +222,7 @@ def try_out(
 def _write_formats(
     trained: TrainedModel, directory: Path, names: Iterable[str], done: Callable[[str], None] = lambda name: None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Write formats as far as the model has such forms; calls `done` with the name of each.
+    """Write the formats that the model can be converted to; calls `done` with the name of each.
 
     Returns:
         Reasons why formats could not be written, and the quantised parts of the others, both by format.

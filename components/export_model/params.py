@@ -11,19 +11,20 @@ from tpu_components.export_model.formats import FORMATS
 
 @dataclasses.dataclass(frozen=True)
 class ExportParams:
-    """The formats to export and how close they must be; one field per component input.
+    """The required formats, and limits of their difference from the model; one field per component input.
 
     Attributes:
-        tolerance: Largest difference of a probability, or of a number in its target's standard deviations, SavedModel
-            and float LiteRT against the trained model.
-        min_agreement: Least share of examples for which these predict the same class or the same labels as the trained
-            model, or numbers within a twentieth of a standard deviation.
-        max_int8_accuracy_drop: Accuracy that int8 may lose against the trained model; of multi-label data micro_f1, of
-            a regression r2. It is left out where it loses more with 95 % confidence, which few examples do not give.
-        calibration_examples: Training images that set the ranges of int8; texts need none.
+        tolerance: Largest allowed difference of SavedModel and float LiteRT from the trained model, as a probability or
+            in standard deviations of a regression's target.
+        min_agreement: Smallest share of examples for which SavedModel and float LiteRT must predict the same class or
+            labels as the trained model, or numbers within a twentieth of a standard deviation.
+        max_int8_accuracy_drop: Accuracy that the int8 format may lose against the trained model; micro_f1 for
+            multi-label data, r2 for a regression. The format is left out if the loss is larger with 95 % confidence,
+            which needs enough examples.
+        calibration_examples: Number of training images for the calibration of int8; not used for texts.
         split: The split to compare on.
-        required: Formats without which nothing is exported, of `saved_model`, `float` and `int8`. Another that cannot
-            be made, or is not close enough, is left out with its reason.
+        required: Formats without which the export fails: any of `saved_model`, `float` and `int8`. Other formats that
+            cannot be made, or differ too much, are left out with the reason.
     """
 
     tolerance: Share = 1e-4
@@ -42,9 +43,9 @@ class ExportResult:
     """The exported formats, and those left out.
 
     Attributes:
-        num_examples: Examples compared.
+        num_examples: Number of compared examples.
         judged: Metric that is compared: `accuracy` (of the next character for a language model), `micro_f1` or `r2`.
-        trained_score: The trained model's metric on these examples; None if it is not defined, as R² of equal targets.
+        trained_score: The trained model's metric on these examples; None if it is undefined, like R² of equal targets.
         formats: Measurements by format (`saved_model`, `float`, `int8`): file, bytes, the metric, drop_interval (least
             and largest loss of the metric against the trained model, each with 95 % confidence), agreement,
             max_difference, latency_ms at batch 1 (median), examples_per_second at batch 64, num_compared, and

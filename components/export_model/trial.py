@@ -2,7 +2,7 @@
 
 Usage: python -m tpu_components.export_model.trial, with a request as JSON on stdin: the arguments of `try_out`, without
 `work` and `warn`.
-Prints one JSON line with the user's mistake as `error`, empty where there is none, and `warnings`.
+Prints one JSON line with `warnings` and `error`: the message of a mistake of the user, or an empty text.
 """
 
 import json

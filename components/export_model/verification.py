@@ -49,7 +49,7 @@ Predict = Callable[[np.ndarray], np.ndarray]
 
 
 class DisagreementError(Exception):
-    """A format that loads but gives wrong answers, or is not for a CPU."""
+    """A format loads, but gives wrong answers, or contains operations for other devices than a CPU."""
 
 
 def _saved_model(path: Path, answer: str) -> tuple[Predict, Any]:

@@ -30,15 +30,15 @@ _ANSWERING = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a worker needs to know in order to answer examples.
+    """Settings of a worker that predicts examples.
 
     Attributes:
         params: Model to use, and form of the files.
         export: Folder of the model, here or in a bucket.
         model_digest: Digest of the model.
         root: Folder that keys are relative to.
-        stored: Input as records hold it; None for every other source.
-        types: Names of the values that stand beside each answer, and their types in Arrow.
+        stored: Input of stored records; None for all other sources.
+        types: Arrow types, by name, of the values that are copied to each prediction.
         num_threads: Threads of one call of the model.
     """
 
@@ -131,7 +131,7 @@ def _read_all(
 def _as_lines(
     model: ExportedModel, rows: Sequence[dict[str, Any]], answers: np.ndarray, named: Sequence[Sequence[str]]
 ) -> bytes:
-    """Return a JSON object a line, as the server answers: class and confidence, labels, or values."""
+    """Return one JSON object per line, in the format of the server: class and confidence, labels, or values."""
     lines = []
     for row, output, own in zip(rows, answers, named, strict=True):
         figures = dict(zip(model.class_names, output.astype(float).round(7).tolist(), strict=True))

@@ -68,7 +68,7 @@ def answer_file(number: int, work: Work, place: str, digest: str, num_files: int
 
     Args:
         number: Number of the file.
-        work: What every worker needs to know.
+        work: Settings of the workers.
         place: Folder of the job.
         digest: Digest of the plan.
         num_files: Number of files.

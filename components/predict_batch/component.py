@@ -19,7 +19,7 @@ def predict_batch(
     fingerprint: Dict[str, str] = {},
     **inputs: Any,
 ) -> int:
-    """Answer every example of a source with an exported model; returns the number of predictions."""
+    """Predict every example of a source with an exported model; returns the number of predictions."""
     inputs = dict(locals())
     from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, predict_batch
@@ -38,7 +38,10 @@ def predict_with_beam(
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
-    """Have a Beam runner's workers answer, by predict_batch's parameters in `asked`; returns the number answered."""
+    """Predict every example on the workers of a Beam runner; returns the number of predictions.
+
+    `asked` has the parameters of predict_batch.
+    """
     inputs = {**asked, **locals(), "engine": "beam"}
     from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, predict_batch
@@ -59,7 +62,10 @@ def answer_range(
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
-    """Answer one range of the files, by predict_batch's parameters in `asked`; returns the number of these files."""
+    """Predict the examples of one range of the files; returns the number of files in the range.
+
+    `asked` has the parameters of predict_batch.
+    """
     inputs = {**asked, **locals()}
     from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, fan_out

@@ -1,4 +1,4 @@
-"""Examples to predict: of a source, with or without labels, or of the records of create_tfrecords."""
+"""Examples to predict: from a source, with or without labels, or from the records of create_tfrecords."""
 
 import bisect
 import dataclasses
@@ -36,12 +36,12 @@ class Inputs:
     """The examples of a source, in an order that does not depend on the file system.
 
     Attributes:
-        keys: Name of each example; for records their places, since the records contain the names.
+        keys: Name of each example. For records, shard and index of each record, because the name is in the record.
         version: Digest that changes with the content.
         contents: Function that returns the contents of examples, int[…]; None if they are files below `root`.
         are_in_place: Whether contents that are parts of files are in files of the source, and not unpacked here.
         root: Folder that keys are relative to.
-        stored: Input as records hold it; None for every other source.
+        stored: Input of stored records; None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
         types: Arrow's names of the types of these values.
     """
@@ -222,7 +222,7 @@ def read_frames(root: str, places: Iterable[str]) -> Iterator[bytes]:
 
     Args:
         root: Folder of the shards, here or in a bucket.
-        places: Places as `Places` has them, in its order.
+        places: Places of records, in the order and format of `Places`.
 
     Raises:
         InputError: If a shard is missing, damaged, or has fewer records than its manifest says.

@@ -32,9 +32,9 @@ class PredictParams:
         num_workers: Processes to use; 0 means one per core.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. The bytes are the same.
-        beam_options: Options of the Beam pipeline by Beam's own names, as `runner`, `region`, `worker_machine_type` and
-            `max_num_workers`; an option without a value is "". Finished files are stored below `temp_location`, which
-            must be in a bucket for a `runner` on other machines.
+        beam_options: Options of the Beam pipeline with Beam's own names, for example `runner`, `region`,
+            `worker_machine_type` and `max_num_workers`; an option without a value is "". Finished files are stored
+            below `temp_location`, which must be in a bucket for a `runner` on other machines.
     """
 
     source: str
@@ -51,7 +51,7 @@ class PredictParams:
         check_fields(self)
         if taken := sorted({*self.keep} & {"id", *ANSWER_FIELDS}):
             raise InputError(
-                f"keep must not name {taken[0]!r}, as which every answer has a value of its own, or the id. Received: "
+                f"keep must not name {taken[0]!r}: every prediction has a field of this name already. Received: "
                 f"keep={list(self.keep)}. Leave it out, or rename the column."
             )
         if self.form == PARQUET:
@@ -73,10 +73,10 @@ class PredictResult:
 
     Attributes:
         num_examples: Examples of the source.
-        num_predicted: Examples that were answered.
+        num_predicted: Examples that were predicted.
         num_set_aside: Examples that could not be read.
         num_files: Files of predictions.
-        predicted: Examples by predicted class, or by label of several; of a regression empty.
+        predicted: Number of examples by predicted class or label; empty for a regression.
     """
 
     num_examples: int

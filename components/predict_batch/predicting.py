@@ -88,7 +88,7 @@ def predict_to_file(params: PredictParams, export_dir: Path, file: Path) -> tupl
     """Predict every example of a source once, to one file, which appears whole or not at all; see `predict_batch`.
 
     Returns:
-        The counts, and the file beside it with the examples that were set aside; None if there are none.
+        The counts, and the file that lists the examples that were set aside; None if there are none.
     """
     storage.require_writable(file.parent)
     if file.is_dir():

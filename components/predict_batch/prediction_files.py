@@ -1,4 +1,4 @@
-"""The files of predictions: planned before an example is answered, collected from workers, published as a folder."""
+"""Plans the files of predictions, collects them from workers, and publishes them as a folder."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ class Plan:
 
     Attributes:
         params: Source to read, and the form to write.
-        work: What every worker needs to know.
+        work: Settings of the workers.
         model: The model.
         inputs: The examples.
         digest: Digest of everything that the content of the files depends on.

@@ -1,6 +1,6 @@
-"""What compilations and measurements gave, kept for this user's next time: JSON files that are checked before use.
+"""Cache of the results of compilations and measurements: JSON files of this user, which are checked before use.
 
-A file that is damaged, under another name, or that somebody else may have written is none: its result is found anew.
+A file is ignored if it is damaged, has another name, or may have been written by another user.
 """
 
 import errno
@@ -14,18 +14,18 @@ from typing import Any, TypeVar
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.files import storage, typed_json
 
-_MAX_BYTES = 64 * 2**20  # The largest outcome, of a program of a thousand layers, has a hundredth of that.
+_MAX_BYTES = 64 * 2**20  # A hundred times the size of the result for a program of a thousand layers.
 # Also a home that is a file, or a file in the way.
 _MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 T = TypeVar("T")
 
 
 def recall(path: Path, read: Callable[[Any], T]) -> T | None:
-    """Return what is kept under a path, or None.
+    """Return the cached value of a path; None if it is missing or ignored.
 
     Args:
-        path: The file; its name is its key.
-        read: Makes a value of the JSON, or raises LookupError, TypeError, ValueError or AttributeError.
+        path: The file; its name is the key.
+        read: Converts the JSON to a value, or raises LookupError, TypeError, ValueError or AttributeError.
     """
     try:
         kept = typed_json.decode(_read_own(path))
@@ -35,10 +35,10 @@ def recall(path: Path, read: Callable[[Any], T]) -> T | None:
 
 
 def keep(path: Path, content: Mapping[str, Any]) -> None:
-    """Keep JSON under a path, in a folder that is private to this user; nothing happens where there can be none."""
+    """Cache JSON in a file, in a folder that is private to this user. Does nothing if the folder cannot be created."""
     try:
         _write_own(path, content)
-    except OSError as error:  # As in a pod, whose user has no home: the next time, it is found anew.
+    except OSError as error:  # For example in a pod, whose user has no home.
         if error.errno not in _MAY_NOT:
             raise
 
@@ -48,17 +48,17 @@ def _write_own(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if is_own(path.parent):
         path.parent.chmod(0o700)
-        plain = json.loads(json.dumps(content))  # As it will be read.
+        plain = json.loads(json.dumps(content))  # The value that `json.loads` will return.
         storage.write_json(path, {"sha256": digest_of([path.name, plain]), "content": plain})
 
 
 def user_id() -> int:
-    """Return the number of this process's user; on Windows 0, which it also says of every file."""
+    """Return the user ID of this process; 0 on Windows, where all files have the user ID 0."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 def is_own(directory: Path) -> bool:
-    """Return whether a folder is this user's, or not there yet."""
+    """Return whether a folder belongs to this user, or does not exist yet."""
     try:
         return directory.stat().st_uid == user_id()
     except FileNotFoundError:

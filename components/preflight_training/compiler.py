@@ -397,7 +397,7 @@ _UNSUPPORTED = (
 
 
 def _explain(chain: Sequence[BaseException], text: str) -> str:
-    """Return the reason in one or two sentences, in the compiler's words if these are readable."""
+    """Return why a compilation failed, in one or two sentences; in the compiler's words if they are readable."""
     for error in filter(_is_data_dependent, chain):
         operation = _operation(chain)
         return (

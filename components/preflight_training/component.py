@@ -22,8 +22,8 @@ def preflight_training(
     """Compile the training step for its machine; fails where it does not fit or breaks a budget.
 
     Returns:
-        When the training is to be stopped, as Vertex AI takes it: seconds, with an s. And what the step takes of the
-        machine, which a version keeps.
+        Time limit of the training in Vertex AI's format, seconds followed by `s`; and the footprint of the training
+        step, which is stored with a registered version.
     """
     inputs = dict(locals())
     import dataclasses

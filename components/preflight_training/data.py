@@ -128,7 +128,7 @@ def _cpus() -> int:
 
 
 def remembered(cache_dir: Path, key: Sequence[Any], find: Callable[[], DataFacts]) -> DataFacts:
-    """Return the kept facts about some data on this machine; if there are none, those of `find`, which are then kept.
+    """Return cached facts about some data on this machine; if there are none, call `find` and cache its result.
 
     Args:
         cache_dir: Folder that keeps measurements.

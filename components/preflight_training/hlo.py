@@ -85,16 +85,16 @@ Scope = Mapping[str, Instruction]  # A computation: its instructions by name.
 
 @dataclasses.dataclass(frozen=True)
 class MatrixProduct:
-    """A convolution or matrix product, as the compiler runs it.
+    """A convolution or matrix product in the compiled program.
 
     Attributes:
         rows: The batch, or the dimension that takes its place in a gradient.
-        contraction: The dimension summed over, which one side of the matrix unit holds.
-        columns: The output features, which the other side holds.
-        flops: Two for each multiplication and addition, once.
-        is_forward: Whether it belongs to the forward pass.
+        contraction: The dimension that is summed over, on one side of the matrix unit.
+        columns: The output features, on the other side of the matrix unit.
+        flops: Operations of one run; a multiplication and an addition count as two.
+        is_forward: Whether the product belongs to the forward pass.
         times: Number of times that it runs in a step.
-        groups: Into how many its features are divided; each output feature sums over its group's alone.
+        groups: Number of feature groups; each output feature depends only on the input features of its group.
     """
 
     rows: int
@@ -106,7 +106,7 @@ class MatrixProduct:
     groups: int = 1
 
     def padded_flops(self, mxu_size: int) -> float:
-        """Return what the matrix unit computes for it with both sides filled up to whole tiles."""
+        """Return the operations of the matrix unit, with both sides padded to whole tiles."""
 
         def filled(size: int, tile: int) -> float:
             return -(-size // tile) * tile / size
@@ -124,8 +124,8 @@ class LayerCost:
     """The cost of a layer's operations in one step on one device, forward and backward.
 
     Attributes:
-        cycles: Cycles of everything.
-        matrix_cycles: Cycles of the operations that hold a matrix product.
+        cycles: Cycles of all operations.
+        matrix_cycles: Cycles of the operations that contain a matrix product.
         products: The matrix products.
     """
 
@@ -138,8 +138,8 @@ class LayerCost:
 class Collective:
     """A transfer between devices: its kind, the bytes each device gives, and how often it runs in a step.
 
-    What gathers parts, or leaves each device its part of a sum, takes half the time of an all-reduce of the whole, and
-    counts as one of half the bytes.
+    An all-gather or reduce-scatter takes half the time of an all-reduce of the same array. It counts as an all-reduce
+    of half the bytes.
     """
 
     kind: str
@@ -153,10 +153,10 @@ class ProgramCost:
 
     Attributes:
         cycles: Cycles of the computation, loops counted by trip.
-        guessed_cycles: The part of them without an estimate of the compiler's, taken from the bytes moved.
+        guessed_cycles: Part of `cycles` for which the compiler has no estimate; computed from the bytes moved.
         layers: Costs by layer.
         collectives: Transfers between devices.
-        unknown_loops: Loops whose number of trips could not be read; counted once.
+        unknown_loops: Number of loops whose trip count is unknown; their operations count once.
         host_calls: Operations that call the host in every step.
     """
 
@@ -189,7 +189,7 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
 
     Args:
         op_name: The path.
-        layers: The names of all layers; one that stands there twice is told from its namesake by what it is part of.
+        layers: Names of all layers. If a name occurs twice, the result begins with the name of the parent layer.
 
     Example:
         >>> layer_of("jit(train_step)/transpose(jvp(dense))/dot_general", {"dense"})
@@ -203,7 +203,7 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
     is_exact = op_name.startswith("jit(")
     innermost = OTHER
     parts = op_name.removeprefix(f"{LOOP_NAME}/body/").split("/")
-    for part in parts[:-1] if is_exact else parts:  # JAX's last one is the operation: "add" is no layer called so.
+    for part in parts[:-1] if is_exact else parts:  # In JAX, the last part is the operation: "add" is not a layer.
         name = re.sub(r"^(?:\w+\()*|\)*$", "", part)
         plain = re.sub(r"_\d+$", "", name)
         known = plain if not is_exact and plain in layers else name
@@ -253,7 +253,7 @@ def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
 
 @functools.lru_cache(maxsize=1024)
 def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: int, kernel_dilation: int) -> int:
-    """Count outputs × taps along an axis that meet a value of the input: no padding, no zero between values."""
+    """Count the pairs of output and kernel tap along an axis that use an input value, not padding or dilation zeros."""
     at = np.arange(out) * stride - pad
     count = 0
     for tap in range(kernel):
@@ -307,12 +307,12 @@ class _Program:
         read = [scope[name].num_bytes for name in instruction.operands if name in scope]
         inner = (step for name in instruction.called("calls") for step in self.computations.get(name, {}).values())
         if any(step.opcode in ("gather", "dynamic-slice") for step in (instruction, *inner)):
-            # It reads some rows of an array, not all of them.
+            # The operation reads only some rows of the array.
             read = [min(num_bytes, _ROWS_IN_A_WORD * instruction.num_bytes) for num_bytes in read]
         return (instruction.num_bytes + sum(read)) / self._bytes_per_cycle, True
 
     def collectives(self, instruction: Instruction, scope: Scope, times: int) -> Iterator[Collective]:
-        """Yield the collective that an operation is, or the collectives in what it calls."""
+        """Yield the operation itself if it is a collective, or the collectives in the computations that it calls."""
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
@@ -325,7 +325,7 @@ class _Program:
                     yield from self.collectives(inner, self.computations[name], times)
 
     def products(self, instruction: Instruction, scope: Scope) -> Iterator[tuple[str, MatrixProduct]]:
-        """Yield the name and the matrix product of a convolution, or those in what an operation calls."""
+        """Yield name and matrix product of a convolution, or of the convolutions in the computations that it calls."""
         if instruction.opcode == "convolution" and (product := _product(instruction, scope)):
             yield instruction.op_name, product
         for name in instruction.called("calls"):
@@ -348,7 +348,7 @@ _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"
 
 
 def _is_transfer(instruction: Instruction) -> bool:
-    # 7x has cores of their own for sums: a call that runs beside the computation.
+    # 7x has separate cores for sums: their calls run in parallel with the computation.
     opcode = instruction.opcode
     return opcode.removesuffix("-start") in (*_COLLECTIVES, "async") or opcode == "call-start"
 
@@ -359,7 +359,7 @@ def _calls_host(instruction: Instruction) -> bool:
 
 
 def _takes_time(instruction: Instruction) -> bool:
-    """Return whether an operation takes time of the computation, as transfers and calls of the host do not."""
+    """Return whether an operation takes computation time; transfers and calls of the host do not."""
     opcode = instruction.opcode
     if opcode in _FREE or opcode == "while" or opcode.endswith(("-start", "-done", "-update")):
         return False
@@ -370,9 +370,9 @@ def _takes_time(instruction: Instruction) -> bool:
 
 
 def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> ProgramCost:
-    """Return the cost of one step; of a program that runs blocks of steps, the cost of its loop's body.
+    """Return the cost of one step. For a program that runs blocks of steps, this is the cost of the loop's body.
 
-    Operations outside of that loop are left out: they run once in a block, which takes a quarter of a second.
+    Operations outside of the loop are left out: they run once per block, which takes a quarter of a second.
 
     Args:
         text: Scheduled HLO of one device's program.

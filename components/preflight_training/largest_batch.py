@@ -1,17 +1,17 @@
-"""The largest batch that fits: searched by compiling, or estimated from two sizes that were compiled."""
+"""Finds the largest batch that fits, by compiling several; or estimates it from two compiled sizes."""
 
 import dataclasses
 from collections.abc import Callable
 
-_GUESS_IS_GOOD_TO = 256  # One part in so many, as a rule.
+_GUESS_IS_GOOD_TO = 256  # The relative error of a guess is usually below 1/256.
 _MAX_GUESSES = 3
-_SECOND = 16  # Times the batch is the second size of an estimate; so far apart that padding hardly counts.
-_LANES = 128  # The compiler fills arrays up to multiples of it, so memory grows in steps of that many examples.
+_SECOND = 16  # Ratio of the two sizes of an estimate; large, so that padding hardly matters.
+_LANES = 128  # The compiler pads arrays to multiples of it, so memory grows in steps of 128 examples.
 
 
 @dataclasses.dataclass(frozen=True)
 class LargestBatch:
-    """The most examples per replica that fit; exact if it was compiled, and its successor too, which does not fit."""
+    """Largest number of examples per replica that fits; exact if compilation shows that one more does not fit."""
 
     size: int
     is_exact: bool
@@ -19,7 +19,7 @@ class LargestBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A batch that was tried: whether it fits (None: cannot be told), and its memory, 0 where that is not known."""
+    """A batch that was tried: whether it fits (None if unknown), and its memory in bytes (0 if unknown)."""
 
     fits: bool | None
     num_bytes: int = 0
@@ -28,24 +28,24 @@ class Trial:
 def find_largest_batch(attempt: Callable[[int], Trial], first: int, capacity_bytes: int) -> LargestBatch | None:
     """Find a batch that fits and whose successor does not.
 
-    A guess from the memory that the first one takes is near; from there the search goes on in strides that double
-    until the bound lies between two batches, and then halves what is between them.
+    The search begins at a guess from the memory of the first batch. It continues in strides that double until the limit
+    lies between two batches, and then by bisection.
 
     Args:
         attempt: Tries a batch.
         first: Batch to try first.
-        capacity_bytes: Bytes of memory that there are.
+        capacity_bytes: Available memory, in bytes.
 
     Returns:
-        The batch; size 0 if not even one example fits, and None if it could not be told.
+        The batch; size 0 if not even one example fits; None if it cannot be determined.
 
     Example:
         >>> find_largest_batch(lambda size: Trial(size <= 700, size * 10), first=64, capacity_bytes=7_000)
         LargestBatch(size=700, is_exact=True)
     """
-    low, high = 0, 0  # The largest known to fit, and the smallest known not to, of which 0 means none.
+    low, high = 0, 0  # The largest batch known to fit, and the smallest known not to fit; 0 if unknown.
     size, stride, guesses = first, 0, 0
-    known: list[tuple[int, int]] = []  # Batches and what they take.
+    known: list[tuple[int, int]] = []  # Batches and their memory.
     while not high or high - low > 1:
         trial = attempt(size)
         if trial.fits is None:
@@ -73,11 +73,11 @@ def estimate_largest_batch(
     Args:
         attempt: Tries a batch.
         first: Batch that fits.
-        num_bytes: Bytes of memory that it takes.
-        capacity_bytes: Bytes of memory that there are.
+        num_bytes: Memory of that batch, in bytes.
+        capacity_bytes: Available memory, in bytes.
 
     Returns:
-        The batch; None where the larger one says nothing.
+        The batch; None if it cannot be estimated from the larger one.
 
     Example:
         >>> estimate_largest_batch(lambda size: Trial(True, 500 + size), 64, num_bytes=564, capacity_bytes=7_000)
@@ -92,7 +92,7 @@ def estimate_largest_batch(
 
 
 def _guess(known: list[tuple[int, int]], capacity_bytes: int) -> int | None:
-    """Extrapolate the last two batches and their bytes, or the only one's and zero, to the bound."""
+    """Extrapolate the memory of the last two batches (or of the only batch and zero) linearly to the limit."""
     if not known:
         return None
     (size, num_bytes), (other, other_bytes) = known[-1], known[-2] if len(known) > 1 else (0, 0)
@@ -106,7 +106,7 @@ def _whole(size: int) -> int:
 
 
 def _within(size: int, low: int, high: int) -> int:
-    """Return the nearest batch above `low` and, where it is known, below `high`."""
+    """Return the nearest batch above `low` and, if `high` is known, below `high`."""
     return max(min(size, high - 1) if high else size, low + 1)
 
 

@@ -1,4 +1,4 @@
-"""What a user may set, and what comes back."""
+"""Parameters and result of preflight."""
 
 import dataclasses
 import math
@@ -9,16 +9,16 @@ from tpu_components.core.base.typed_values import Amount, NotNegative, Positive,
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
-# When a training is stopped: after so many times what is estimated, which leaves out start-up, validation and
-# checkpoints, and is at times wrong; at least the floor, or that doubled, so that equal work has equal limits.
+# Time limit of a training: a multiple of the estimate, because the estimate may be wrong and leaves out start-up,
+# validation and checkpoints. It is rounded up to the floor times a power of two, so that equal work has equal limits.
 TIMEOUT_FACTOR = 3
 TIMEOUT_FLOOR_SECONDS = 4 * 3600
-# After which Vertex AI cancels a task of a pipeline: https://cloud.google.com/vertex-ai/docs/quotas#pipelines
+# Time after which Vertex AI cancels a task of a pipeline: https://cloud.google.com/vertex-ai/docs/quotas#pipelines
 VERTEX_TASK_SECONDS = 7 * 24 * 3600
 
 
 def timeout_seconds(run_seconds: float) -> int:
-    """Return when to stop a training whose epochs are estimated to take so long: after 7 days at the latest.
+    """Return the time limit of a training from the estimated time of its epochs; at most 7 days.
 
     Example:
         >>> timeout_seconds(60) / 3600, timeout_seconds(3 * 3600) / 3600
@@ -33,20 +33,20 @@ class PreflightParams:
     """The training to compile, the machine, and what it may cost; one field per component input.
 
     Attributes:
-        training: Parameters of train_model: model, hyper-parameters, backend, precision, and how the host feeds the
-            device. Of the backends `jax` compiles the step of all replicas, `tensorflow` that of one; `auto` is jax. A
-            precision of `auto` is mixed_bfloat16, as on a TPU.
-        epochs: Passes over the training split, for the time and price of a run; 0 takes the training's.
-        paid: The TPU slice (`machine`), how it is paid for (`region`, `spot`, `target`), and when its training is
-            stopped (`timeout_seconds`, 0: by the estimate; `attempts`).
-        find_largest_batch: Find the largest batch per replica that fits, by compiling several; without it the largest
-            is estimated from two sizes where the batch fits, and searched for where it does not.
+        training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. The `jax`
+            backend compiles the step of all replicas, `tensorflow` the step of one replica; `auto` is jax. A precision
+            of `auto` is mixed_bfloat16, as on a TPU.
+        epochs: Passes over the training split, for the time and price of a run; 0 is the training's number.
+        paid: The TPU slice (`machine`), its price (`region`, `spot`, `target`), and the time limit of the training
+            (`timeout_seconds`, 0 derives it from the estimate; `attempts`).
+        find_largest_batch: Find the largest batch per replica that fits, by compiling several. Otherwise it is
+            estimated from two sizes if the configured batch fits, and searched for if it does not.
         max_step_ms: Refuse a step that takes longer on the device, in milliseconds; 0 is no limit.
         max_price_usd: Refuse a run that is expected to cost more, at the target's price; 0 is no limit.
         max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
             limit.
-        compile_timeout_seconds: Give up one compilation after this time.
-        compile_memory_mib: Give up a compilation that takes more memory.
+        compile_timeout_seconds: Time limit of one compilation, in seconds.
+        compile_memory_mib: Memory limit of a compilation, in MiB.
     """
 
     training: TrainParams
@@ -65,7 +65,7 @@ class PreflightParams:
 
     @property
     def run_epochs(self) -> int:
-        """Passes over the training split that a run is priced by."""
+        """Number of passes over the training split, for the price of a run."""
         return self.epochs or self.training.epochs
 
 
@@ -77,12 +77,12 @@ class PreflightResult:
         passed: Whether the training step compiles for the machine, fits its memory and keeps every budget.
         machine: The machine's short name.
         verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
-        reasons: Why it did not pass; empty where it did.
+        reasons: Reasons for which the training did not pass; empty if it passed.
         step_ms: Time of a step on the device.
-        epoch_seconds: Time of an epoch, waiting for data included.
-        usd_per_run: Expected price of a run; 0 where no price is known.
-        timeout_seconds: When the training is to be stopped; 0 where its time is not known.
-        footprint: Fields of the `Footprint` on it; empty where it does not fit.
+        epoch_seconds: Time of an epoch, including waiting for data.
+        usd_per_run: Expected price of a run; 0 if no price is known.
+        timeout_seconds: Time limit of the training; 0 if its time is unknown.
+        footprint: Fields of the training's `Footprint`; empty if the training does not fit.
     """
 
     passed: bool

@@ -177,7 +177,11 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
 
     def _look(self) -> None:
-        """Note which side must send next. Set the timeout for a head, or for the rest of a body that nobody reads."""
+        """Record whether client or server must send next, and set the timeout of the client.
+
+        The timeout limits the time for the head of a request, and for the rest of a body that the application does not
+        read.
+        """
         is_asked = self.cycle is not None and not self.cycle.response_complete
         is_waiting = not is_asked or self.cycle.more_body  # The application limits the time of a body that it reads.
         has_begun = self.cycle is None or self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]

@@ -32,9 +32,11 @@ class TrainResult:
         first_step_seconds: Seconds from the start of this session to the end of its first step, with start-up and
             compilation; 0 if no step was left.
         time: Seconds of all epochs by what the host waited for: `compute` (the device, validation included), `input`
-            (part of `compute` with the tensorflow backend), `checkpoint`; `host` is the remaining time.
+            (part of `compute` with the tensorflow backend) and `checkpoint`. `host` is the time of the epochs in which
+            the host waited for none of them.
         sessions: Number of starts: 1 plus the number of interruptions.
-        goodput: Share of the paid time of all sessions that went into steps of the result.
+        goodput: Share of the paid time of all sessions that was spent on steps that are part of the result, that is,
+            not on start-up, waiting, validation, or steps that a kill has lost.
         paid_seconds: Paid time by use: `trained`, `start_up` of every session, `waiting` for input and checkpoints,
             `lost` by kills, and `other` (validation and saving the model). A killed session counts to its last
             heartbeat, at most 10 seconds before the kill.

@@ -1,4 +1,4 @@
-"""Session of a training: the model, its progress and its checkpoints in one process between its start and its end."""
+"""Session of a training, from the start to the end of one process: the model, its progress and its checkpoints."""
 
 import dataclasses
 import functools

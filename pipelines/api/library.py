@@ -181,12 +181,16 @@ def _overrides(section: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def look(data: Place, kind: str = "", **settings: Any) -> DataOverview:
-    """Look at data: how many, of which classes and sizes, and what is damaged.
+    """Inspect data: number of examples, classes, sizes and damaged files.
 
     Args:
-        data: A folder, a file, or a source as `images:DIR`.
-        kind: Kind of the data, where they do not look like it: `images`, `csv`, `texts`, `arrays` or `corpus`.
+        data: A folder, a file, or a source, for example `images:DIR`.
+        kind: Kind of the data: `images`, `csv`, `texts`, `arrays` or `corpus`. Only needed if the kind cannot be
+            detected from the files.
         settings: Settings of section `data`.
+
+    Returns:
+        An overview of the data, which prints as text.
 
     Raises:
         InputError: If the data cannot be used.

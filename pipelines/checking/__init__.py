@@ -1,1 +1,1 @@
-"""The list of all checks, a workspace's places, and what a compiled training step tells before a run."""
+"""Checks before a run: the list of checks, the paths of a workspace, and preflight of the training step."""

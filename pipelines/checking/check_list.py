@@ -1,4 +1,4 @@
-"""The one list of checks: what stops a run or spoils it, from a file's content to what a platform says when asked."""
+"""The list of all checks of a run, from the content of files to requests to the platform."""
 
 import contextlib
 import io
@@ -46,11 +46,11 @@ def examine(
     Args:
         config: Configuration that is to run.
         costs: Costs of the checks to ask.
-        target: The platform, as `vertex`; empty for a run on this machine.
+        target: The platform, for example `vertex`; empty for a run on this machine.
         settings: Project, region, bucket and images.
         workspace: Folder for runs on this machine.
         context: Context of Kubernetes, for Kubeflow; empty skips the checks of the cluster.
-        image: Image that every step is to run in; empty is what TPU_PIPELINES_IMAGE says.
+        image: Image for every step; empty is the value of TPU_PIPELINES_IMAGE.
 
     Raises:
         InputError: If the checks of a platform need missing settings or a machine of the platform.
@@ -95,7 +95,7 @@ def require_ready(config: Config, target: str, settings: Settings, image: str) -
 
 
 class ConfigChecks:
-    """Checks of a configuration and its data: what would stop a run, and what would spoil it.
+    """Checks of a configuration and its data: errors that would stop a run, and settings that would spoil its result.
 
     The checks are independent, so that one call finds all mistakes.
 
@@ -206,7 +206,7 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
     """Yield messages about settings that are useless for the data."""
     if config.training.early_stopping_epochs and VALIDATION not in overview.split_examples:
         yield (
-            "training.early_stopping_epochs looks at the training loss, as there is no validation split: set "
+            "training.early_stopping_epochs uses the training loss, because there is no validation split: set "
             "data.validation_fraction"
         )
     counts = overview.class_examples
@@ -243,7 +243,7 @@ def platform_checks(config: Config, target: str, settings: Settings) -> list[Che
 
 
 def image_check(image: str, target: str) -> Check:
-    """Return the check whether a platform can pull an image, and whether a digest pins it."""
+    """Return the check that a platform can pull an image, and that the image is pinned by a digest."""
 
     def ask() -> str | list[Finding]:
         require_step_image(image, target)

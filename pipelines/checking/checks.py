@@ -1,4 +1,4 @@
-"""What can be known of a run before it begins: its data, its champion, its folder, its model."""
+"""Checks of a run before it begins: data, champion, folder and model."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ _AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # Amounts by which the gate divides exam
 
 
 def check_run(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
-    """Check all that can be known in advance: the data's shape and splits, the batch, the champion, the workspace.
+    """Check everything that can be checked in advance: shape and splits of the data, batch, champion, workspace.
 
     Args:
         config: Configuration of the run.
@@ -185,6 +185,6 @@ def sample_interface(config: Config, plan: DatasetPlan) -> Interface:
     sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task, _SAMPLE_EXAMPLES)})
     lenient = dataclasses.replace(
         config.data, max_bad_fraction=0.99
-    )  # So few examples do not show the share of bad ones.
+    )  # The share of bad examples cannot be estimated from so few examples.
     with written(lenient, sample) as (_, manifest):
         return manifest.interface

@@ -35,7 +35,7 @@ def load_baseline(text: str) -> NamedFootprint:
         text: `REGISTRY/MODEL@VERSION_OR_ALIAS`, a folder that preflight wrote, or its `preflight.json`.
 
     Raises:
-        InputError: If there is no such thing, or it has no footprint.
+        InputError: If the version, folder or file does not exist, or has no footprint.
     """
     origin = origin_of(text)
     return _of_report(text) if origin is None else _of_version(origin)
@@ -187,5 +187,11 @@ class FootprintComparison:
 
 
 def _signed(difference: float, words: Callable[[float], str], unit: str) -> str:
-    """Return a difference with its sign and unit; empty if there is none."""
+    """Return a difference as text, with its sign and unit; an empty text for a difference of 0.
+
+    Args:
+        difference: The difference.
+        words: Formats the absolute value.
+        unit: Text after the number.
+    """
     return f"{'-' if difference < 0 else '+'}{words(abs(difference))}{unit}" if difference else ""

@@ -1,4 +1,4 @@
-"""Preflight of a configuration from the command line: no run, no records, no TPU."""
+"""Preflight of a configuration from the command line, without a run, written records or a TPU."""
 
 import contextlib
 import dataclasses
@@ -35,11 +35,11 @@ _SMALL_BYTES = 16 << 20
 
 @dataclasses.dataclass(frozen=True)
 class PlannedData:
-    """Data that are not here yet.
+    """Expected size of data that are not available yet.
 
     Attributes:
-        num_examples: Number of examples, of all splits.
-        image_bytes: Bytes of an image file; 0 is as many as those at hand have.
+        num_examples: Number of examples in all splits.
+        image_bytes: Bytes of an image file; 0 is the size of the available images.
 
     Raises:
         InputError: If a number is not positive.
@@ -56,12 +56,12 @@ class PlannedData:
             )
 
     def split(self, at_hand: Mapping[str, int]) -> dict[str, int]:
-        """Divide the examples as those at hand are divided."""
+        """Return the number of examples by split, in the same proportions as in the available data."""
         whole = sum(at_hand.values())
         return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
 
     def assumed_of(self, facts: data.DataFacts, listing: Listing) -> data.DataFacts:
-        """Return facts that were measured on a sample, with what is assumed of the data to come."""
+        """Return the facts that were measured on a sample, adjusted to the expected data."""
         here = len(listing.keys)
         held = "in memory" if facts.host.in_memory else "streamed from files"
         words = f"{self.num_examples:,} examples are assumed, {held}; the host's rate is that of the {here:,} at hand"
@@ -69,7 +69,7 @@ class PlannedData:
         each = listing.num_bytes / here
         if self.image_bytes and isinstance(inputs, ImageInput):
             if inputs.encoding == ENCODED and not host.in_memory:
-                # Bytes stand for pixels, which decoding takes its time by.
+                # The time of decoding depends on the pixels, which are assumed to be proportional to the bytes.
                 slower = self.image_bytes / each
                 rates = ("read_per_second", "feed_per_second", "low_per_second", "high_per_second")
                 host = dataclasses.replace(host, **{name: getattr(host, name) / slower for name in rates})
@@ -93,11 +93,12 @@ def preflight(
 
     Args:
         config: Configuration of the training.
-        machines: Short names; none is the configuration's own and its fallbacks, or the cheapest.
-        directory: For `preflight.json` and `preflight.html`; a report that it holds is replaced.
-        like: Footprint of another training: the data at hand are a sample, and stand for as many examples as that had.
-        targets: Platforms at whose prices each machine is judged: `vertex`, `kubeflow`.
-        planned: Data to be trained on, of which those at hand are a sample.
+        machines: Short names. Empty is the configuration's machine with its fallbacks, or else the cheapest machine.
+        directory: Folder for `preflight.json` and `preflight.html`; an existing report is replaced.
+        like: Footprint of another training. The available data are a sample, and the numbers of examples are those of
+            the footprint.
+        targets: Platforms whose prices are used for each machine: `vertex`, `kubeflow`.
+        planned: Expected size of the training data, of which the available data are a sample.
 
     Raises:
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
@@ -146,7 +147,7 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
 
 
 def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
-    """Return a machine with the region, spot price and time limit of the configured one, where it can have them."""
+    """Return a machine with the region, spot price and time limit of the configured machine, as far as possible."""
     if configured is None:
         return machine
     region = configured.region if configured.region in machine.slice.regions else ""
@@ -158,7 +159,7 @@ def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> M
 
 
 def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:
-    """Take the first training examples; of a regression also those with the least and greatest targets."""
+    """Return the first training examples; for a regression also those with the smallest and largest targets."""
     training = plan.order[TRAIN]
     if task != REGRESSION:
         return training[:count]
@@ -194,10 +195,10 @@ def describe_data(
 
     Args:
         config: Configuration of the training.
-        listing: Examples of its data; they are divided only where they are measured.
-        cache_dir: Folder that keeps what was measured.
+        listing: Examples of its data; split only if they are measured.
+        cache_dir: Folder of cached measurements.
         meanwhile: Called before anything is measured; see `data.measure`.
-        planned: Data to be trained on, of which those at hand are a sample.
+        planned: Expected size of the training data, of which the available data are a sample.
 
     Raises:
         InputError: If the source cannot be used.

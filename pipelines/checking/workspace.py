@@ -1,4 +1,4 @@
-"""A workspace: where a run's results, its earlier runs and its registry lie, and whether a run may write there."""
+"""Paths of a workspace: results of a run, earlier runs and registry; and checks that a run may write to them."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ HISTORY_SUFFIX = ".runs"  # After a run's name: the folder of its earlier runs.
 
 
 def history_dir(run_dir: Path) -> Path:
-    """Return where the earlier runs of a name are kept."""
+    """Return the folder of the earlier runs of a name."""
     return run_dir.with_name(run_dir.name + HISTORY_SUFFIX)
 
 
@@ -50,7 +50,7 @@ def with_registry(config: Config, workspace: Path) -> Config:
 
 
 def check_run_dir(config: Config, run_dir: Path) -> None:
-    """Check that a folder can be written, is empty or a run's, and does not hold what the run reads."""
+    """Check that a folder can be written, is empty or the folder of a run, and contains no inputs of the run."""
     storage.require_writable(run_dir)
     check_history(run_dir)
     is_run = any((run_dir / name).is_file() for name in (SUMMARY_FILE, LOG_FILE))

@@ -14,7 +14,7 @@ from tpu_pipelines.config.settings import TARGET_SETTINGS
 HERE = "local"  # Target of a run on this machine.
 MODEL = "model"  # With `init --from`: the argument is a model, and not data.
 LIMIT = 0.2  # Share by which a training may be slower or dearer than another.
-# Kinds of data, as in tpu_pipelines.starting.data_overview, which --help does without.
+# Kinds of data; a copy of those in tpu_pipelines.starting.data_overview, so that --help need not import it.
 KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "tfrecords")
 # Names of a registered version to compare with.
 VERSION_FORMS = "NAME@VERSION or NAME@ALIAS of the workspace's registry, or REGISTRY/NAME@VERSION"
@@ -22,7 +22,7 @@ VERSION_FORMS = "NAME@VERSION or NAME@ALIAS of the workspace's registry, or REGI
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An argument of a command, and what argparse is told of it."""
+    """An argument of a command, with the settings for argparse."""
 
     names: tuple[str, ...]
     settings: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Arguments under a heading or, without one, arguments of which at most one may be given."""
+    """Arguments under a heading; without a heading, mutually exclusive arguments."""
 
     arguments: tuple[Argument, ...]
     title: str = ""
@@ -45,12 +45,12 @@ class Command:
     Attributes:
         name: Name of the command.
         help: Line in the list of all commands.
-        description: First paragraph of its own help.
-        example: Arguments as somebody may give them.
-        work: Function that runs it, as `module.function` of this folder.
-        arguments: Its arguments; a dataclass of parameters stands for a flag for each of its fields.
-        needs_settings: Whether the settings of its target must be there: checked first, as importing `work` takes a
-            second.
+        description: First paragraph of the command's own help.
+        example: Example of the arguments.
+        work: Function that runs the command, `module.function` in this folder.
+        arguments: Arguments of the command; a dataclass of parameters adds a flag for each field.
+        needs_settings: Whether the target's settings are required. They are checked first, because importing `work`
+            takes a second.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Command:
 
 
 def user_path(text: str) -> Path:
-    """Return a path as a user writes it; the shell leaves the `~` of `--workspace=~/runs` alone."""
+    """Return a path with `~` expanded, because the shell does not expand it in `--workspace=~/runs`."""
     return Path(os.path.expanduser(text))  # `Path.expanduser` raises if the user is unknown.
 
 
 def output_file(text: str, is_added_to: bool = False) -> Path:
-    """Return the path of a file that a command writes, or adds to, once its work is done.
+    """Return the path of a file that a command writes, or appends to, at the end of its work.
 
     Raises:
         argparse.ArgumentTypeError: If the file cannot be written; reported before the work begins.
@@ -84,12 +84,12 @@ def output_file(text: str, is_added_to: bool = False) -> Path:
 
 
 def added_to(text: str) -> Path:
-    """Return the path of a file that earlier steps of a job may have written too; see `output_file`."""
+    """Return the path of a file that a command appends to, after earlier steps of a job; see `output_file`."""
     return output_file(text, is_added_to=True)
 
 
 def number(expected: str, allows: Callable[[float], bool]) -> Callable[[str], float]:
-    """Return a reader of numbers: of those that `allows` accepts, which `expected` describes."""
+    """Return a parser of numbers that `allows` accepts; `expected` describes them for the error message."""
 
     def read(text: str) -> float:
         with contextlib.suppress(ValueError):
@@ -101,7 +101,7 @@ def number(expected: str, allows: Callable[[float], bool]) -> Callable[[str], fl
 
 
 def targets(text: str) -> tuple[str, ...]:
-    """Read the platforms whose prices are asked for."""
+    """Parse the platforms whose prices are requested."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in names if name not in TARGET_SETTINGS]:
         raise argparse.ArgumentTypeError(
@@ -130,7 +130,7 @@ def _share(name: str, text: str, expected: str, allows: Callable[[float], bool],
 
 
 def confidence(what: str) -> Argument:
-    """Return `--confidence`; `what` names the things that are alike."""
+    """Return `--confidence`; `what` describes data without drift, for the help."""
     text = f"probability that no figure of {what} is reported as drifted (default: 0.99)"
     return _share("--confidence", text, "a share from 0.5 to below 1", lambda share: 0.5 <= share < 1, default=0.99)
 
@@ -138,7 +138,7 @@ def confidence(what: str) -> Argument:
 def limit(name: str, what: str) -> Argument:
     """Return a limit for the comparison with another training; `what` names the limited figure."""
     text = f"with --against: by how much {what}, as a share (default: {LIMIT})"
-    return _share(name, text, "a share that is not negative, as 0.2", lambda share: 0 <= share < math.inf)
+    return _share(name, text, "a share that is not negative, for example 0.2", lambda share: 0 <= share < math.inf)
 
 
 def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argument, Argument]:
@@ -155,7 +155,10 @@ WORKSPACE = argument(
     "--workspace", type=user_path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"
 )
 MARKDOWN = argument(
-    "--markdown", type=added_to, metavar="FILE", help="add what CI shows to a file, as $GITHUB_STEP_SUMMARY"
+    "--markdown",
+    type=added_to,
+    metavar="FILE",
+    help="append a report for CI to a file, for example $GITHUB_STEP_SUMMARY",
 )
 POLL = argument(
     "--poll-seconds",
@@ -175,7 +178,7 @@ EXPORTED = (
     ),
     WORKSPACE,
 )
-JOB = argument("name", metavar="NAME", help="of the configuration, or the id of a job")
+JOB = argument("name", metavar="NAME", help="name of the runs, or the id of a job")
 # Arguments of every command.
 LOUDNESS = Group(
     (

@@ -39,9 +39,9 @@ from tpu_pipelines.config.settings import TARGET_SETTINGS
 COMMANDS = (
     Command(
         "init",
-        "look at your data, and write a first configuration and model for them",
-        "Look at data, and write a configuration for them, with the reasons for what it sets, and a model to start "
-        "from. On a terminal, what is not said is asked for.",
+        "inspect your data, and write a first configuration and model for them",
+        "Inspect data, and write a configuration for them, with a comment on each choice, and a model to start from. "
+        "On a terminal, missing arguments are asked for.",
         "~/flowers --name flowers",
         "start.init",
         (
@@ -58,23 +58,25 @@ COMMANDS = (
                 choices=(*KINDS, MODEL),
                 default="",
                 dest="kind",
-                help="what DIR is (default: what it looks like)",
+                help="kind of data in DIR (default: detected)",
             ),
             argument("--data", default="", metavar="DIR", help="with --from model: the data"),
             argument("--model", default="", metavar="MODEL", help="a ready model, or your .py or .keras file"),
-            argument("--name", default="", metavar="NAME", help="of the runs and of the files (default: that of DIR)"),
-            argument("--output", type=user_path, default=Path(), metavar="DIR", help="for the files (default: here)"),
+            argument("--name", default="", metavar="NAME", help="name of the runs and files (default: that of DIR)"),
+            argument(
+                "--output", type=user_path, default=Path(), metavar="DIR", help="folder for the files (default: here)"
+            ),
             flag("--workflow", "also write a GitHub workflow that retrains"),
-            flag("--force", "overwrite files that are there"),
+            flag("--force", "overwrite existing files"),
             SET,
         ),
     ),
     Command(
         "check",
-        "find out in seconds what would stop a run, or spoil it",
-        "Check a configuration as far as seconds allow: the settings, the data and some examples of them, the model, "
-        "which is imported and built, the machine, and settings that contradict each other; with --target also what a "
-        "platform needs. Trains nothing, and asks no platform.",
+        "find in seconds what would stop a run or spoil its result",
+        "Check a configuration within seconds: the settings, the data and some examples, the model, which is imported "
+        "and built, the machine, and settings that contradict each other; with --target also what a platform needs. "
+        "Trains nothing, and sends no request to a platform.",
         "flowers.yaml",
         "start.check",
         (
@@ -87,8 +89,8 @@ COMMANDS = (
     ),
     Command(
         "schema",
-        "print what a configuration may hold, for editors or as a table",
-        "Print the JSON Schema of a configuration. An editor that speaks YAML completes and explains the settings of "
+        "print all settings of a configuration, for editors or as a table",
+        "Print the JSON Schema of a configuration. An editor that supports YAML completes and explains the settings of "
         "a file that begins with: # yaml-language-server: $schema=FILE",
         "--markdown",
         "editors.schema",
@@ -96,11 +98,11 @@ COMMANDS = (
     ),
     Command(
         "drift",
-        "whether data look like others: 0 no drift, 3 drifted",
-        "Compare the figures that records have of their examples (brightness, contrast, sharpness, colours, sizes; "
-        "words and unknown ones; classes or targets; what was set aside) with those of other records, or of those "
-        "that a registered version was made of. A figure has drifted where chance explains the difference in fewer "
-        "cases than the confidence leaves, all figures together, and where it is large enough to matter.",
+        "test whether data have drifted: 0 no drift, 3 drifted",
+        "Compare the statistics of records (brightness, contrast, sharpness, colours, sizes; words and unknown words; "
+        "classes or targets; unreadable inputs) with those of other records, or with those of a registered version's "
+        "training data. A statistic has drifted if the difference is significant at the confidence, corrected for the "
+        "number of statistics, and if it is large enough to matter.",
         "runs/flowers/records --against flowers@champion",
         "models.drift",
         (
@@ -109,20 +111,20 @@ COMMANDS = (
                 "--against",
                 required=True,
                 metavar="RECORDS|VERSION",
-                help=f"the records to compare them with, or a version: {VERSION_FORMS}",
+                help=f"records to compare with, or a version: {VERSION_FORMS}",
             ),
             WORKSPACE,
             confidence("data that are alike"),
-            argument("--output", type=output_file, metavar="FILE", help="page to write, as drift.html"),
+            argument("--output", type=output_file, metavar="FILE", help="page to write, for example drift.html"),
             json_flag(),
         ),
     ),
     Command(
         "monitor",
-        "whether a server's predictions look like those evaluated: 0 no drift, 3 drifted",
-        "Compare the predictions that a server has logged (`tpu-pipelines serve --log FILE`) with those that the same "
-        "format of the version made of its test split: confidence and mix of classes, by the rules of `drift`, and "
-        "the requests' time with a limit that 95 of 100 are to keep to.",
+        "test whether a server's predictions have drifted: 0 no drift, 3 drifted",
+        "Compare the predictions that a server has logged (`tpu-pipelines serve --log FILE`) with the version's "
+        "predictions for its test split, made with the same export format: confidence and mix of classes, with the "
+        "tests of `drift`. With --latency-ms, also test whether 95 of 100 requests are answered within this time.",
         "log.jsonl --against digits@champion --latency-ms 50",
         "models.monitor",
         (
@@ -133,7 +135,7 @@ COMMANDS = (
                 "--latency-ms",
                 type=number("a number above 0", lambda limit: 0 < limit < math.inf),
                 metavar="MS",
-                help="time that 95 of 100 requests may take",
+                help="time limit for 95 of 100 requests, in milliseconds",
             ),
             confidence("logs like the evaluation"),
             json_flag(),
@@ -157,28 +159,28 @@ COMMANDS = (
             WORKSPACE,
             json_flag("print the summary, and nothing else, on stdout"),
             argument("--runner", choices=("subprocess", "docker"), default="subprocess"),
-            flag("--force", "run every step, also those that are unchanged"),
+            flag("--force", "run every step, even if it is unchanged"),
         ),
     ),
     Command(
         "export",
-        "export a run's model whatever the gate says, to try it",
-        "Export the model that a run has trained, also one that the gate has rejected, to try it with `predict` and "
-        "`serve`. Registers and promotes nothing; the next run of that name takes the export away.",
+        "export a run's model even if the gate has rejected it",
+        "Export the model that a run has trained, even if the gate has rejected it, to try it with `predict` and "
+        "`serve`. Registers and promotes nothing. The next run with the same name removes the export.",
         "runs/digits --set export.max_int8_accuracy_drop=0.02",
         "runs.export",
         (
-            argument("run", type=user_path, metavar="RUN", help="the folder of a run, as runs/digits"),
+            argument("run", type=user_path, metavar="RUN", help="folder of a run, for example runs/digits"),
             argument("--set", action="append", default=[], metavar="EXPORT.KEY=VALUE", dest="overrides"),
-            argument("--output", type=user_path, metavar="DIR", help="the export (default: RUN/export)"),
+            argument("--output", type=user_path, metavar="DIR", help="folder of the export (default: RUN/export)"),
             json_flag("print export.json, and nothing else, on stdout"),
         ),
     ),
     Command(
         "compare",
-        "several runs side by side",
-        "Show runs side by side: metrics, speed, sizes, and in what their configurations differ; and write a page "
-        "that shows their training curves too.",
+        "compare several runs side by side",
+        "Show runs side by side: metrics, speed, sizes, and differences of their configurations; and write a page that "
+        "also shows their training curves.",
         "runs/digits runs/mnist_cnn",
         "runs.compare",
         (
@@ -187,13 +189,13 @@ COMMANDS = (
                 nargs="+",
                 type=user_path,
                 metavar="RUN",
-                help="the folder of a run, as runs/digits; others are left out",
+                help="folder of a run, for example runs/digits; other folders are left out",
             ),
             argument(
                 "--output",
                 type=user_path,
                 metavar="FILE",
-                help="the page (default: comparison.html beside the first run)",
+                help="page to write (default: comparison.html beside the first run)",
             ),
             Group((json_flag(), flag("--markdown", "print Markdown tables, for a pull request"))),
         ),
@@ -201,38 +203,38 @@ COMMANDS = (
     Command(
         "runs",
         "list the runs of a workspace, or delete some",
-        "[list] [NAME]: every run that is kept, of one name or all: when it ended, what became of it, its figures and "
-        "its size; of all also as a page, index.html. clean [NAME]: delete earlier runs, and cached steps that no run "
-        "is made of any more. delete NAME: delete the latest run of a name; NAME@3 the earlier one of that number. "
-        "Both ask first.",
+        "[list] [NAME]: list every kept run, of one name or of all, with its end, outcome, metrics and size; without "
+        "NAME also write a page, index.html. clean [NAME]: delete earlier runs, and cached steps that no run uses any "
+        "more. delete NAME: delete the latest run of a name; NAME@3 deletes the third one. Both ask for confirmation.",
         "clean digits --keep 5",
         "runs.runs",
         (
             argument("action", nargs="?", default="list", metavar="list|clean|delete", help="(default: list)"),
-            argument("name", nargs="?", default="", metavar="NAME", help="of the configuration (default: all)"),
+            argument("name", nargs="?", default="", metavar="NAME", help="name of the runs (default: all)"),
             WORKSPACE,
             argument("--keep", type=int, default=0, metavar="N", help="clean: earlier runs to keep (default: 0)"),
-            flag("--yes", "clean, delete: do not ask; needed without a terminal"),
+            flag("--yes", "clean, delete: do not ask for confirmation; required without a terminal"),
             json_flag(),
         ),
     ),
     Command(
         "board",
         "show the curves of runs in TensorBoard",
-        "Start TensorBoard on the curves of the latest runs, also of one that trains; ends with Ctrl-C.",
+        "Start TensorBoard with the curves of the latest runs, also of one that is still training; stop with Ctrl-C.",
         "digits mnist_cnn",
         "runs.board",
         (
-            argument("names", nargs="*", metavar="NAME", help="of the configurations (default: all)"),
+            argument("names", nargs="*", metavar="NAME", help="names of the runs (default: all)"),
             WORKSPACE,
-            argument("--port", type=int, default=6006, metavar="N", help="0 takes a free one (default: 6006)"),
+            argument("--port", type=int, default=6006, metavar="N", help="port; 0 chooses a free one (default: 6006)"),
         ),
     ),
     Command(
         "predict",
-        "answer images or texts, or continue a text, on CPU with an exported model",
-        "Answer images or texts on CPU with an exported model: the likeliest classes, the labels above a probability "
-        "of 0.5, or the numbers of a regression; or continue a text. Needs no TensorFlow and no training code.",
+        "predict images or texts, or continue a text, on CPU with an exported model",
+        "Predict images or texts on CPU with an exported model: the most probable classes, the labels with a "
+        "probability above 0.5, or the numbers of a regression; or continue a text. Needs neither TensorFlow nor "
+        "training code.",
         "runs/digits digit.png",
         "models.predict",
         (
@@ -241,35 +243,37 @@ COMMANDS = (
                 "inputs",
                 nargs="+",
                 metavar="INPUT",
-                help="image files, folders of them, or .npy/.npz arrays; for a model of texts files, folders of them, "
-                ".csv files, .npy/.npz arrays of strings, or texts themselves; - reads an image, or a line for each "
-                "instance, from stdin: a text, or JSON as the server takes it",
+                help="image files, folders of them, or .npy/.npz arrays. For a text model: text files, folders of "
+                "them, .csv files, .npy/.npz arrays of strings, or texts themselves. - reads stdin: an image, or one "
+                "instance per line, as a text or as JSON in the format of the server",
             ),
             argument(
                 "--output",
                 type=Path,
                 metavar="FILE",
-                help="write an answer for every example of INPUT, a folder, a table or any source as csv:FILE, to a "
-                ".jsonl or .parquet file: with progress, each once, and where the command was ended it goes on. What "
-                "cannot be read is set aside with the reason, in a file beside it",
+                help="predict every example of INPUT (a folder, a table or any source, for example csv:FILE) once, and "
+                "write the predictions to a .jsonl or .parquet file. A command that was interrupted continues. "
+                "Unreadable examples are listed with the reason in a file beside it",
             ),
-            flag("--lines", "a file holds a text a line"),
-            argument("--column", default="text", metavar="NAME", help="of a .csv file (default: text)"),
+            flag("--lines", "files have one text per line"),
+            argument("--column", default="text", metavar="NAME", help="column of a .csv file (default: text)"),
             argument(
                 "--columns",
                 type=json_object,
                 metavar="JSON",
-                help='with --output: columns of a table that have other names, as {"path": "filename", "id": '
-                '"customer"} (default: those of the run that trained the model, where MODEL is its folder)',
+                help='with --output: columns of a table that have other names, for example {"path": "filename", "id": '
+                '"customer"} (default: those of the run that trained the model, if MODEL is its folder)',
             ),
             argument(
                 "--keep",
                 nargs="+",
                 default=[],
                 metavar="COLUMN",
-                help="with --output: columns whose values stand beside each answer; the id does anyway",
+                help="with --output: columns to copy to each prediction; the id is always copied",
             ),
-            argument("--top", type=int, default=3, metavar="K", help="classes to name per input (default: 3)"),
+            argument(
+                "--top", type=int, default=3, metavar="K", help="number of classes to print per input (default: 3)"
+            ),
             json_flag("one JSON line per input"),
             flag("--int8", "use the int8 model"),
             Group(
@@ -280,23 +284,23 @@ COMMANDS = (
                         type=float,
                         default=0.8,
                         metavar="T",
-                        help="1 draws by the probabilities, less prefers the likely, 0 takes the likeliest "
-                        "(default: 0.8)",
+                        help="1 samples by the probabilities, less prefers probable characters, 0 takes the most "
+                        "probable (default: 0.8)",
                     ),
                     argument(
                         "--seed", type=int, default=0, metavar="N", help="equal seeds give equal texts (default: 0)"
                     ),
                 ),
                 "language models",
-                "INPUT is a text to continue, as 'ROMEO:'",
+                "INPUT is a text to continue, for example 'ROMEO:'",
             ),
         ),
     ),
     Command(
         "serve",
-        "answer predictions over HTTP with an exported model",
-        "Answer predictions over HTTP on CPU with an exported model, by Vertex AI's contract for custom containers. "
-        "Needs no TensorFlow and no training code. Ctrl-C ends it.",
+        "serve predictions over HTTP with an exported model",
+        "Serve predictions over HTTP on CPU with an exported model, with Vertex AI's protocol for custom containers. "
+        "Needs no TensorFlow and no training code. Stop it with Ctrl-C.",
         "runs/digits --port 8080",
         "models.serve",
         (*EXPORTED, ServeParams),
@@ -304,8 +308,8 @@ COMMANDS = (
     Command(
         "verify",
         "verify the signatures of a registered version, or of an export",
-        "Verify the signatures of a registered version, or of an export: every file is as it was signed, and there is "
-        "no other. Exit code 2 where it is not, or the signature is missing or another key's.",
+        "Verify the signatures of a registered version, or of an export: that no file was changed or added after "
+        "signing. Exit code 2 if one was, or if the signature is missing or was made with another key.",
         "digits@champion --key signing.pub",
         "models.verify",
         (
@@ -316,22 +320,22 @@ COMMANDS = (
     Command(
         "registry",
         "list registered models, show one, promote one by hand or roll back",
-        "list [NAME]: the versions of every model, or of one. show NAME [VERSION]: all that is recorded of the "
-        "champion, or of a version. promote NAME VERSION: make it the champion, whatever the gate says. rollback "
-        "NAME: return to the champion before; runs do not undo that.",
+        "list [NAME]: list the versions of every model, or of one. show NAME [VERSION]: show all metadata of the "
+        "champion, or of a version. promote NAME VERSION: make a version the champion, even if the gate has rejected "
+        "it. rollback NAME: return to the previous champion; later runs do not undo this.",
         "promote digits 0003 --reason 'tried by hand'",
         "registry.registry",
         (
             argument("action", choices=("list", "show", "promote", "rollback")),
-            argument("name", nargs="?", default="", metavar="NAME", help="the model, as the run that made it"),
-            argument("version", nargs="?", default="", metavar="VERSION", help="as 0001"),
+            argument("name", nargs="?", default="", metavar="NAME", help="name of the model"),
+            argument("version", nargs="?", default="", metavar="VERSION", help="for example 0001"),
             WORKSPACE,
-            argument("--registry", type=user_path, metavar="DIR", help="a registry elsewhere than in the workspace"),
-            argument("--reason", default="", metavar="TEXT", help="goes into the history"),
+            argument("--registry", type=user_path, metavar="DIR", help="another registry than that of the workspace"),
+            argument("--reason", default="", metavar="TEXT", help="reason to record in the history"),
             argument(
                 "--verify",
                 metavar="FILE",
-                help="move the champion only to a version whose signatures hold for this public key",
+                help="promote a version only if its signatures are valid for this public key",
             ),
             json_flag(),
         ),
@@ -339,8 +343,8 @@ COMMANDS = (
     Command(
         "preflight",
         "compile the training step for a TPU, without one: fit, time, price",
-        "Compile the training step with the real TPU compiler on this machine, which needs no TPU, and say whether it "
-        "fits, how long a step and an epoch take, what a run costs and how long the device waits for data.",
+        "Compile the training step with the real TPU compiler on this machine, which needs no TPU. Report whether the "
+        "step fits, the time of a step and an epoch, the price of a run, and how long the device waits for data.",
         "digits --compare v2-8,v5e-4",
         "start.preflight",
         (
@@ -350,7 +354,7 @@ COMMANDS = (
                     argument(
                         "--machine",
                         metavar="NAME",
-                        help="a TPU slice, as v5e-4 (default: the configuration's, and its fallbacks)",
+                        help="a TPU slice, for example v5e-4 (default: the configuration's, and its fallbacks)",
                     ),
                     argument("--compare", metavar="NAME,NAME…", help="several slices, side by side"),
                 )
@@ -360,26 +364,25 @@ COMMANDS = (
                 type=targets,
                 default=("vertex",),
                 metavar="NAME[,NAME]",
-                help="whose price a run is judged by: vertex, kubeflow, or both, side by side (default: vertex)",
+                help="platform of the price: vertex, kubeflow, or both, side by side (default: vertex)",
             ),
             argument(
                 "--against",
                 metavar="VERSION|REPORT",
-                help=f"fail where it is slower or dearer than a registered version ({VERSION_FORMS}), or than the "
-                "first of a preflight.json",
+                help="fail if the training is slower or more expensive than that of a registered version "
+                f"({VERSION_FORMS}), or than the first machine of a preflight.json",
             ),
             argument(
                 "--examples",
                 type=int,
                 metavar="N",
-                help="for so many examples, of which the data at hand are a sample: time, price and waiting for data "
-                "to come",
+                help="number of examples to estimate time and price for, if the available data are only a sample",
             ),
             argument(
                 "--image-bytes",
                 type=int,
                 metavar="N",
-                help="with --examples: bytes of an image file (default: as at hand)",
+                help="with --examples: bytes of an image file (default: those of the available data)",
             ),
             limit("--slower", "an epoch may be slower"),
             limit("--dearer", "a run may be dearer"),
@@ -391,33 +394,35 @@ COMMANDS = (
     Command(
         "machines",
         "list the TPU machines that a configuration can name",
-        "List every TPU slice that Vertex trains on: its fields, its chips, its prices, its regions.",
+        "List every TPU slice for training on Vertex AI: its fields, chips, prices and regions.",
         "--generation v5e",
         "machines.machines",
         (
-            argument("--generation", default="", metavar="NAME", help="only of this one, as v5e"),
-            argument("--region", default="", metavar="NAME", help="only what trains there, as us-west1"),
+            argument("--generation", default="", metavar="NAME", help="list only this generation, for example v5e"),
+            argument(
+                "--region", default="", metavar="NAME", help="list only slices in this region, for example us-west1"
+            ),
             json_flag("print a JSON list, with the source of every value"),
         ),
     ),
     Command(
         "compile",
         "write the pipeline as a file for a cloud platform",
-        "Write the pipeline as a file for a cloud platform, training on the machine of the configuration. Needs no "
-        "account; settings that are known by now go into the file.",
+        "Write the pipeline as a file for a cloud platform, which trains on the machine of the configuration. Needs no "
+        "account. The file contains the settings that are set now.",
         "digits --target vertex --output digits.yaml",
         "platforms.compile",
         (
             *CONFIG,
             *target(""),
-            argument("--output", type=user_path, required=True, metavar="FILE", help="as pipeline.yaml"),
+            argument("--output", type=user_path, required=True, metavar="FILE", help="file, for example pipeline.yaml"),
         ),
     ),
     Command(
         "submit",
         "run the pipeline on a cloud platform",
-        "Compile the pipeline and start it on a cloud platform. The same configuration, data and code are the same "
-        "run: it is started once, and found when it is submitted again. Where its machine cannot be had, the "
+        "Compile the pipeline and start it on a cloud platform. A run is identified by its configuration, data and "
+        "code: it is started once, and found again if it is submitted again. If its machine is not available, the "
         "fallbacks are tried.",
         "digits --set machine=v5e-4 --wait",
         "platforms.submit",
@@ -427,16 +432,16 @@ COMMANDS = (
             *WAIT,
             flag("--again", "start the run once more if it has ended"),
             NO_DOCTOR,
-            flag("--dry-run", "say what would be sent, and send nothing"),
-            argument("--output", type=output_file, metavar="FILE", help="of a dry run: write what is sent, as JSON"),
-            json_flag("print the run, or of a dry run what is sent, as JSON alone on stdout"),
+            flag("--dry-run", "describe the run, and submit nothing"),
+            argument("--output", type=output_file, metavar="FILE", help="with --dry-run: write the request as JSON"),
+            json_flag("print the run, or with --dry-run the request, as JSON, and nothing else, on stdout"),
         ),
         needs_settings=True,
     ),
     Command(
         "status",
-        "what became of a run on a cloud platform",
-        "Say what became of the newest run of a name; exits as `submit --wait` does.",
+        "show the state of a run on a cloud platform",
+        "Show the state of the latest run of a name; the exit codes are those of `submit --wait`.",
         "digits",
         "jobs.status",
         (JOB, *target(), json_flag("print the run as JSON, and nothing else, on stdout")),
@@ -444,7 +449,7 @@ COMMANDS = (
     Command(
         "cancel",
         "stop a run on a cloud platform",
-        "Stop the newest run.",
+        "Stop the latest run of a name.",
         "digits",
         "jobs.cancel",
         (JOB, *target()),
@@ -452,15 +457,17 @@ COMMANDS = (
     Command(
         "schedule",
         "run the pipeline on a cloud platform at certain times",
-        "Create the schedule of a configuration or change it, and print what changes; there is one for each name. The "
-        "platform starts its runs on the configuration's machine; it knows no fallbacks.",
+        "Create or change the schedule of a configuration, and print the changes. Each name has one schedule. The "
+        "platform starts its runs on the configuration's machine, without fallbacks.",
         "digits --cron '0 3 * * *'",
         "platforms.schedule",
         (
             *CONFIG,
             Group(
                 (
-                    argument("--cron", metavar="EXPRESSION", help="as '0 3 * * *' or 'TZ=Europe/Berlin 0 3 * * 1-5'"),
+                    argument(
+                        "--cron", metavar="EXPRESSION", help="for example '0 3 * * *' or 'TZ=Europe/Berlin 0 3 * * 1-5'"
+                    ),
                     *(
                         argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
                         for action, text in (
@@ -474,17 +481,17 @@ COMMANDS = (
             ),
             *target(),
             NO_DOCTOR,
-            flag("--dry-run", "print what would change, and change nothing"),
+            flag("--dry-run", "print the changes, and change nothing"),
         ),
         needs_settings=True,
     ),
     Command(
         "retrain",
-        "run again what has changed: for CI",
-        "Run the pipeline if its data, configuration or code have changed since the last run of its name, and say "
-        "which. What was run before is not run again, unless it failed. May be started as often as there is reason to "
-        "look, on a platform also several times at once, and again after it was killed. Every decision is kept beside "
-        "the registry, or in the bucket or workspace where there is none.",
+        "run the pipeline again if something has changed: for CI",
+        "Run the pipeline if its data, configuration or code have changed since the last run of its name, and print "
+        "what has changed. An unchanged run is not repeated, unless it failed. The command may be started at any time, "
+        "also again after it was killed, and on a platform several times at once. Every decision is stored beside the "
+        "registry, or in the bucket or workspace if there is no registry.",
         "digits --target local --when changed,older-than=30d",
         "retraining.retrain",
         (
@@ -495,35 +502,35 @@ COMMANDS = (
             argument(
                 "--when",
                 metavar="OCCASIONS",
-                help="any of changed, drifted (the data, from those of the champion), older-than=30d (or 12h) and "
-                "always, with commas between (default: changed)",
+                help="conditions, separated by commas: changed, drifted (from the champion's data), older-than=30d "
+                "(or 12h), always (default: changed)",
             ),
             Group(
                 (
-                    flag("--dry-run", "say whether a run is needed, and why; start none"),
-                    flag("--history", "list what was decided, and what became of it"),
+                    flag("--dry-run", "print whether a run is needed, and why, and start none"),
+                    flag("--history", "list earlier decisions and the outcomes of their runs"),
                 )
             ),
             NO_DOCTOR,
-            flag("--force", "run every step, though nothing has changed"),
-            argument("--output", type=output_file, metavar="FILE", help="page that --history writes, as retrain.html"),
+            flag("--force", "run every step, even if nothing has changed"),
+            argument("--output", type=output_file, metavar="FILE", help="page of --history, for example retrain.html"),
             MARKDOWN,
             argument("--junit", type=output_file, metavar="FILE", help="write the gate's rules as JUnit XML"),
             argument(
                 "--outputs",
                 type=added_to,
                 metavar="FILE",
-                help="add needed=, outcome=, run= and version= to a file, as $GITHUB_OUTPUT",
+                help="append needed=, outcome=, run= and version= to a file, for example $GITHUB_OUTPUT",
             ),
             json_flag(),
         ),
     ),
     Command(
         "doctor",
-        "what a cloud platform still lacks for a run",
-        "Ask a cloud platform, reading alone, for everything that a run of the configuration needs there: ok is "
-        "there; error is missing and hint is not as it should be, with what to do; unknown is what it does not say to "
-        "you. Exits with 2 at an error or a hint.",
+        "find what a cloud platform still lacks for a run",
+        "Ask a cloud platform, with read-only requests, for everything that a run of the configuration needs. Results: "
+        "ok; error, if something is missing; hint, if something should be changed; unknown, if it refuses to answer. "
+        "Errors and hints say what to do, and give exit code 2.",
         "digits --target vertex",
         "platforms.doctor",
         (
@@ -542,17 +549,17 @@ COMMANDS = (
     ),
     Command(
         "smoke",
-        "the smallest run on a cloud platform, for what only that can say",
-        "Send the smallest run, the digits on one TPU, twice: the second time the platform's cache is to answer. "
-        "Prints as a table what only the platform can say: user and rights, the TPU seen, times, cache. Says the "
-        "price first, and sends nothing without --yes.",
+        "submit the smallest run, to find what only the platform itself can report",
+        "Submit the smallest run, the digits on one TPU, twice; the second run should come from the platform's cache. "
+        "Prints a table of what only the platform itself can report: user and permissions, the TPU, times, cache. "
+        "Prints the price first, and submits nothing without --yes.",
         "--target vertex --machine v5e-1 --yes",
         "platforms.smoke",
         (
             *target(),
             SET,
-            argument("--machine", default="v5e-1", metavar="NAME", help="to train on (default: v5e-1)"),
-            flag("--yes", "confirm the price, and send the run"),
+            argument("--machine", default="v5e-1", metavar="NAME", help="machine to train on (default: v5e-1)"),
+            flag("--yes", "confirm the price, and submit the run"),
             POLL,
             NO_DOCTOR,
             json_flag("print questions and answers as JSON on stdout"),
@@ -560,15 +567,15 @@ COMMANDS = (
                 "--report",
                 type=output_file,
                 metavar="FILE",
-                help="write what the platform answered as rules for a fake of it",
+                help="write the platform's responses as rules for a fake of it",
             ),
         ),
         needs_settings=True,
     ),
     Command(
         "completion",
-        "print what makes your shell complete these commands",
-        "Print a script for a shell, with which it completes commands, flags, ready examples and files. Bash: eval "
+        "print a script for command completion in your shell",
+        "Print a script with which a shell completes commands, flags, ready examples and files. Bash: eval "
         '"$(tpu-pipelines completion bash)" in ~/.bashrc. Zsh: tpu-pipelines completion zsh > a file _tpu-pipelines '
         "in a folder of $fpath.",
         "bash",

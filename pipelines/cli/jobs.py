@@ -17,7 +17,7 @@ from tpu_pipelines.platforms.jobs import Retrying, Submission
 
 
 def connect(arguments: argparse.Namespace) -> tuple[Settings, Retrying]:
-    """Return the settings, of which none may be missing, and the platform's client, which retries transient errors."""
+    """Check that no setting is missing; return the settings, and the platform's client with retries."""
     settings = required_settings(arguments)
     platform = importlib.import_module(f"tpu_pipelines.platforms.{arguments.target}").connect(settings)
     return settings, Retrying(platform, Backoff(report=tell_hint))
@@ -47,7 +47,13 @@ class Progress:
 
 
 def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, Any] = {}) -> int:
-    """Print the state of a run, as JSON with further facts; returns the exit code."""
+    """Print the state of a run; returns the exit code.
+
+    Args:
+        submission: The run.
+        as_json: Whether to print JSON instead of text.
+        facts: Further fields of the JSON.
+    """
     lines = [f"{submission.job_id}: {submission.state}, to train on {submission.machine}", ""]
     lines += [f"  {step:<20}{state}" for step, state in submission.steps.items()]
     lines += ["", f"  run   {submission.url}", f"  logs  {submission.logs_url}"]
@@ -61,12 +67,12 @@ def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, A
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Say what became of the newest run of a name."""
+    """Print the state of the latest run of a name."""
     return tell_submission(_latest(arguments)[1], arguments.json)
 
 
 def cancel(arguments: argparse.Namespace) -> int:
-    """Stop the newest run of a name."""
+    """Stop the latest run of a name."""
     submitter, submission = _latest(arguments)
     if submission.state.is_final:
         show_text(f"{submission.job_id}: {submission.state} already")

@@ -1,4 +1,4 @@
-"""`tpu-pipelines`: finds the command, and turns what went wrong into an exit code."""
+"""`tpu-pipelines`: parses the arguments, runs the command, and converts errors to exit codes."""
 
 import argparse
 import gc
@@ -19,12 +19,12 @@ from tpu_pipelines.cli.arguments import LOUDNESS, Argument, Group
 from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.output import BAD_INPUT, DONE, FAILED, tell_error
 
-# Imports and long lists make no garbage: collecting it as often as Python does takes a tenth of a short command.
+# Collect garbage less often: imports and long lists make none, and the collector takes a tenth of a short command.
 _GARBAGE = (100_000, 20, 20)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong arguments or data, 3 the gate said no."""
+    """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong arguments or data, 3 rejected or drifted."""
     leave_current_folder()
     _open_output()
     gc.set_threshold(*_GARBAGE)
@@ -35,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_output() -> None:
-    """Open the standard streams that the caller has closed, and let all of them take any character."""
+    """Open standard streams that the caller has closed, and let all of them accept any character."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # Otherwise the next opened file gets its number, and what is printed.
+        if getattr(sys, name) is None:  # Otherwise the next opened file gets its descriptor, and the output.
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as this process lives)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

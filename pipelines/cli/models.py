@@ -1,4 +1,4 @@
-"""Commands about exported models and the data that they meet: predict, serve, verify, drift, monitor."""
+"""Commands about exported models and drift of their data: predict, serve, verify, drift, monitor."""
 
 import argparse
 import json
@@ -23,15 +23,15 @@ from tpu_pipelines.runs import exports
 from tpu_pipelines.runs.data_drift import sketch_place
 
 _COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "threshold": ">", "by luck": ">", "": "<"}
-_SHOWN_CHARACTERS = 200  # Of an input that is itself a text.
+_SHOWN_CHARACTERS = 200  # Number of characters that are printed of an input that is a text.
 _ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": "values"}
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Answer inputs with an exported model: into a file, as a continued text, or a line for each."""
+    """Predict inputs with an exported model: to a file, as a continued text, or as one line per input."""
     if arguments.output is None and (arguments.columns or arguments.keep):
         raise InputError(
-            "--columns and --keep are for answers in a file. Received: no --output. Set it, as answers.jsonl."
+            "--columns and --keep need --output. Received: no --output. Set it, for example to answers.jsonl."
         )
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         uri = exports.find_export(arguments.model, arguments.workspace)
@@ -82,7 +82,7 @@ def _predict_each(export_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Answer predictions over HTTP."""
+    """Serve predictions over HTTP."""
     from tpu_components.serving.server import serve  # Its libraries are not needed to predict.
 
     arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
@@ -100,7 +100,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def drift(arguments: argparse.Namespace) -> int:
-    """Compare the figures of records with those of others."""
+    """Compare the statistics of records with those of other records."""
     against = exports.find_compared(arguments.against, arguments.workspace, "a folder of records, here or in a bucket")
     new, old = (sketch_place(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)

@@ -30,17 +30,17 @@ def show(value: Any, text: str, as_json: bool) -> None:
 
 
 def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, end: str = "\n") -> None:
-    """Print text that may hold names out of data or what a service says.
+    """Print text that may contain untrusted names from data, or messages of a service.
 
     Args:
         text: Text to print.
         stream: Stream to print to; stdout by default.
-        colours: Words, and the colour of each where it stands by itself, on a terminal.
-        end: Text that follows it.
+        colours: Colours of whole words, on a terminal.
+        end: Text that is printed after it.
     """
     stream, text = stream or sys.stdout, printable(text)
     if colours and _is_coloured(stream):
-        # The longest first: `not promoted` is not `promoted`.
+        # The longest words first, because `not promoted` contains `promoted`.
         words = "|".join(map(re.escape, sorted(colours, key=len, reverse=True)))
         text = re.sub(rf"(?<!\S)(?:{words})(?!\S)", lambda word: _paint(word[0], colours[word[0]]), text)
     print(text, file=stream, end=end, flush=True)
@@ -56,7 +56,7 @@ def _paint(text: str, colour: str) -> str:
 
 
 def show_findings(findings: Sequence["Finding"], as_json: bool = False, stream: Any = None) -> None:
-    """Print what checks found: a line each, and below it what to do; or a JSON list."""
+    """Print the findings of checks: one line each, followed by the remedy; or a JSON list."""
     from tpu_pipelines.doctor.findings import as_lines
 
     if as_json:
@@ -68,12 +68,12 @@ def show_findings(findings: Sequence["Finding"], as_json: bool = False, stream: 
 
 
 def tell_error(error: Any) -> None:
-    """Say on stderr what failed."""
+    """Print an error on stderr."""
     _tell("error:", "red", error)
 
 
 def tell_hint(text: str) -> None:
-    """Say on stderr what helps to know, unless --quiet."""
+    """Print a hint on stderr, unless --quiet is set."""
     if not is_quiet():
         _tell("hint:", "yellow", text)
 

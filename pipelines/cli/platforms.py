@@ -1,4 +1,4 @@
-"""Commands that send to a cloud platform, or ask what it needs: compile, submit, schedule, doctor, smoke."""
+"""Commands that submit to a cloud platform or check it: compile, submit, schedule, doctor, smoke."""
 
 import argparse
 import json
@@ -102,7 +102,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, requests: Sequence[Any]) -> None:
-    """Print what the run would be and what is missing; its specification only if --json or --output asks for it."""
+    """Describe the run and what is missing; also write the request if --json or --output is set."""
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
     show_findings(list(describe(config, plan, arguments.target)), stream=stream)
@@ -146,7 +146,7 @@ def schedule(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Ask a platform for everything that a run needs there."""
+    """Check that a platform has everything that a run needs."""
     settings = required_settings(arguments)
     config = load_config(arguments.config, arguments.overrides)
     findings = examine(config, ASKED, arguments.target, settings, context=arguments.kube_context)
@@ -161,7 +161,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def smoke(arguments: argparse.Namespace) -> int:
-    """Send the smallest run, and say what only the platform can say."""
+    """Submit the smallest run, and print what only the platform itself can report."""
     settings, submitter = connect(arguments)
     planned = plan_smoke(arguments.target, arguments.machine, settings, arguments.overrides)
     require_step_image(planned.plan.image, arguments.target)

@@ -105,7 +105,7 @@ def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _describe(model: ModelRegistry, number: str) -> dict[str, Any]:
-    """Describe a version with all that is recorded of it, and the alias's history.
+    """Describe a version with all its metadata, and the history of the alias.
 
     Raises:
         InputError: If there is no such version, or it is damaged.
@@ -140,7 +140,7 @@ def _as_text(description: Mapping[str, Any]) -> str:
 
 
 def _promote(model: ModelRegistry, number: str, reason: str, verify_key: str) -> Any:
-    """Make a version the champion by hand, once its export has loaded and answered a blank image.
+    """Make a version the champion by hand, after its export has been loaded and has predicted a blank image.
 
     Raises:
         InputError: If there is no such version, it is the champion already, damaged, or not signed with the key's pair.
@@ -156,5 +156,5 @@ def _promote(model: ModelRegistry, number: str, reason: str, verify_key: str) ->
 def _by_hand() -> str:
     try:
         return f"by {getpass.getuser()}"
-    except (KeyError, OSError):  # An id without a name, as in many containers.
+    except (KeyError, OSError):  # A user ID without a name, for example in a container.
         return f"by user {os.getuid()}"

@@ -34,7 +34,7 @@ _ALONE = {"history": ("when", "wait", "force", "markdown", "junit", "outputs"), 
 
 
 def retrain(arguments: argparse.Namespace) -> int:
-    """Run again what has changed, or list what was decided."""
+    """Run the pipeline if something has changed, or list earlier decisions."""
     occasion = Occasion.parse("changed" if arguments.when is None else arguments.when)
     if arguments.output and not arguments.history:
         raise InputError("--output FILE is the page of --history. Received: no --history. Add it, or leave both out.")
@@ -77,7 +77,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occa
     if arguments.dry_run:
         return DONE
     plan = without_cache(plan) if arguments.force else plan
-    # Another may have started it, as a schedule.
+    # Another caller, for example a schedule, may have started it.
     started = None if entry.needed or plan.has(entry.run) else submitter.get(entry.run)
     if entry.needed:
         ask_first(arguments, config, settings, plan.image)
@@ -156,14 +156,14 @@ class _Report:
 
 
 def _price(machines: Iterable[MachineSpec], name: str, target: str) -> float | None:
-    """Return the target's price of an hour of one of several machines; None where none is known."""
+    """Return the price of an hour of a machine on the target; None if unknown."""
     machine = next((machine for machine in machines if machine.name == name), None)
     price = machine and machine.slice.price(machine.region, machine.spot, target)
     return price.usd_per_hour if price else None
 
 
 def _place(arguments: argparse.Namespace, config: Config) -> str:
-    """Return the folder of the decisions: beside the registry, else in the bucket or the workspace."""
+    """Return the folder of the decisions: beside the registry, or else in the bucket or workspace."""
     workspace = str(arguments.workspace)
     if arguments.target == HERE:
         return deciding.place_of(with_registry(config, arguments.workspace), workspace)

@@ -54,7 +54,7 @@ def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = 
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Export the model of a run whatever the gate says."""
+    """Export the model of a run, even if the gate has rejected it."""
     output = arguments.output or arguments.run / "export"
     exported = export_run(arguments.run, arguments.overrides, output)
     text = "\n".join([*describe_export(exported), "", os.path.relpath(output)])
@@ -123,7 +123,7 @@ def runs(arguments: argparse.Namespace) -> int:
 
 
 def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
-    """Ask on a terminal whether something may be deleted, unless --yes says so.
+    """Ask on a terminal for the confirmation of a deletion, unless --yes is set.
 
     Raises:
         InputError: If there is neither a terminal nor --yes.

@@ -65,7 +65,7 @@ def _ask(arguments: argparse.Namespace, answer: Callable[[str], str] = input) ->
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Find what would stop a run, or spoil it."""
+    """Find what would stop a run or spoil its result."""
     config, target = load_config(arguments.config, arguments.overrides), arguments.target
     settings = load_settings(os.environ, arguments.settings) if target else None
     findings = examine(config, UNASKED, target, settings, workspace=arguments.workspace)
@@ -109,7 +109,7 @@ def preflight(arguments: argparse.Namespace) -> int:
 
 
 def _planned(arguments: argparse.Namespace) -> compiling.PlannedData | None:
-    """Return the size of the data that --examples announces; None without it."""
+    """Return the expected size of the data from --examples; None without this flag."""
     if arguments.examples is None:
         if arguments.image_bytes is not None:
             raise InputError(

@@ -162,7 +162,11 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
 
 
 def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
-    """Read section `data` of a source alone, with those of the overrides that are its own.
+    """Return section `data` of a configuration that has only a source.
+
+    Args:
+        source: Source of the data.
+        overrides: Changes, `section.key=value`; those of other sections than `data` are ignored.
 
     Raises:
         InputError: If a key or value is wrong.

@@ -320,7 +320,14 @@ class VertexChecks:
         return f"you may act as {self._account}"
 
     def _role(self, about: str, needed: Sequence[str], role: str, account: str = "") -> Check:
-        """Return the check that an account, by default the pipeline's, has permissions in the project."""
+        """Return the check that an account has permissions in the project.
+
+        Args:
+            about: Name of the check.
+            needed: Names of the permissions.
+            role: Role that contains them, for the advice.
+            account: The account; empty is the pipeline's.
+        """
 
         def ask() -> str:
             return _judge(self._policies.granted(member()), needed, member(), role)

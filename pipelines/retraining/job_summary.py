@@ -43,12 +43,12 @@ class RunFindings:
     """Findings of a run; what an unfinished run lacks is None or empty.
 
     Attributes:
-        reasons: Rules of the gate.
-        error: Why it failed, in words; empty if it did not.
-        evaluation: Figures of the model, and of the champion.
+        reasons: Outcomes of the gate's rules.
+        error: Message of the error that stopped the run; empty if the run did not fail.
+        evaluation: Metrics of the model and of the champion.
         preflight: Report of preflight.
         champion: Footprint of the registered champion's training.
-        same_as: Version of its model, if every step was cached; otherwise empty.
+        same_as: Registered version of the model, if every step came from the cache; otherwise empty.
         unread: Reason why the figures of a successful run could not be read; otherwise empty.
     """
 
@@ -263,7 +263,7 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
 
 
 def _slices(evaluation: Evaluation) -> Iterator[str]:
-    """Yield a table of the slices that surely became better or worse, the worst first."""
+    """Yield a table of the slices that became significantly better or worse, the worst first."""
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     scores = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)]
     changed = [score for score in scores if score.look in ("good", "bad")][:_LISTED_SLICES]
@@ -284,11 +284,11 @@ def _load(kind: type[_File], directory: Path) -> _File | None:
 
 
 def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> NamedFootprint | None:
-    """Return the training of the champion that an evaluation has compared with, where its version keeps that.
+    """Return the footprint of the champion that an evaluation has compared with; None if its version has none.
 
     Args:
         evaluation: The evaluation.
-        look_up: Returns how the registry's champion is named now, of whatever version it is by now.
+        look_up: Returns the reference of the registry's current champion, which may be a later version.
     """
     champion = evaluation.registered_champion if evaluation else None
     if not champion or not champion.version:

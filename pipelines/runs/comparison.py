@@ -1,4 +1,4 @@
-"""Several runs side by side: what they reach, how fast, how large, and in what their configurations differ."""
+"""Compares runs side by side: metrics, speed, sizes, and differences of their configurations."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ from tpu_pipelines.runs.summary import Summary
 
 _NOTHING = "–"
 _MAX_TEXT = 60
-_LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Line and marker; the next pair for each round of the colours.
+_LINES = (("-", "o"), (":", "s"), ("-.", "^"))  # Line and marker; when all colours are used, the next pair follows.
 _LEGEND_CHARACTERS, _TITLED = 24, 3
 _COUNTS = ("num_examples", "top_k", "num_absent_classes")
 _NAMES = ("name", "deploy.registry", "deploy.model_name")  # Keys that are ignored when runs are compared.
@@ -50,7 +50,7 @@ class Trained:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """The part of a `model.json` of any age that a comparison reads."""
+    """The part of `model.json`, of any version, that a comparison reads."""
 
     training: Trained
     dataset_fingerprint: str
@@ -58,10 +58,10 @@ class _Model:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The results that a run left.
+    """Results of a run.
 
     Attributes:
-        label: A name that no other run of the comparison has.
+        label: Name of the run, unique in the comparison.
         summary: Its `summary.json`.
         trained: Facts about the training of its model.
         history: One mapping per epoch; empty if it did not train.
@@ -81,8 +81,8 @@ class Row:
 
     Attributes:
         name: Name of the property.
-        values: One per run; None where a run has none.
-        texts: The values as they are shown.
+        values: Value of each run; None if a run has no value.
+        texts: The formatted values.
         direction: `HIGHER` or `LOWER` is better, or `NEITHER`.
     """
 
@@ -93,7 +93,7 @@ class Row:
 
     @property
     def best(self) -> frozenset[int]:
-        """Index of the best run; empty if several are shown with the best value."""
+        """Index of the best run; empty if several runs have the best formatted value."""
         known = [value for value in self.values if value is not None] if self.direction else []
         if len(known) < 2:
             return frozenset()
@@ -106,7 +106,7 @@ class Comparison(Displayed):
     """Runs and what they differ in.
 
     Attributes:
-        runs: In the order given.
+        runs: The runs, in the requested order.
         sections: Rows under their headings.
         notes: Remarks to read before trusting the comparison.
     """
@@ -133,10 +133,10 @@ class Comparison(Displayed):
 
 
 def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Divide paths, as the shell expands `runs/*`, into finished runs and others.
+    """Divide paths, for example from `runs/*`, into finished runs and others.
 
     Raises:
-        InputError: If there is nothing of that name, or no run among them.
+        InputError: If a path does not exist, or none of the paths is a run.
     """
     if missing := [path for path in paths if not path.exists()]:
         raise InputError(f"Cannot compare {missing[0]}: there is no such folder. Check the path.")
@@ -144,7 +144,7 @@ def select_runs(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ..
     if not runs:
         raise InputError(
             f"Cannot compare {', '.join(map(str, paths))}: there is no {SUMMARY_FILE} in it. Expected the folder of a "
-            "run that has ended, as runs/digits."
+            "run that has ended, for example runs/digits."
         )
     return runs, tuple(path for path in paths if path not in runs)
 
@@ -153,8 +153,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     """Compare runs.
 
     Args:
-        folders: Folders of runs, as `tpu-pipelines run` wrote them; one that is given twice, as by a link to the
-            latest run, counts once.
+        folders: Folders of runs. A folder that is named twice, for example by a link to the latest run, counts once.
 
     Raises:
         InputError: If one of them is no run's folder, or all are the same.
@@ -321,7 +320,7 @@ def as_text(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """Return a table with a line for each run: its figures, its speed, its exports on CPU, and its host."""
+    """Return a table with a row for each run: metrics, speed, exports on CPU, and host."""
     rows = {row.name: row.texts for rows in comparison.sections.values() for row in rows}
 
     def join(place: int, *names: str) -> str:
@@ -368,7 +367,7 @@ def check_page(path: Path) -> None:
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
-    """Write the comparison, with the curves of all trainings, as a page that needs nothing else."""
+    """Write the comparison, with the curves of all trainings, as a self-contained HTML page."""
     from tpu_components.core.pages import page
 
     names = [run.label for run in comparison.runs]
@@ -389,7 +388,7 @@ def write_page(comparison: Comparison, path: Path) -> None:
 
 
 def _curves(runs: Sequence[Run]) -> Iterator[Any]:
-    """Draw each figure that the histories follow; runs have their number and their name in the legend."""
+    """Draw the curve of each metric in the histories; the legend has number and name of each run."""
     from matplotlib.ticker import MaxNLocator
 
     from tpu_components.core.pages import page
@@ -404,9 +403,9 @@ def _curves(runs: Sequence[Run]) -> Iterator[Any]:
                     turn, place_of_color = divmod(place, len(page.SERIES))
                     style, marker = _LINES[turn % len(_LINES)]
                     color = page.SERIES[place_of_color]
-                    name = re.sub(r"[^\w./-]", "_", run.label)  # Others mean something to what draws it.
+                    name = re.sub(r"[^\w./-]", "_", run.label)  # Other characters have a meaning for matplotlib.
                     label = f"{place + 1} {name[-_LEGEND_CHARACTERS:]}"
-                    # A marker for each epoch: a run of one has no line.
+                    # A marker for each epoch, because a run of one epoch has no line.
                     axes.plot(
                         *zip(*points, strict=True),
                         color=color,

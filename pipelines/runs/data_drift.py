@@ -28,7 +28,7 @@ _MOST_BAD = 0.99  # The run limits unreadable inputs itself; here many of them c
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """Result of a comparison of data with those of the champion.
+    """Result of the comparison of data with the champion's training data.
 
     Attributes:
         matters: Whether the data have drifted, or may have.
@@ -40,11 +40,11 @@ class Drift:
 
 
 def find_drift(config: Config, settings: Settings | None = None) -> Drift:
-    """Compare a sample of a configuration's data with the sketch that the champion keeps of its own.
+    """Compare a sample of a configuration's data with the sketch of the champion's training data.
 
     Args:
         config: The configuration.
-        settings: Settings of the platform, which say where a registry on Vertex AI is; None on this machine.
+        settings: Settings of the platform, with the location of a registry on Vertex AI; None on this machine.
 
     Raises:
         InputError: If the data or the registry cannot be used.
@@ -68,10 +68,11 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
 
 
 def sketch_place(place: str) -> DataSketch:
-    """Return the sketch of a folder of records, or of a registered version, as `sketch_at` does.
+    """Return the data sketch (statistics) of a folder of records, or of a registered version; see `sketch_at`.
 
     Raises:
-        InputError: If there is no such thing. For a folder of raw data it names the command that writes records.
+        InputError: If the folder or version does not exist. For a folder of raw data, the message names the command
+            that writes records.
     """
     is_records = parse_reference(place) is not None or storage.exists(storage.join(place, MANIFEST_FILE))
     source = ""
@@ -89,7 +90,7 @@ def sketch_place(place: str) -> DataSketch:
 
 
 def sketch_sample(params: WriteParams) -> DataSketch:
-    """Return the sketch of a sample of a source, the same share of every split, written as the records would be.
+    """Return the sketch of a sample of a source: writes the same share of every split as temporary records.
 
     Raises:
         InputError: If the source cannot be used, or is a corpus.
@@ -100,7 +101,7 @@ def sketch_sample(params: WriteParams) -> DataSketch:
             f"Cannot tell whether {params.source!r} has drifted: expected images or texts, received a corpus, of which "
             "no figures are kept. Use --when changed."
         )
-    # The same share of every split, as many examples as are measured of a large data set.
+    # The number of examples is the same as the number that is measured in a large data set.
     share = min(1.0, MOST_MEASURED / sum(plan.split_examples.values()))
     order = {name: examples[: math.ceil(share * len(examples))] for name, examples in plan.order.items()}
     sample = dataclasses.replace(plan, order=order)

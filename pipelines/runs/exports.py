@@ -1,4 +1,4 @@
-"""Exports: found by the name of a run or of a registered version, or made of a run's model by command."""
+"""Finds exports by the name of a run or of a registered version, and exports a run's model on request."""
 
 import os
 import re
@@ -33,15 +33,15 @@ _EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of t
 
 
 def find_export(name: str, workspace: Path) -> str:
-    """Find the export folder, local or on gs://, that a name means; `load_model` checks a registered version's.
+    """Find the export folder, local or on gs://, for a name; `load_model` checks that of a registered version.
 
     Args:
-        name: An export folder, a run's folder, a version's folder, `NAME`, `NAME@ALIAS` or `NAME@VERSION` of the
-            workspace's registry, or the same of another registry with its path before it; NAME alone is its champion.
-        workspace: Folder for runs, whose registry is meant.
+        name: An export folder, a run's folder, a version's folder, or `NAME`, `NAME@ALIAS` or `NAME@VERSION` in the
+            workspace's registry. For another registry, the name begins with its path. NAME alone is the champion.
+        workspace: Folder for runs, with the registry.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no export with this name.
     """
     if (named := parse_reference(name)) is not None:
         registry, version = named
@@ -62,7 +62,7 @@ def find_export(name: str, workspace: Path) -> str:
 
 
 def name_on_vertex(name: str) -> str:
-    """Return the name that a version on Vertex AI is signed with: its model's. Empty for other names.
+    """Return the model name with which a version on Vertex AI is signed; empty for other names.
 
     Example:
         >>> name_on_vertex("projects/my-project/locations/us-west1/models/digits@champion")
@@ -75,15 +75,15 @@ def name_on_vertex(name: str) -> str:
 
 
 def find_compared(name: str, workspace: Path, others: str = "") -> str:
-    """Find what `--against` means: a version as `REGISTRY/NAME@VERSION`, or anything else as it is.
+    """Resolve the value of `--against`: returns `REGISTRY/NAME@VERSION` for a version, and other values unchanged.
 
     Args:
-        name: `NAME@ALIAS` or `NAME@VERSION` of the workspace's registry, the same with a registry before it, or a path.
-        workspace: Folder for runs, whose registry is meant.
-        others: Things beside a version that may be meant, in words; empty for none.
+        name: `NAME@ALIAS` or `NAME@VERSION` in the workspace's registry, the same with a registry before it, or a path.
+        workspace: Folder for runs, with the registry.
+        others: Description of other accepted values, for the error message; empty if only versions are accepted.
 
     Raises:
-        InputError: If there is no such thing.
+        InputError: If the version or path does not exist.
     """
     if parse_reference(name) is not None or (
         others and (storage.is_remote(name) or os.path.exists(os.path.expanduser(name)))
@@ -101,7 +101,7 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
 
 
 def columns_of_training(export_uri: str) -> dict[str, str]:
-    """Return the column names of the run that an export lies in; empty for other exports."""
+    """Return the column names from the run that contains an export; empty for other exports."""
     run = Path(export_uri).parent
     if storage.is_remote(export_uri) or not (run / SUMMARY_FILE).is_file():
         return {}
@@ -110,14 +110,14 @@ def columns_of_training(export_uri: str) -> dict[str, str]:
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:
-    """Return the source, as `images:DIR`, of the only input of `predict --output`.
+    """Return the source, for example `images:DIR`, of the only input of `predict --output`.
 
     Raises:
         InputError: If there are several, or it does not tell what it holds.
     """
     if len(inputs) != 1:
         raise InputError(
-            f"--output takes one INPUT: a folder, a table or a source as csv:FILE. Received: {len(inputs)}. Put them "
+            f"--output takes one INPUT: a folder, a table or a source like csv:FILE. Received: {len(inputs)}. Put them "
             "into one folder, or list them in a CSV file."
         )
     return inputs[0] if split_source(inputs[0])[0] == RECORDS else source_of(inputs[0])
@@ -150,9 +150,9 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportI
     """Export the model that a run has trained.
 
     Args:
-        run_dir: The run's folder, with `records/` and `model/` in it.
-        overrides: `export.key=value` each, over what the run was configured with.
-        output: The export's folder; an export that it holds is replaced.
+        run_dir: Folder of the run, with `records/` and `model/`.
+        overrides: Changes of the run's configuration, `export.key=value` each.
+        output: Folder of the export; an existing export is replaced.
 
     Raises:
         InputError: If it is no run's folder, or its model cannot be exported.
@@ -161,7 +161,7 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportI
     if missing:
         raise InputError(
             f"Cannot export {run_dir}: it has no {missing[0]}, as the folder of a run that has trained does. Name "
-            "one, as runs/digits."
+            "one, for example runs/digits."
         )
     params = read_export(Summary.load(run_dir).config.get("export", {}), overrides)
     from tpu_components.export_model import export_model

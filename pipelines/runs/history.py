@@ -1,10 +1,10 @@
-"""The runs of a name: the latest where it always is, earlier ones numbered beside it.
+"""The runs of a name: the latest run in a fixed folder, earlier runs in numbered folders beside it.
 
     WORKSPACE/digits/             the latest run
-    WORKSPACE/digits.runs/0001/   the first one, as it was; then 0002, …
+    WORKSPACE/digits.runs/0001/   the first run; then 0002, …
     WORKSPACE/digits.runs/latest  a link to the latest
 
-An earlier run shares its files with the cache, and so takes no room of its own until the cache is cleaned.
+An earlier run shares its files with the cache by hard links, and takes no additional space until the cache is cleaned.
 """
 
 import collections
@@ -30,7 +30,7 @@ from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_F
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.runs.summary import Summary
 
-KEPT = 10  # Earlier runs of a name.
+KEPT = 10  # Number of earlier runs of a name that are kept.
 LATEST = "latest"
 _NUMBER = r"\d{4,}"
 _INDEX_FILE, _COMPARISON_FILE = "index.html", "comparison.html"
@@ -39,9 +39,9 @@ _COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score"
 
 
 def set_aside(run_dir: Path) -> None:
-    """Number a run that has ended, and make room for the next one; the oldest beyond `KEPT` are deleted.
+    """Move a finished run to a numbered folder, so that the next run can begin; deletes the oldest beyond `KEPT`.
 
-    A run that was killed has left no summary, and stays where it is.
+    A run that was killed has no summary and is not moved.
     """
     try:
         summary = Summary.load(run_dir)
@@ -69,12 +69,13 @@ def _ended(summary: Summary, run_dir: Path) -> str:
 
 
 def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
-    """Delete all but the newest earlier runs of a name, those that failed first; returns where they were."""
+    """Delete all but the newest earlier runs of a name, failed runs first; returns their former folders."""
     directory = history_dir(run_dir)
     for half in directory.glob(".*.old"):
         shutil.rmtree(half, ignore_errors=True)
     places = [directory / number for number in _numbers(directory)]
-    # Failed runs must not push out the last run that has trained. The newest goes last, since its number counts.
+    # A failed run must not cause the deletion of the last run that has trained. The newest is deleted last, because the
+    # next run gets the number after its own.
     places = [*sorted(places[:-1], key=lambda place: not _has_failed(place)), *places[-1:]]
     dropped = places[: max(0, len(places) - keep)]
     for place in dropped:
@@ -84,12 +85,12 @@ def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
 
 def _delete(place: Path, directory: Path) -> None:
     old = directory / f".{place.name}.old"
-    os.rename(place, old)  # A run is whole or not there.
+    os.rename(place, old)  # A run is deleted completely or not at all.
     shutil.rmtree(old, ignore_errors=True)
 
 
 def delete_one(run_dir: Path, number: str) -> Path:
-    """Delete one run of a name, by its number or `LATEST`; returns where it was."""
+    """Delete one run of a name, by its number or `LATEST`; returns its former folder."""
     directory = history_dir(run_dir)
     place = run_dir if number == LATEST else directory / number
     directory.mkdir(exist_ok=True)
@@ -106,10 +107,10 @@ def find_run(workspace: Path, reference: str) -> tuple[str, str]:
 
     Args:
         workspace: Folder for runs.
-        reference: `NAME`, the latest run, also one that has not ended, or an earlier one as `NAME@3`.
+        reference: `NAME` for the latest run, which may be unfinished, or for example `NAME@3` for an earlier run.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no such run.
     """
     name, _, asked = reference.partition("@")
     number = f"{int(asked):04d}" if asked.isdecimal() else asked or LATEST
@@ -131,7 +132,7 @@ def find_run(workspace: Path, reference: str) -> tuple[str, str]:
 
 
 def own_bytes(places: Sequence[Path]) -> int:
-    """Return the bytes that are freed if folders go: of the files that have no further link elsewhere."""
+    """Return the bytes that deleting folders would free: files with hard links elsewhere do not count."""
     files = [path.lstat() for place in places for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
     links = collections.Counter((file.st_dev, file.st_ino) for file in files)
     sizes = {(file.st_dev, file.st_ino): (file.st_nlink, file.st_size) for file in files}
@@ -155,14 +156,14 @@ def _numbers(directory: Path) -> list[str]:
 
 
 def runs_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the number and folder of every run of a name, the first one first and the latest last."""
+    """Yield the number and folder of every run of a name, from the first to the latest."""
     directory = history_dir(run_dir)
     yield from ((number, directory / number) for number in _numbers(directory))
     yield LATEST, run_dir
 
 
 def names(workspace: Path) -> list[str]:
-    """Return the names of which a workspace holds runs."""
+    """Return the names of all runs in a workspace."""
     latest = {path.parent.name for path in workspace.glob(f"*/{SUMMARY_FILE}")}
     earlier = {path.parent.parent.name for path in workspace.glob(f"*{HISTORY_SUFFIX}/*/{SUMMARY_FILE}")}
     return sorted(latest | {name.removesuffix(HISTORY_SUFFIX) for name in earlier})
@@ -193,7 +194,7 @@ def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
 
 
 def unfinished(workspace: Path) -> list[str]:
-    """Return the names whose latest run has begun and not ended: it runs, or was interrupted."""
+    """Return the names whose latest run has not ended: it is running or was interrupted."""
     return sorted(path.parent.name for path in workspace.glob(f"*/{LOG_FILE}") if _has_begun(path.parent))
 
 
@@ -297,7 +298,7 @@ def _note(row: Mapping[str, Any]) -> str:
 
 
 def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write the page of a workspace's runs; returns where.
+    """Write the page of a workspace's runs; returns its path.
 
     Args:
         workspace: Folder for runs.

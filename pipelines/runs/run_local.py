@@ -1,4 +1,4 @@
-"""The whole pipeline on this machine, through kfp.local: the same object that is compiled for the cloud."""
+"""Runs the whole pipeline on this machine with kfp.local: the same pipeline object that is compiled for the cloud."""
 
 import builtins
 import contextlib
@@ -47,22 +47,22 @@ from tpu_pipelines.runs.summary import StepSummary, Summary
 
 @dataclasses.dataclass(frozen=True)
 class RunOutcome:
-    """The summary of a run, and whether a failure was the user's mistake."""
+    """Summary of a run, and whether a failure was a mistake of the user."""
 
     summary: Summary
     is_input_error: bool = False
 
 
 def run_local(config: Config, workspace: Path, runner: str = "subprocess", force: bool = False) -> RunOutcome:
-    """Run the pipeline here; steps whose inputs, parameters and code are unchanged are taken from earlier runs.
+    """Run the pipeline on this machine. Unchanged steps (inputs, parameters and code) are taken from earlier runs.
 
-    The run of that name before is kept beside it, with a number; see `tpu_pipelines.runs.history`.
+    The previous run with the same name is moved to a numbered folder; see `tpu_pipelines.runs.history`.
 
     Args:
         config: Configuration to run.
-        workspace: Folder for runs; this one's results go into `workspace/<name>`.
+        workspace: Folder for runs; the results are written to `workspace/<name>`.
         runner: `subprocess`, or `docker` with the image that TPU_PIPELINES_IMAGE names.
-        force: Run every step, also those that are unchanged.
+        force: Run every step, even if it is unchanged.
 
     Raises:
         InputError: If the data or the configuration cannot be used; checked before any work.
@@ -136,7 +136,7 @@ def print_as_before() -> Iterator[None]:
     """Restore `print` after the block.
 
     kfp.local replaces it while a step runs (kfp/local/logging_utils.py: indented_print). If steps run at the same time,
-    as in a loop, the last one to end leaves the replacement of another step in place.
+    for example in a loop, the last one to end leaves the replacement of another step in place.
     """
     before = builtins.print
     try:
@@ -206,14 +206,14 @@ class _LocalRun:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the training is taken from the cache."""
+        """Whether the trained model is taken from the cache."""
         return "train_model" in self._cached
 
     def _entry(self, step: str) -> str:
         return entry_key(step, self._keys[step])
 
     def _outputs(self, step: str) -> Path | None:
-        """Return where the step's artifact lies, if the step is done."""
+        """Return the path of the step's artifact, if the step is done."""
         return self._cache.output(self._entry(step), STEP_TABLE[step].artifact)
 
     def _drop_leftovers(self) -> None:
@@ -247,7 +247,7 @@ class _LocalRun:
                 self._cache.remove(deployment)
 
     def is_the_same_again(self, fingerprints: Mapping[str, str]) -> bool:
-        """Return whether the workspace already holds the results of this run, and no step is left to run."""
+        """Return whether the workspace already has all results of this run, so that no step must run."""
         with contextlib.suppress(InputError):
             there = Summary.load(self._run_dir)
             return there.fingerprints == fingerprints and self._cached.issuperset(self._expected())
@@ -271,7 +271,7 @@ class _LocalRun:
             self._cache.remove(records)
 
     def run(self, runner: str) -> None:
-        """Run the pipeline. Its outcome is read from what the steps write."""
+        """Run the pipeline. The outcome is read from the files that the steps write."""
         known = self._expected()
         for step in known:
             if step in self._cached:
@@ -429,7 +429,7 @@ class Deleted:
 
 
 def clean_runs(workspace: Path, name: str, keep: int) -> Deleted:
-    """Delete the earlier runs of a name beyond the newest `keep`, and the cached steps that no run is made of any more.
+    """Delete the earlier runs of a name except the newest `keep`, and the cached steps that no run uses any more.
 
     Raises:
         InputError: If a run of that name is going on, or there never was one.
@@ -443,20 +443,20 @@ def clean_runs(workspace: Path, name: str, keep: int) -> Deleted:
 
 
 def delete_run(workspace: Path, reference: str) -> Deleted:
-    """Delete one run, and the cached steps that no other run of its name is made of.
+    """Delete one run, and the cached steps that no other run of its name uses.
 
     Args:
         workspace: Folder for runs.
         reference: See `history.find_run`.
 
     Raises:
-        InputError: If there is none, or a run of that name is going on.
+        InputError: If the run does not exist, or a run of that name is in progress.
     """
     name, number = history.find_run(workspace, reference)
 
     def delete(run_dir: Path, cache_dir: Path) -> list[Path]:
         place = history.delete_one(run_dir, number)
-        if number == history.LATEST:  # A killed or failed run would continue from them.
+        if number == history.LATEST:  # A killed or failed run would be continued from its cached steps.
             shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
         return [place]
 

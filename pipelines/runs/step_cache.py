@@ -1,10 +1,10 @@
-"""The step cache of a run: entries of kfp.local, and outputs of the steps. Nothing outside its folder is touched.
+"""The step cache of a run: entries of kfp.local, and outputs of the steps. Files outside its folder are not changed.
 
     CACHE/steps/KEY.json                      kfp.local's entry for a step that is done
     CACHE/training-pipeline-TIME/TASK/OUTPUT  what the step left
 
-Of a path in an entry only the last three parts count, so that a workspace that was moved or copied reads its own.
-kfp.local wants absolute paths: entries get them before it runs.
+Only the last three parts of a path in an entry are used, so that a moved or copied workspace reads its own files.
+kfp.local needs absolute paths, which are written into the entries before it runs.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ _PIPELINE = "training-pipeline-"
 
 
 def entry_key(step: str, cache_key: str) -> str:
-    """Return the key of a step's entry as kfp.local computes it from the cache key of the step's own.
+    """Return the key of a step's entry, which kfp.local computes from the step's cache key.
 
-    Source: kfp/local/cache.py, LocalCache.compute_key; importing it takes a second, which a run that has nothing left
-    to do would wait for.
+    This copies LocalCache.compute_key in kfp/local/cache.py. Importing kfp takes a second, which would delay runs
+    whose steps are all cached.
     """
     return hashlib.sha256(f"comp-{step.replace('_', '-')}\0{cache_key}".encode()).hexdigest()
 
 
 class StepCache:
-    """The cache of one run's name.
+    """Step cache of the runs with one name.
 
     Args:
         directory: Its folder; created if missing.
@@ -51,11 +51,11 @@ class StepCache:
         return self.directory / _ENTRIES
 
     def output(self, key: str, name: str) -> Path | None:
-        """Return the output of a step that is done, if it is there.
+        """Return the path of an output of a finished step; None if it is not in the cache.
 
         Args:
-            key: The entry's, as kfp.local computes it.
-            name: The output's.
+            key: Key of the entry; see `entry_key`.
+            name: Name of the output.
         """
         outputs = self._read(self.entries_dir / f"{key}.json") or {}
         return Path(outputs[name]["uri"]) if _is_artifact(outputs.get(name)) else None
@@ -66,12 +66,12 @@ class StepCache:
             shutil.rmtree(output)
 
     def forget(self) -> None:
-        """Delete every entry; its outputs go with the leftovers."""
+        """Delete every entry; the outputs are deleted as leftovers."""
         for path in self.entries_dir.glob("*.json"):
             path.unlink()
 
     def drop_leftovers(self) -> None:
-        """Delete entries without outputs of this cache, and what interrupted runs left."""
+        """Delete entries whose outputs are not in this cache, and leftovers of interrupted runs."""
         kept: set[Path] = set()
         storage.drop_half_written(self.entries_dir)
         for path in self.entries_dir.glob("*.json"):
@@ -87,16 +87,16 @@ class StepCache:
             for task_dir in pipeline_dir.iterdir():
                 if task_dir not in kept:
                     shutil.rmtree(task_dir, ignore_errors=True)
-            with contextlib.suppress(OSError):  # Something is kept in it.
+            with contextlib.suppress(OSError):  # The folder is not empty.
                 pipeline_dir.rmdir()
 
     def adopt(self, key: str, name: str, other: Path) -> Path | None:
         """Link a step's output from another cache of the workspace, if it has one.
 
         Args:
-            key: Key as in `output`.
-            name: Name as in `output`.
-            other: The other cache's folder.
+            key: Key of the entry; see `output`.
+            name: Name of the output.
+            other: Folder of the other cache.
         """
         if other.resolve() == self.directory.resolve() or not (other / _ENTRIES / f"{key}.json").is_file():
             return None
@@ -111,7 +111,7 @@ class StepCache:
         return self.output(key, name)
 
     def keep_only(self, runs: Iterable[Path]) -> None:
-        """Delete the steps whose files no run shares."""
+        """Delete the steps whose files have no hard link in a run."""
         files = (path for run in runs for path in run.rglob("*") if path.is_file())
         held = {(status.st_dev, status.st_ino) for status in map(Path.lstat, files)}
         for path in self.entries_dir.glob("*.json"):
@@ -121,7 +121,7 @@ class StepCache:
         self.drop_leftovers()
 
     def for_kfp(self) -> Path:
-        """Return the folder of the entries, all with absolute paths, as kfp.local reads it."""
+        """Write absolute paths into all entries; returns their folder, for kfp.local."""
         for path in self.entries_dir.glob("*.json"):
             if outputs := self._read(path):
                 storage.write_bytes(path, json.dumps(outputs).encode())
@@ -139,7 +139,7 @@ class StepCache:
         return outputs | {key: {**outputs[key], "uri": str(output)} for key, output in located.items()}
 
     def _locate(self, uri: str) -> Path | None:
-        """Return the output in this cache for a path of an entry; None if there is none."""
+        """Return the path in this cache for a path in an entry; None if it does not exist."""
         parts = PurePosixPath(uri).parts[-3:]
         if len(parts) < 3 or not parts[0].startswith(_PIPELINE):
             return None
@@ -152,5 +152,5 @@ def _is_artifact(output: Any) -> bool:
 
 
 def _artifacts(outputs: Mapping[str, Any]) -> list[Path]:
-    """Return the places of an entry's artifacts."""
+    """Return the paths of an entry's artifacts."""
     return [Path(output["uri"]) for output in outputs.values() if _is_artifact(output)]

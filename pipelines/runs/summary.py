@@ -1,4 +1,4 @@
-"""`summary.json`: what became of a local run, and what its steps found."""
+"""`summary.json`: outcome of a local run, and results of its steps."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from tpu_components.deploy_model.params import DeployResult
 from tpu_components.preflight_training.findings import MachineReport
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
 
-# What a run has only of steps that it has, and an empty mapping stands for in the file.
+# Fields that are None if a run lacks the step; the file has an empty mapping instead.
 _OF_STEPS = ("preflight", "export", "deployment")
 _HEADLINES = (
     "bits_per_character",
@@ -34,7 +34,7 @@ _HEADLINES = (
 class StepSummary:
     """The outcome of a step: its seconds, and whether its result was taken from an earlier run.
 
-    The seconds are negative in older files, if the clock was set back meanwhile.
+    The seconds can be negative in files of older versions, if the clock was set back during the step.
     """
 
     seconds: float
@@ -44,7 +44,7 @@ class StepSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The part of a configuration's training that is shown; None where an older one does not say."""
+    """The part of a configuration's training that is shown; None for fields that an older file lacks."""
 
     learning_rate: float | None = None
     batch_size_per_replica: int | None = None
@@ -56,19 +56,19 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
     Attributes:
         status: `succeeded`; `rejected` by the gate; or `failed`.
-        config: The configuration, defaults filled in.
-        fingerprints: Fingerprints of what the run follows from: `data`, `configuration` and `code`.
-        seconds: Seconds that it took; see `StepSummary`.
-        ended: When it ended, UTC, ISO 8601; empty in older files.
+        config: The configuration, with defaults.
+        fingerprints: Fingerprints of the run's `data`, `configuration` and `code`.
+        seconds: Duration of the run; see `StepSummary`.
+        ended: Time of its end, UTC, ISO 8601; empty in older files.
         host: The machine, in words; empty in older files.
         steps: Outcome of every step, by name.
-        metrics: The model's figures.
-        gate: Whether it was promoted, and why.
+        metrics: Metrics of the model.
+        gate: Decision whether to promote the model, with the reasons.
         preflight: Findings on the machine of the configuration, without the layers.
-        export: Exported formats and their figures.
-        deployment: Place of the model now.
-        artifacts: Places of the files, by name.
-        error: Step that failed, and why, in words; empty if none did.
+        export: Exported formats and their measurements.
+        deployment: Registered version of the model.
+        artifacts: Paths of the artifacts, by name.
+        error: Failed step and its error message; empty if no step failed.
     """
 
     status: Annotated[str, (State.SUCCEEDED, State.REJECTED, State.FAILED)]
@@ -87,7 +87,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
     error: str = ""
 
     def __post_init__(self) -> None:
-        _ = self.training  # Refuses what is no training.
+        _ = self.training  # Raises an error for an invalid section.
 
     @functools.cached_property
     def training(self) -> Training:
@@ -96,7 +96,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         return settings
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the file holds."""
+        """Return the content of the file."""
         preflight = self.preflight.as_dict() if self.preflight else {}
         preflight.pop("layers", None)
         plain = dataclasses.asdict(dataclasses.replace(self, preflight=None, export=None))
@@ -108,7 +108,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a file of any age."""
+        """Convert the fields of a file of any version."""
         return {**raw, **{name: raw.get(name) or None for name in _OF_STEPS}}
 
 

@@ -1,1 +1,1 @@
-"""A first configuration for data that nobody has prepared."""
+"""Inspects data, and writes a first configuration for them."""

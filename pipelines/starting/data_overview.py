@@ -50,7 +50,7 @@ _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
 _LOOK_SECONDS = 10.0
 _SHOWN = 5
-_MOST_LEVELS = 20  # More different numbers are taken for a regression.
+_MOST_LEVELS = 20  # Labels with more different numbers are treated as a regression.
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -138,7 +138,7 @@ class DataOverview(Displayed):
 
 
 def source_of(place: str, kind: str = "") -> str:
-    """Return the source, as `images:DIR`, for a path; a source is returned unchanged.
+    """Return the source, for example `images:DIR`, for a path; a source is returned unchanged.
 
     Args:
         place: A folder or file, here or on gs://.

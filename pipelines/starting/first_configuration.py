@@ -34,7 +34,7 @@ _ANSWERS = {
     "language_model": ("the next character of each", "A probability for every character."),
 }
 _SIDES = (32, 48, 64, 96)  # Sides of the training images; a CPU is slow with larger ones.
-_SMALL_PIXELS = 128 * 128  # Images of one size up to this one are taken as they are.
+_SMALL_PIXELS = 128 * 128  # Images of one size are not resized up to this number of pixels.
 _WANTED_STEPS = 1_500
 _TEXT_LEARNING_RATE = 0.003
 _IMBALANCE = 10  # Ratio of the largest class to the smallest from which classes are balanced.
@@ -75,7 +75,7 @@ class Start:
 
 
 def name_of(place: str) -> str:
-    """Return a run's name from where its data are.
+    """Return a name for runs from the path of the data.
 
     Example:
         >>> name_of("images:/data/My flowers/"), name_of("csv:reviews 2.csv")
@@ -100,7 +100,7 @@ def plan_start(
         name: Name of the runs, and of the files.
         model: The model's name or file; empty to write one.
         folder: Folder for the configuration and the model.
-        overrides: `section.key=value` each, over what is chosen.
+        overrides: Changes of the chosen values, `section.key=value` each.
         workflow: Whether to write a GitHub workflow that retrains.
 
     Raises:
@@ -122,7 +122,7 @@ def plan_start(
     for text in overrides:
         override(raw, text)
     if raw["training"].get("stages") and not any(text.startswith("training.epochs=") for text in overrides):
-        del raw["training"]["epochs"]  # They are those of all stages.
+        del raw["training"]["epochs"]  # The stages have their own numbers of epochs.
     files = {config_path: _as_yaml(raw, reasons | more, overview, config_path)} | files
     files[folder / SCHEMA_FILE] = as_text()
     if workflow:

@@ -1,4 +1,4 @@
-"""The smallest run on a platform, submitted twice: it answers questions that no document answers, as a table."""
+"""Submits the smallest run to a platform, twice, and prints a table of facts that are not documented."""
 
 import dataclasses
 import secrets
@@ -85,7 +85,7 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
         target: Platform, for example `vertex`.
         machine: Machine to train on, for example `v5e-1`.
         settings: Project, region, bucket and images; must have a bucket.
-        overrides: Changes of the configuration, each as `section.key=value`.
+        overrides: Changes of the configuration, `section.key=value` each.
 
     Raises:
         InputError: If settings are missing, or the run cannot be compiled.
@@ -96,7 +96,7 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
             f"The training writes its environment report to a bucket: expected one that can be read from here, such as "
             f"gs://BUCKET. Received: {settings.bucket!r}."
         )
-    # A number of its own, so that the cache does not answer the first submission.
+    # A unique number, so that the first submission does not come from the cache.
     number = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     report_uri = f"{settings.bucket.rstrip('/')}/smoke/{number}/training.json"
     config = load_config("smoke", [f"machine.name={machine}", *overrides])

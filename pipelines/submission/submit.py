@@ -74,7 +74,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
 
     Args:
         config: Configuration to run.
-        target: The platform, as `vertex`.
+        target: The platform, for example `vertex`.
         settings: Project, region, bucket and images.
 
     Raises:
@@ -154,7 +154,7 @@ def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submissio
     """Start a run, or return its existing job, which may be on another machine or have ended.
 
     Args:
-        plan: The run.
+        plan: Plan of the run.
         submitter: The platform.
         again: Start the run again if it has ended.
     """
@@ -211,7 +211,7 @@ def wait(
     The process may be killed and repeated: all state is on the platform.
 
     Args:
-        plan: The run.
+        plan: Plan of the run.
         submission: Result of `submit`.
         submitter: The platform.
         report: Called with every state of the run.
@@ -256,7 +256,7 @@ def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
 
     Args:
         config: Configuration of the run.
-        plan: The run.
+        plan: Plan of the run.
         target: The platform, for example `vertex`.
     """
     from tpu_pipelines.checking.check_list import image_check, model_findings

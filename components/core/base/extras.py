@@ -1,4 +1,4 @@
-"""The extras of this project's package, as in `pip install 'tpu-pipelines[local]'`."""
+"""The extras of this project's package, for example `local` in `pip install 'tpu-pipelines[local]'`."""
 
 # Package that a module imports when it is needed: the smallest extra that installs it.
 EXTRAS = {

@@ -79,7 +79,7 @@ def code_of(
     """Return the code of modules.
 
     Args:
-        modules: Dotted names, as `tpu_components.train_model.component`, or absolute paths of files.
+        modules: Dotted names, for example `tpu_components.train_model.component`, or absolute paths of files.
         roots: Folders that contain the code, in the order of search; all other modules are libraries.
         data_folders: Folders with data files, besides those of the code.
         looked_up: Cache of earlier lookups in the same folders; new ones are added.
@@ -184,7 +184,7 @@ def _find_references(source: bytes, is_python: bool) -> References:
     `from a import b` means `a.b`, whether `b` is a module or not.
     """
     if not is_python:
-        # Quotes in a template do not come in pairs: what lies between any two that follow each other may be a name.
+        # Quotes in a template do not come in pairs, so the text between any two successive quotes may be a name.
         parts = re.split(r"[\"']", source.decode(errors="replace"))
         return (), frozenset(filter(_FILE_NAME.fullmatch, parts))
     try:
@@ -241,7 +241,7 @@ def _run(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """Return the last part of a name, as `c` of `a.b.c`; empty for other nodes."""
+    """Return the last part of a name, for example `c` of `a.b.c`; empty for other nodes."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 

@@ -49,7 +49,7 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    r"""Return the text as `printable` does, with line ends escaped too, so that it stays on one line.
+    r"""Like `printable`, but also escapes line breaks, so that the text stays on one line.
 
     Example:
         >>> in_one_line("cat\n[deploy_model] done")
@@ -59,5 +59,5 @@ def in_one_line(text: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return the text as `printable` does, with every line but the first indented."""
+    """Like `printable`, but indents every line except the first."""
     return printable(text).replace("\n", "\n  ")

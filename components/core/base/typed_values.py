@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 
-_LARGEST = 2**63 - 1  # What 64 bits hold.
+_LARGEST = 2**63 - 1  # Largest signed integer of 64 bits.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def check_fields(value: Any) -> None:
     """Check a dataclass's fields against the values that their types allow.
 
     Raises:
-        InputError: If some are none of these; names them all.
+        InputError: If some values are not allowed; names all of them.
     """
     mistakes = Mistakes()
     for name, (kind, _) in fields_of(value.__class__).items():
@@ -129,7 +129,7 @@ class Mistakes:
     """Collects mistakes of the user, so that all are reported at once.
 
     Args:
-        is_first_enough: Whether a mistake is raised as soon as it is known, as in a file that a program wrote.
+        is_first_enough: Whether the first mistake is raised at once, for example in a file that a program wrote.
     """
 
     def __init__(self, is_first_enough: bool = False) -> None:
@@ -140,7 +140,7 @@ class Mistakes:
         """Keep a mistake.
 
         Raises:
-            InputError: If the first one is enough.
+            InputError: If `is_first_enough`.
         """
         if self._is_first_enough:
             raise InputError(mistake)
@@ -155,10 +155,10 @@ class Mistakes:
             self.add(str(error))
 
     def raise_all(self) -> None:
-        """Raise the mistakes, each on a line.
+        """Raise all mistakes in one error, each on its own line.
 
         Raises:
-            InputError: If there are some.
+            InputError: If there are mistakes.
         """
         if self._sentences:
             raise InputError("\n".join(self._sentences))
@@ -168,18 +168,17 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> A
     """Convert parsed JSON to a value of a type; strict, without conversions between types.
 
     Args:
-        raw: Value that `json.loads` gave.
+        raw: Result of `json.loads`.
         kind: A dataclass, `int` (not negative, of 64 bits), `float` (finite), `str`, `bool`, `tuple[T, ...]`,
             `tuple[T, T]`, `list[T]`, `Mapping[str, T]`, `T | None`, `int | float`, dataclasses that differ in a field
-            `kind`, or `Any`; `Annotated[T, Container]` holds the values that are allowed. A dataclass checks further
-            what it wants to in its `__post_init__`.
-        where: The place in the file, for the message.
-        any_version: Whether a field that has a default may be missing, as older files have it, and unknown ones are
-            passed over, as newer files have them. A dataclass whose older form differs more has a static method
-            `upgrade`.
+            `kind`, or `Any`; `Annotated[T, Container]` contains the allowed values. A dataclass may check more in its
+            `__post_init__`.
+        where: Location of the value in the file, for messages.
+        any_version: Whether to accept files of other versions: fields with a default may be missing, and unknown fields
+            are ignored. If the format of older files differs more, the dataclass has a static method `upgrade`.
 
     Raises:
-        InputError: If a value is of another type or range, a field is missing or unknown; names its place.
+        InputError: If a value has another type or range, or a field is missing or unknown; names the location.
 
     Example:
         >>> read([1, 2], tuple[int, ...])
@@ -191,14 +190,15 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> A
 def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {}) -> Any:
     """Convert a value that a person wrote, or that a platform passed on, to a value of a type.
 
-    Numbers may be texts, as 1e-4 in YAML and as all values of flags and variables, and 32 may be 32.0, as in KFP. A
-    tuple may be a single value, or a text of values with commas between them. Fields with a default may be missing.
-    Ranges are checked by `check_fields`, which dataclasses of parameters call.
+    Numbers may be given as strings: YAML reads 1e-4 as a string, and flags and environment variables are always
+    strings. An integer may be given as a float, because KFP turns 32 into 32.0. A tuple may be a single value, or a
+    string of values separated by commas. Fields with a default may be missing. Ranges are checked by `check_fields`,
+    which dataclasses of parameters call.
 
     Args:
         raw: The value.
-        kind: Type, as for `read`.
-        where: Name of the value in messages, as `training`; empty leaves it out.
+        kind: Type; see `read`.
+        where: Name of the value in messages, for example `training`; empty leaves it out.
         fixed: Fields of a dataclass that are not read, with their values.
 
     Raises:

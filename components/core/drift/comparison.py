@@ -1,4 +1,4 @@
-"""Tests whether two data sets differ, by the statistics that create_tfrecords has recorded of both.
+"""Tests whether two data sets differ, using the statistics that create_tfrecords has recorded.
 
 Every statistic has a test of its own. A difference is drift if it is significant, with Bonferroni's correction for the
 number of tests, and if its effect size reaches a threshold: with many examples even tiny differences are significant.
@@ -180,9 +180,9 @@ def _figures(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
     """Compare the mix of classes by the chi-squared test.
 
-    The labels of one example are not independent, so an example counts as one draw or less, see `_effective`. Of
-    multi-label data, the label whose share of the examples differs most is compared too, by Fisher's test for all
-    labels.
+    The labels of one example are not independent, so an example counts as one draw or less; see `_effective`. For
+    multi-label data, the label whose share of the examples differs most is also compared: by Fisher's exact test, with
+    Bonferroni's correction for the number of labels.
     """
     names = sorted({*new.class_counts, *old.class_counts})
     table = np.array([[data.class_counts.get(name, 0) for name in names] for data in (new, old)], float)
@@ -204,13 +204,18 @@ def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _most_moved(names: Sequence[str], shares: np.ndarray) -> list[str]:
-    """Return in words, for new and old data, the share that differs most of float[2, names or more]."""
+    """Return the name and share that differ most, as texts for new and old data.
+
+    Args:
+        names: Names of the first columns of `shares`.
+        shares: Shares in new and in old data, float[2, names or more].
+    """
     most = int(np.abs(shares[0] - shares[1])[: len(names)].argmax())
     return [f"{names[most]!r} {row[most]:.1%}" for row in shares]
 
 
 def _effective(sizes: np.ndarray, new: DataSketch, old: DataSketch, figure: str) -> np.ndarray | None:
-    """Return Kish's effective sample sizes, from the distribution of labels or words per example.
+    """Return Kish's effective sample sizes, computed from the distribution of labels or words per example.
 
     They are smaller than the numbers of examples if the numbers of labels vary (Kish, Survey Sampling, 1965, 11.7). If
     one data set lacks the distribution, the other's is used; None if both lack it.

@@ -53,7 +53,7 @@ class DataSketch:
         num_set_aside: Number of inputs that were set aside.
         class_counts: Number of examples by class; of multi-label examples each label counts. Empty for a regression.
         targets: Moments of each target of a regression; otherwise empty.
-        distributions: Distributions by name, as in `Split`.
+        distributions: Distributions by name; see `Split.distributions`.
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
         independence: Share of independent examples by figure, as in `Split`.

@@ -1,4 +1,4 @@
-"""Names and schemas of the files that cross a step boundary."""
+"""Names and schemas of the files that one step writes and another reads."""
 
 import dataclasses
 import hashlib
@@ -55,7 +55,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class TargetStatistics:
-    """One target of a regression over a split, in its own unit; `std` is the population's."""
+    """Statistics of one target of a regression over a split, in its unit; `std` is the population's."""
 
     mean: float
     std: float
@@ -65,17 +65,17 @@ class TargetStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """A figure's distribution over the examples of a split that were measured.
+    """Distribution of a figure over the measured examples of a split.
 
     Attributes:
-        num_examples: Number of these: all, or of a large data set those whose hash is in a fixed share.
-        mean: Their mean.
-        std: Their standard deviation, the population's.
-        minimum: The least.
-        maximum: The greatest.
+        num_examples: Number of measured examples: all, or in a large data set a share that is chosen by hash.
+        mean: Mean of the values.
+        std: Population standard deviation of the values.
+        minimum: Smallest value.
+        maximum: Largest value.
         edges: Edges of the bins; in files of older versions, the same bins for every data set.
-        counts: Examples in each bin, from its lower edge on. In older files the first and the last bin also hold the
-            values beyond them.
+        counts: Number of examples in each bin, which includes its lower edge. In older files, the first and last bins
+            also count the values outside of the edges.
     """
 
     num_examples: int
@@ -93,13 +93,13 @@ class Split:
 
     Attributes:
         num_examples: Examples in all shards.
-        class_counts: Examples per class, in the order of the class names; of several labels each counts. Of a
-            regression empty; of a corpus how often each character is predicted.
+        class_counts: Number of examples per class, in the order of the class names. For multi-label data, each label
+            counts. For a corpus, how often each character is predicted. Empty for a regression.
         shards: The files.
-        statistics: Counts by name: of photos `num_turned`, as EXIF says, where there are some; of texts
-            `num_truncated`, `num_padded`, `num_tokens` (of those kept) and `num_unknown` (of these); outside the
-            training split `num_also_in_train`, exact copies; of a corpus `num_characters`, all that are predicted, and
-            `num_unknown` of these.
+        statistics: Counts by name. For images: `num_turned` (photos that were rotated according to EXIF), if not 0. For
+            texts: `num_truncated`, `num_padded`, `num_tokens` (after truncation) and `num_unknown` (tokens). For a
+            corpus: `num_characters` (predicted characters) and `num_unknown`. For validation and test:
+            `num_also_in_train` (exact copies of training examples).
         targets: Statistics of each target of a regression; otherwise empty.
         distributions: Distributions of figures by name: of images `brightness`, `contrast` and `sharpness` (in grey
             levels, of the pictures as they are stored, thinned out to 127 on a side), `red` and `blue` (shares of the
@@ -120,7 +120,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Quarantined:
-    """One input that was set aside, and why."""
+    """An input that was set aside, and the reason."""
 
     key: str
     reason: str
@@ -131,19 +131,19 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     """`dataset.json`: what a folder of TFRecords holds.
 
     Attributes:
-        fingerprint: SHA-256 of the content: the same examples in the same order give the same one.
+        fingerprint: SHA-256 of the content; equal for the same examples in the same order.
         source: Source of the examples.
-        split_rule: Rule by which they were divided, in words.
-        split_rule_version: Version of that rule; equal examples are divided alike by equal versions.
-        input: Kind of example. Its fields stand among the others in the file, and `input` there is its kind.
+        split_rule: Rule that assigned the splits, in words.
+        split_rule_version: Version of that rule; equal examples get equal splits from equal versions.
+        input: Kind of example. In the file, the fields of the input are at the top level, and `input` is its kind.
         task: Task of a model of these data; a key of `interface.TASKS`.
-        features: The type of each field of a tf.train.Example.
-        class_names: Class names; a label is an index into them. Of a regression, the names of the targets.
-        splits: Splits by name; one that has no examples is left out.
+        features: Type of each feature of a tf.train.Example.
+        class_names: Class names; a label is an index into them. For a regression, the names of the targets.
+        splits: Splits by name; empty splits are left out.
         quarantined: Inputs that were set aside.
-        common_words: Number of times that each of the most frequent words stands in the texts that train, and under the
-            empty name that of all others; empty of images, and in older files.
-        num_left_out: Number of examples in no split, since a copy of them tests or validates.
+        common_words: Counts of the most frequent words in the training split; the empty name has the count of all other
+            words. Empty for images and in older files.
+        num_left_out: Number of examples in no split, because they are copies of held-out examples.
     """
 
     fingerprint: str
@@ -160,7 +160,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     num_left_out: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """See `JsonFile`; the fields of the input stand among the others."""
+        """See `JsonFile`; the fields of the input are at the top level."""
         return _with_flat_input(self)
 
     @classmethod
@@ -208,7 +208,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
 
     @classmethod
     def read_from(cls, place: str) -> Self:
-        """Read `dataset.json` from a folder, here or in a bucket, and look at no shard.
+        """Read `dataset.json` from a folder, local or in a bucket, without checking the shards.
 
         Raises:
             InputError: If it is missing or malformed.
@@ -218,7 +218,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         return typed_json.load(f"{place.rstrip('/')}/{MANIFEST_FILE}", cls._what, cls._step, cls.parse)
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
-        """Check that every shard is there and whole, and with `verify` those of a share of the examples unchanged.
+        """Check the size of every shard, and with `verify` the checksums of the shards of a share of the examples.
 
         Raises:
             InputError: If one does not match the manifest.
@@ -245,16 +245,16 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
 
 
 def _with_flat_input(artifact: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON, the fields of its input among its own."""
+    """Return a dataclass as a mapping for JSON, with the fields of its `input` moved to the top level."""
     raw = dataclasses.asdict(artifact)
     fields = as_fields(artifact.input)
     return {**raw, "input": fields.pop("kind"), **fields}
 
 
 def _with_nested_input(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the fields of the input, as `_with_flat_input` left them, in a mapping of their own."""
+    """Undo `_with_flat_input`: move the input's fields from the top level back into a nested mapping."""
     fields = typed_values.read({**raw, "kind": raw["input"]}, AnyInput, "input", any_version=True)
-    of_input = json.loads(json.dumps(dataclasses.asdict(fields)))  # With those that older files lack.
+    of_input = json.loads(json.dumps(dataclasses.asdict(fields)))  # With defaults for older files.
     return {**{name: value for name, value in raw.items() if name not in of_input}, "input": of_input}
 
 
@@ -295,10 +295,10 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
     Attributes:
         name: The model's name in the registry, or where it was imported from.
         parameters: Its hyper-parameters.
-        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
+        class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         input: Input that the model takes; see `Manifest`.
         task: Task of the model; see `Manifest`.
-        dataset_fingerprint: The data set it was trained on.
+        dataset_fingerprint: Fingerprint of the data set that the model was trained on.
         training: Parameters and facts of the training, among them examples seen, epochs and the best epoch.
         digests: SHA-256 of the architecture and of the best weights, by file; empty in older files.
     """
@@ -313,10 +313,10 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def check_files(self, directory: Path) -> None:
-        """Check that architecture and weights are those that were trained, where an older file does not leave it open.
+        """Check the digests of architecture and weights; older files have no digests to check.
 
         Raises:
-            InputError: If one is missing, or another.
+            InputError: If a file is missing or has been changed.
         """
         for name, expected in self.digests.items():
             received = file_sha256(directory / name) if (directory / name).is_file() else "no such file"
@@ -332,17 +332,17 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
         return Interface(self.input, len(self.class_names), self.task)
 
     def fits(self, manifest: Manifest) -> bool:
-        """Return whether it can answer the examples of a data set, and its answers mean the same there."""
+        """Return whether the model has the same input, task and class names as a data set."""
         return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
 
     def understands(self, manifest: Manifest) -> bool:
-        """Return whether it could answer them if each text were cut into tokens anew, by its own vocabulary."""
+        """Return whether the model fits a data set, or would if the texts were tokenized with its own vocabulary."""
         both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
         same_answers = (self.class_names, self.task) == (manifest.class_names, manifest.task)
         return self.fits(manifest) or (both_texts and same_answers)
 
     def as_dict(self) -> dict[str, Any]:
-        """See `JsonFile`; the fields of the input stand among the others."""
+        """See `JsonFile`; the fields of the input are at the top level."""
         return _with_flat_input(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Batches of image files to pixels, for training and evaluation: a thread per core, in code that lets others run."""
+"""Decodes batches of image files for training and evaluation, with one thread per core; decoding releases the GIL."""
 
 import functools
 import math
@@ -12,9 +12,9 @@ from tpu_components.core.examples.images import UNUSUAL, decode_jpeg, decode_pix
 from tpu_components.core.examples.interface import ImageInput, ImageRule
 from tpu_components.core.examples.resizing import resize_into
 
-_ALIGNMENT = 64  # Of TensorFlow's tensors, in bytes.
+_ALIGNMENT = 64  # Alignment of TensorFlow's tensors, in bytes.
 _WORKERS = os.cpu_count() or 1
-_RUNS_PER_WORKER = 4  # Of a batch: few to be handed over, and enough that none waits long for the last.
+_RUNS_PER_WORKER = 4  # Pieces of a batch per worker: few to submit, but enough that all workers end together.
 # Of image files that Python hands on, one at a time, however many cores decode them: some 8 µs each. Pixels that are
 # resized are copied under its lock: of photos of 500×375 that become 224×224, on an AMD EPYC, another 13 µs out of the
 # decoder, 14 into the resizer, 10 back and into the batch, and 14 of Python's own code.
@@ -22,17 +22,17 @@ MOST_PER_SECOND, MOST_RESIZED_PER_SECOND = 100_000.0, 17_000.0
 
 
 def decode_batch(files: Sequence[bytes], inputs: ImageInput) -> np.ndarray:
-    """Return uint8[files, height, width, channels], each image written straight into its place.
+    """Decode image files into one array, uint8[files, height, width, channels], without intermediate copies.
 
-    The pixels that `images.decode_pixels` gives, to the bit; where an image is resized, up to two levels (of 255)
-    apart, see `resizing.resize_into`.
+    The pixels are those of `images.decode_pixels`. Resized images differ by at most two levels (of 255); see
+    `resizing.resize_into`.
 
     Args:
-        files: Image files as records hold them, turned already where they had to be.
-        inputs: Shape that they are resized to, with its margin, and the way.
+        files: Image files from records, already rotated.
+        inputs: Shape and margin to resize to, and whether JPEG files are decoded at a reduced size.
 
     Raises:
-        UnreadableImageError: If one is damaged.
+        UnreadableImageError: If a file is damaged.
     """
     batch, rule = _aligned((len(files), *inputs.fed_shape)), inputs.stored_rule
     size = max(1, len(files) // (_RUNS_PER_WORKER * _WORKERS))
@@ -52,7 +52,7 @@ def _workers() -> ThreadPoolExecutor:
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Return an empty uint8 array that begins where TensorFlow takes it over without a copy."""
+    """Return an empty uint8 array whose alignment lets TensorFlow use it without a copy."""
     memory = np.empty(math.prod(shape) + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + math.prod(shape)].reshape(shape)

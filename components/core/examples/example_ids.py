@@ -1,7 +1,7 @@
-"""What examples are known by wherever they go: eight bytes of a hash of their content, in records and in models.
+"""Example IDs: eight bytes of a hash of an example's content, stored with records and with models.
 
-records/examples.npz     uint64[num_examples] for each split, in stored order, and bool[num_examples]: copied
-model/trained_on.npy     uint64[…], sorted: what the model has trained on
+records/examples.npz     for each split, in stored order: IDs, uint64[num_examples]; has a copy in training, bool
+model/trained_on.npy     uint64[…], sorted: IDs of the training examples
 """
 
 import hashlib
@@ -16,14 +16,14 @@ from tpu_components.core.examples.artifacts import TRAIN
 from tpu_components.core.files import storage
 from tpu_components.core.files.unpacking import read_arrays
 
-IDENTITY_TYPE = np.dtype("<u8")  # Among a million examples two that differ share one with a chance of 3 in 100 million.
+IDENTITY_TYPE = np.dtype("<u8")  # A million different examples have a collision with probability 3e-8.
 EXAMPLES_FILE = "examples.npz"
 TRAINED_ON_FILE = "trained_on.npy"
 _COPIED = "_copied"
 
 
 def identify(content: Any) -> bytes:
-    """Return eight bytes that are equal for equal content: a text's bytes, or those of a contiguous array."""
+    """Return an ID of eight bytes that is equal for equal content; `content` is bytes or a contiguous array."""
     return hashlib.blake2b(content, digest_size=IDENTITY_TYPE.itemsize).digest()
 
 
@@ -36,12 +36,12 @@ def identify_each(contents: Iterable[Any]) -> np.ndarray:
 
 
 def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied: Mapping[str, np.ndarray]) -> None:
-    """Write what the examples are known by.
+    """Write the IDs of examples beside their records.
 
     Args:
-        directory: The records' folder.
-        by_split: The identities of each split, uint64[num_examples], in stored order.
-        copied: bool[num_examples] of each split: whether it has a copy in training, be it a near one.
+        directory: Folder of the records.
+        by_split: IDs of each split, uint64[num_examples], in stored order.
+        copied: For each split, whether each example has a copy in training, exact or near: bool[num_examples].
     """
     arrays: dict[str, Any] = dict(by_split)
     arrays |= {f"{name}{_COPIED}": some for name, some in copied.items()}
@@ -49,7 +49,7 @@ def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied:
 
 
 def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
-    """Load the identities of a split, uint64[num_examples]; None where records have none: a corpus, or old ones."""
+    """Load the example IDs of a split, uint64[num_examples]; None for a corpus and for records without IDs."""
     path = records_dir / EXAMPLES_FILE
     if not path.is_file():
         return None
@@ -77,14 +77,14 @@ def load_retired(files: Iterable[str]) -> np.ndarray:
 
 
 def save_trained_on(records_dir: Path, model_dir: Path) -> None:
-    """Let a model say what it was trained on, where its records say it."""
+    """Save the IDs of the training examples beside a model, if the records have IDs."""
     identities = load_identities(records_dir, TRAIN)
     if identities is not None:
         np.save(model_dir / TRAINED_ON_FILE, np.unique(identities))
 
 
 def find_seen(model_dir: Path, identities: np.ndarray) -> np.ndarray | None:
-    """Return bool[num_examples]: whether a model has trained on each example; None where it does not say."""
+    """Return whether a model was trained on each example, bool[num_examples]; None if it has no training IDs."""
     path = model_dir / TRAINED_ON_FILE
     return np.isin(identities, _load(path)[""]) if path.is_file() else None
 

@@ -1,9 +1,9 @@
-"""Training batches, as a device is fed with them.
+"""Training batches.
 
-An epoch is a pure function of seed, epoch and step, so that a killed job can take it up again. It holds every example
-exactly once. The last batch is filled up with examples of weight zero, real ones, so that shapes are static and batch
-normalisation sees no blank images. Of several hosts each reads its share of the examples, and gives its part of every
-batch.
+The batches of an epoch depend only on seed, epoch and step, so that a killed job can be resumed. Every epoch has every
+example exactly once. The last batch is filled with real examples of weight zero, so that shapes are static and batch
+normalisation sees no blank images. Each of several hosts reads its share of the examples, and produces its part of
+every batch.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, Manifes
 from tpu_components.core.examples.records import static_options, tensorflow
 
 AUTO, HOST, DEVICE = "auto", "host", "device"
-RESIDENCIES = (AUTO, HOST, DEVICE)  # Where a split may lie while it is trained on.
-_READ_AT_ONCE = 4  # Shards read side by side while streaming.
+RESIDENCIES = (AUTO, HOST, DEVICE)  # Places of the training split during training.
+_READ_AT_ONCE = 4  # Number of shards that are read in parallel while streaming.
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
@@ -36,14 +36,17 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
 
 
 def draw_order(num_examples: int, batch_size: int, seed: int, epoch: int, share: Share = WHOLE) -> np.ndarray:
-    """Return which examples an epoch's batches hold, int32[steps, batch]: every one once, then the first ones again.
+    """Return the indices of the examples in an epoch's batches, int32[steps, batch].
+
+    Every example occurs once. The first examples of the order are repeated to fill the last batch.
 
     Args:
         num_examples: Examples of the split.
         batch_size: Examples of a batch.
         seed: Seed of the training.
         epoch: Epoch, from 0.
-        share: Share of the examples, numbered from its first, and of each batch. Hosts have as many steps each.
+        share: This host's share of the examples and of each batch. Indices count from the first example of the share.
+            All hosts have the same number of steps.
     """
     own = len(share.within(num_examples))
     order = np.random.default_rng((seed, epoch, *_of_host(share))).permutation(own)
@@ -52,12 +55,12 @@ def draw_order(num_examples: int, batch_size: int, seed: int, epoch: int, share:
 
 
 def _of_host(share: Share) -> tuple[int, ...]:
-    """Return what draws of this host are told apart by."""
+    """Return the part of a seed that is different on every host; empty for a single host."""
     return () if share == WHOLE else (share.index,)
 
 
 class EpochReader(Protocol):
-    """Gives a host's part of the batches of an epoch."""
+    """Produces a host's part of the batches of an epoch."""
 
     def batches(self, epoch: int, start_step: int) -> Any:
         """Return a tf.data.Dataset of (inputs, targets, float32[batch] weights); see `Interface.batch_shapes`."""
@@ -89,12 +92,12 @@ class Cut:
 
     @property
     def own_batch(self) -> int:
-        """Examples of a batch that this host gives."""
+        """Number of examples in this host's part of a batch."""
         return self.batch_size // self.share.count
 
     @property
     def filling(self) -> int:
-        """Examples of weight zero that fill this host's part of the last batch up."""
+        """Number of examples of weight zero that fill this host's part of the last batch."""
         return self.steps * self.own_batch - self.own_examples
 
 
@@ -128,7 +131,8 @@ class InMemoryReader:
 class StreamingReader:
     """Batches read from shards in an order drawn anew for every epoch, shuffled within a buffer.
 
-    Hosts share the shards of an epoch out as it has drawn them, so that none has the same ones in every epoch.
+    Every epoch draws a new order of the shards and divides it between the hosts, so that no host reads the same shards
+    in every epoch.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, cut: Cut, seed: int, shuffle_buffer: int) -> None:
@@ -172,7 +176,7 @@ class StreamingReader:
         return tf.function(read, autograph=False), tf.function(self._parse, autograph=False)
 
     def _parse(self, batches: Any, start_step: Any) -> Any:
-        """Turn batches of serialized examples, from a step on, into batches as `EpochReader` says."""
+        """Parse batches of serialized examples, from a step on, to batches for `EpochReader.batches`."""
         tf, cut = tensorflow(), self._cut
 
         def weigh(step: Any, fields: Any) -> Any:
@@ -186,7 +190,7 @@ class StreamingReader:
 
 
 def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
-    """Return whether a split of this size is read once, and not again every epoch."""
+    """Return whether a split of this size is held in memory, and not read again in every epoch."""
     return decoded_bytes <= in_memory_mib << 20
 
 
@@ -217,7 +221,7 @@ def open_training_split(
     shuffle_buffer: int,
     share: Share = WHOLE,
 ) -> EpochReader:
-    """Return the reader that fits: in memory where the host's decoded share is small enough, else streaming.
+    """Return an in-memory reader if the host's decoded share is small enough, else a streaming reader.
 
     Raises:
         InputError: If there is no training split.

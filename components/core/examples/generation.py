@@ -1,4 +1,7 @@
-"""Text written by a language model, a character at a time, whatever takes the steps: Keras or an exported model."""
+"""Generates text with a language model, character by character.
+
+The caller passes the function that computes a step, from a Keras model or from an exported one.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -11,10 +14,10 @@ Step = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Alphabet:
-    """Characters to ids and back.
+    """Converts characters to IDs and back.
 
     Args:
-        class_names: Characters that the ids stand for; the first two are none.
+        class_names: The character of each ID. The first two, padding and unknown, stand for no character.
     """
 
     def __init__(self, class_names: Sequence[str]) -> None:
@@ -55,7 +58,7 @@ def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.
 def generate(
     step: Step, state_size: int, prompts: np.ndarray, length: int, temperatures: Sequence[float], seed: int
 ) -> np.ndarray:
-    """Continue texts; equal arguments give equal ones, as far as `step` does.
+    """Continue texts. Equal arguments give equal texts, if `step` is deterministic.
 
     Args:
         step: The model.

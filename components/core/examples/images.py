@@ -1,4 +1,4 @@
-"""Image files to pixels: strict, so that a damaged file is noticed here and not in a model's accuracy."""
+"""Decodes image files; strict, so that damaged files raise errors instead of reducing a model's accuracy."""
 
 import contextlib
 import dataclasses
@@ -42,11 +42,11 @@ _START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each of a progressive JPEG is a 
 
 
 class UnreadableImageError(Exception):
-    """The bytes are no image, or a damaged one. The message is the reason, without the path."""
+    """The file is not an image, or is damaged. The message is the reason, without the path."""
 
 
 def has_image_suffix(name: str) -> bool:
-    """Return whether a file is named like an image of a format that can be read, or could with a plugin."""
+    """Return whether a file has the suffix of an image format that can be read, possibly with a plugin."""
     suffix = PurePosixPath(name).suffix.lower()
     return suffix in _PLUGIN_FORMATS or Image.registered_extensions().get(suffix) in SERVED_FORMATS
 
@@ -63,7 +63,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def _orientation(jpeg: bytes) -> int:
-    """Read EXIF's orientation of a JPEG file, from 1 (as it is) to 8; 1 where it has none."""
+    """Read the EXIF orientation of a JPEG file, from 1 (upright) to 8; 1 if it has none."""
     if _EXIF_IN_JPEG not in jpeg or _EXIF_IN_JPEG not in _before_pixels(jpeg):
         return 1
     try:
@@ -75,7 +75,7 @@ def _orientation(jpeg: bytes) -> int:
 
 
 def _before_pixels(jpeg: bytes) -> bytes:
-    """Return the segments of a JPEG file that stand before its pixels; all of it where they are not as usual."""
+    """Return the segments of a JPEG file before its pixels; the whole file if its structure is unusual."""
     place = 2
     for _ in range(_MAX_SEGMENTS):
         if not _SEGMENT.match(jpeg, place):
@@ -85,7 +85,7 @@ def _before_pixels(jpeg: bytes) -> bytes:
 
 
 def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Return the pixels as they are to be seen (https://exiftool.org/TagNames/EXIF.html, Orientation)."""
+    """Rotate or mirror pixels by their EXIF orientation (https://exiftool.org/TagNames/EXIF.html, Orientation)."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     rows = -1 if orientation in (3, 4, 7, 8) else 1
@@ -97,9 +97,9 @@ class Picture(NamedTuple):
     """An image that has been read.
 
     Attributes:
-        pixels: uint8[height, width, channels], as the rule says.
-        size: (height, width) of the file: before the image was turned or resized; of a TIFF file once it was turned.
-        was_turned: Whether it was turned or mirrored, as its EXIF says.
+        pixels: uint8[height, width, channels], converted by the rule.
+        size: (height, width) of the file, before the image was resized; before it was rotated, but after it for TIFF.
+        was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
         jpeg: Color space of a JPEG file, see `jpeg_header`; empty for every other image.
     """
 
@@ -114,10 +114,10 @@ class OpenImage:
     """An image file of which no more than the header has been read.
 
     Attributes:
-        num_pixels: Number of pixels to decode by the header, before it is resized; of a TIFF file in tiles, those of
-            whole tiles.
+        num_pixels: Number of pixels to decode, according to the header; before resizing. Tiled TIFF files count whole
+            tiles.
         num_bytes: Size of the file.
-        decode: Function that reads the rest, as `read_image`.
+        decode: Function that reads the rest of the file and returns the image; see `read_image`.
     """
 
     num_pixels: int
@@ -128,15 +128,15 @@ class OpenImage:
 def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = False) -> Picture:
     """Read an image, resized and converted as the rule says.
 
-    Transparency is dropped, 16 bits are cut to the upper 8, and of an animation the first frame counts.
+    Transparency is dropped, 16 bits are cut to the upper 8, and only the first frame of an animation is read.
 
     Args:
-        content: An image file; or pixels, uint8[height, width, 1 or 3], which are resized without a margin.
+        content: An image file; or pixels, uint8[height, width, 1 or 3], for which the margin of the rule is ignored.
         rule: Size and channels that it is converted to.
-        keep_size: Whether to leave out the last step, resizing; a JPEG file may be reduced all the same.
+        keep_size: Whether to skip the last step, resizing. The JPEG decoder may still reduce the size of the image.
 
     Raises:
-        UnreadableImageError: If the file is no image, is truncated, or has more pixels than the rule allows.
+        UnreadableImageError: If the file is not an image, is truncated, or has more pixels than the rule allows.
     """
     if isinstance(content, bytes):
         return open_image(content, rule, keep_size=keep_size).decode()
@@ -153,13 +153,13 @@ def decode_pixels(content: bytes | np.ndarray, rule: ImageRule) -> np.ndarray:
 def open_image(
     content: bytes, rule: ImageRule, watch: Callable[[], None] | None = None, keep_size: bool = False
 ) -> OpenImage:
-    """Read the header of an image file, and see what the rest would cost.
+    """Read the header of an image file, which says how many pixels it has, without decoding them.
 
     Args:
         content: The file.
         rule: Size and channels that it is converted to.
-        watch: Called again and again while the file is read; to give up, it raises UnreadableImageError. Between two
-            calls some milliseconds pass, or, where the format cannot be read in parts, the time of `num_pixels`.
+        watch: Function that is called every few milliseconds while the file is read. It may raise UnreadableImageError
+            to stop reading. It is not called while a format that cannot be read in parts is decoded.
         keep_size: See `read_image`.
 
     Raises:
@@ -203,7 +203,11 @@ def open_image(
 
 
 def middle(pictures: Any, size: Sequence[int]) -> Any:
-    """Return the middle of pictures of one shape, uint8[N, height, width, channels]; `size` begins with its sides.
+    """Return center crops of pictures with the same shape, uint8[N, height, width, channels].
+
+    Args:
+        pictures: The pictures.
+        size: Height and width of the crop; further elements are ignored.
 
     Example:
         >>> middle(np.arange(16).reshape(1, 4, 4, 1), (2, 2))[0, :, :, 0].tolist()
@@ -215,10 +219,10 @@ def middle(pictures: Any, size: Sequence[int]) -> Any:
 
 
 def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
-    """Return 8, 4, 2 or 1: the most by which libjpeg may shrink a picture that is then resized to `wanted`.
+    """Return 8, 4, 2 or 1: the largest factor by which libjpeg may reduce a picture that is then resized to `wanted`.
 
-    The picture is a little sharper than without: of photographs, 1 to 5 levels (of 255) apart on average, at edges up
-    to 100. So training, evaluation and serving have to do alike, and all ask here.
+    Pictures become a little sharper: photographs differ by 1 to 5 levels (of 255) on average, up to 100 at edges.
+    Training, evaluation and serving must do the same, so all of them call this function.
 
     Example:
         >>> reduction((1000, 800), (224, 224)), reduction((375, 500), (224, 224))
@@ -233,7 +237,7 @@ def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
 
 
 def decode_jpeg(content: bytes, colorspace: str, size: tuple[int, int], ratio: int = 1, **options: Any) -> np.ndarray:
-    """Return the pixels of a JPEG file of a size, as libjpeg shrinks them by a ratio.
+    """Decode a JPEG file, reduced by libjpeg.
 
     Raises:
         UnreadableImageError: If the file is damaged.
@@ -277,7 +281,7 @@ def _pixels(image: Any) -> np.ndarray:
 
 
 def jpeg_header(content: bytes, max_pixels: int = MOST_PIXELS) -> tuple[int, int, str]:
-    """Read height, width and colour space of a JPEG file, or that it is unusual; empty for other files."""
+    """Read height, width and colour space of a JPEG file; the colour space may be UNUSUAL, or empty for other files."""
     if content[:3] != b"\xff\xd8\xff":
         return 0, 0, ""
     try:
@@ -318,7 +322,7 @@ def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None]
 
 
 def _decoded_size(image: Any, content: bytes) -> tuple[int, int]:
-    """Return height and width of what is decoded: of a TIFF file in tiles, the whole tiles that cover the image.
+    """Return the height and width that are decoded: for a tiled TIFF file, those of all tiles that cover the image.
 
     A TIFF file of one pixel and 44 kB may have a tile of 32,768×32,768 pixels.
     """
@@ -333,7 +337,7 @@ def _decoded_size(image: Any, content: bytes) -> tuple[int, int]:
 def _tiff_sides(content: bytes) -> dict[int, int]:
     """Read the sides of the image, and of its tiles, from the first directory of a TIFF file; by tag.
 
-    Pillow's own reading is no help: it skips types that libtiff, which decodes the tiles, accepts.
+    Pillow's own reader cannot be used: it skips types that libtiff, which decodes the tiles, accepts.
 
     Raises:
         UnreadableImageError: If a side stands there twice, or has another type than the format allows.
@@ -356,7 +360,7 @@ def _tiff_sides(content: bytes) -> dict[int, int]:
 
 
 def _load(image: Any, rule: ImageRule) -> tuple[Any, bool]:
-    """Return an opened image, read and in the rule's mode, and whether it was turned."""
+    """Read an opened image, and convert it to the rule's mode; returns it, and whether it was rotated."""
     with _naming_damage():
         # Asked first: Pillow itself turns a TIFF file while it loads it.
         was_turned = rule.upright and image.getexif().get(_EXIF_ORIENTATION) in range(2, 9)
@@ -372,7 +376,7 @@ def _load(image: Any, rule: ImageRule) -> tuple[Any, bool]:
 
 
 def _brand(content: bytes) -> str:
-    """Return HEIC or AVIF, where a file is one; else empty."""
+    """Return `HEIC` or `AVIF` if a file has this format; otherwise empty."""
     return _BRANDS.get(content[8:12], "") if content[4:8] == b"ftyp" else ""
 
 
@@ -390,15 +394,15 @@ def _naming_damage(brand: str = "") -> Iterator[None]:
                 f"{brand}, which cannot be read here: install {plugin}, or convert it"
             ) from error
         raise UnreadableImageError("not an image") from error
-    except Exception as error:  # On hostile bytes Pillow's decoders raise whatever their parsing meets.
+    except Exception as error:  # For malicious files, Pillow's decoders raise many classes of errors.
         raise UnreadableImageError(f"damaged image: {error}") from error
 
 
 def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ...], Picture]:
     """Check an image that stays encoded; returns the bytes to store, (height, width, channels) and the picture.
 
-    JPEG (but CMYK and the like) and PNG are kept to the byte. What TensorFlow cannot decode, or decodes to other
-    pixels, as a photo that is to be turned, becomes PNG.
+    JPEG files (except unusual ones, for example CMYK) and PNG files are stored unchanged. Files that TensorFlow cannot
+    decode, or decodes to other pixels, for example photos to rotate, are converted to PNG.
 
     Raises:
         UnreadableImageError: If the file is no image, or is truncated.
@@ -411,21 +415,21 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ..
 
 
 def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:
-    """Return a JPEG file of uint8[height, width, 1 or 3], with colours at half the resolution, as cameras keep them."""
+    """Encode uint8[height, width, 1 or 3] as JPEG, with colours at half the resolution, like cameras."""
     kind, sampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", "420")
     content: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, kind, sampling)
     return content
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """Return a PNG file of uint8[height, width, 1 or 3], from which the very same pixels are read."""
+    """Encode uint8[height, width, 1 or 3] as PNG, which is lossless."""
     buffer = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def are_shares(array: np.ndarray) -> bool:
-    """Return whether an array holds floats in [0, 1], as which many libraries keep pixels."""
+    """Return whether an array has floats in [0, 1], the range in which many libraries store pixels."""
     return array.dtype.kind == "f" and bool(array.size) and bool(array.min() >= 0 and array.max() <= 1)
 
 

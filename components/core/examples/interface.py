@@ -1,9 +1,9 @@
-"""Inputs and tasks of models: everything that depends on the kind of data and on the question.
+"""Inputs and tasks of models: everything that depends on the kind of data or on the task.
 
-An input describes an example: its shape and dtype, the arguments of `build_model`, how it is stored. A task describes
-the question: the target, the loss and the judged figure. Every step asks these two instead of branching by kind. Other
-differences have tables by kind or by task where the work is done: `records` reads, `evaluate_model` has the metrics,
-`serving` the answers. Importing this module imports no framework.
+An input describes an example: shape, dtype, arguments of `build_model`, and how it is stored. A task describes what is
+predicted: the target, the loss, and the metric that the gate compares (the judged figure). Steps use these two classes
+instead of branching by kind. Other differences are in tables by kind or task of the modules that need them: parsing in
+`records`, metrics in `evaluate_model`, responses in `serving`. Importing this module imports no framework.
 """
 
 import dataclasses
@@ -15,24 +15,25 @@ import numpy as np
 IMAGE, TEXT, CORPUS = "image", "text", "corpus"
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
 LANGUAGE_MODEL = "language_model"
-PADDING, UNKNOWN = 0, 1  # Ids that are no characters.
-MOST_PIXELS = 1 << 27  # Of an image file: a few kilobytes can claim 65,535 × 65,535.
-THRESHOLD = 0.5  # Of a multi-label probability: a label is predicted above it.
+PADDING, UNKNOWN = 0, 1  # IDs that stand for no character or word.
+MOST_PIXELS = 1 << 27  # Limit for an image file: a header of a few bytes can claim 65,535 × 65,535.
+THRESHOLD = 0.5  # A label of a multi-label model is predicted if its probability is higher.
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageRule:
-    """The size and channels that every image must have, or is turned into.
+    """Size and channels that images are converted to.
 
     Attributes:
-        image_size: (height, width) to resize to, or None: no resizing.
-        channels: 1 or 3 to convert to, or 0: no conversion.
-        max_pixels: The largest image to decode, as its header says. The default takes 400 MB.
-        upright: Whether to turn a photo as its EXIF says, before all else.
-        formats: Formats that may be read, by Pillow's names; empty for all that can be.
+        image_size: (height, width) to resize to; None does not resize.
+        channels: 1 or 3, to convert to; 0 does not convert.
+        max_pixels: Largest number of pixels, according to the header, of an image to decode. The default takes 400 MB.
+        upright: Whether to rotate a photo according to its EXIF orientation, before everything else.
+        formats: Formats to accept, by Pillow's names; empty accepts all that can be read.
         reduced: Whether libjpeg decodes a JPEG file at the smallest scale that leaves no side shorter than
             `image_size`; see `images.reduction`.
-        margin: Rows and columns by which to resize to more than `image_size`, of which the middle is taken then.
+        margin: Additional rows and columns: images are resized to `image_size` plus the margin, and then cropped to the
+            center.
     """
 
     image_size: tuple[int, int] | None
@@ -50,19 +51,19 @@ class ImageInput:
 
     Attributes:
         image_shape: (height, width, channels).
-        encoding: Form in which records hold them: `raw` (pixels, row by row), `resized` (JPEG files of this very shape)
-            or `encoded` (the image file's own bytes, decoded and resized when read). It makes no difference to a model.
-        upright: Whether photos were turned as their EXIF says; then those that a model is to answer are too.
-        reduced: Whether larger JPEG files are decoded at a reduced scale, see `images.reduction`; then those that a
-            model is to answer are too.
-        margin: Rows and columns, even numbers, that pictures have more in records, for training to choose from; all
-            others take the middle, also of a picture that a model is to answer, brought to the larger size.
+        encoding: Format in the records: `raw` (pixels, row by row), `resized` (JPEG files of this shape) or `encoded`
+            (original image files, decoded and resized when read). It makes no difference to a model.
+        upright: Whether photos are rotated according to EXIF, in the records and for predictions.
+        reduced: Whether larger JPEG files are decoded at a reduced scale, in the records and for predictions; see
+            `images.reduction`.
+        margin: Additional rows and columns, even numbers, of the stored images, from which training takes random crops.
+            Evaluation and predictions resize to the larger size too, and take the center crop.
     """
 
     image_shape: tuple[int, int, int]
     encoding: str = dataclasses.field(compare=False)
     upright: bool = dataclasses.field(default=False, compare=False)
-    # Not shown, so that a data set of small images keeps the fingerprint that it had before there was this.
+    # Not part of the repr, so that data sets without a margin keep the fingerprint of earlier versions.
     reduced: bool = dataclasses.field(default=False, compare=False, repr=False)
     margin: tuple[int, int] = dataclasses.field(default=(0, 0), repr=False)
     kind: str = dataclasses.field(default=IMAGE, init=False)
@@ -71,12 +72,12 @@ class ImageInput:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of one example, as the model gets it: (height, width, channels)."""
+        """Shape of one example for the model: (height, width, channels)."""
         return self.image_shape
 
     @property
     def fed_shape(self) -> tuple[int, int, int]:
-        """Shape of one example, as a training step gets it: (height, width, channels) with the margin."""
+        """Shape of one example for a training step: (height, width, channels) with the margin."""
         (height, width, channels), (rows, columns) = self.image_shape, self.margin
         return height + rows, width + columns, channels
 
@@ -87,13 +88,13 @@ class ImageInput:
 
     @property
     def rule(self) -> ImageRule:
-        """Rule by which an image file becomes what a model takes."""
+        """Rule that converts an image file to a model's input."""
         height, width, channels = self.image_shape
         return ImageRule((height, width), channels, upright=self.upright, reduced=self.reduced, margin=self.margin)
 
     @property
     def stored_rule(self) -> ImageRule:
-        """Rule by which the image file of a record, turned already, becomes pixels of `fed_shape`."""
+        """Rule that converts the image file of a record, which is already rotated, to pixels of `fed_shape`."""
         height, width, channels = self.fed_shape
         return ImageRule((height, width), channels, reduced=self.reduced)
 
@@ -102,7 +103,7 @@ class ImageInput:
 
 
 def as_fields(inputs: Any) -> dict[str, Any]:
-    """Return an input as its fields by name, as files have it; a margin only where there is one, as ever."""
+    """Return the fields of an input as a mapping for files. A margin of zero is left out, like in older versions."""
     fields = dataclasses.asdict(inputs)
     return fields if any(fields.get("margin", ())) else {k: v for k, v in fields.items() if k != "margin"}
 
@@ -118,12 +119,12 @@ class _Tokens:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one example, as the model gets it."""
+        """Shape of one example for the model."""
         return (self.num_tokens,)
 
     @property
     def fed_shape(self) -> tuple[int, ...]:
-        """Shape of one example, as a training step gets it."""
+        """Shape of one example for a training step."""
         return self.shape
 
     @property
@@ -133,24 +134,24 @@ class _Tokens:
 
     @property
     def stored_tokens(self) -> int:
-        """Ids in a record."""
+        """Number of IDs in a record."""
         return self.num_tokens
 
     @property
     def stored_dtype(self) -> str:
-        """Dtype of an id in a record, little-endian: the smallest that holds all of them."""
+        """Dtype of an ID in a record, little-endian: the smallest that is large enough."""
         return next(dtype for dtype in self._stored_dtypes if self.vocabulary_size <= int(np.iinfo(dtype).max) + 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class TextInput(_Tokens):
-    """Texts as tokens of a vocabulary, cut or padded to one length: int32 ids; 0 is padding, 1 an unknown token.
+    """Texts as token IDs, int32, truncated or padded to one length; 0 is padding, 1 an unknown token.
 
     Attributes:
         num_tokens: Tokens of an example.
-        vocabulary_size: Ids are below it. The vocabulary itself lies beside the manifest, and may be smaller.
-        vocabulary_sha256: SHA-256 of the vocabulary's file: ids mean the same where it is equal.
-        tokenization: The name of the rule that cuts a text into tokens; see `tpu_components.core.examples.text`.
+        vocabulary_size: Exclusive upper bound of the IDs. The vocabulary, a file beside the manifest, may be smaller.
+        vocabulary_sha256: SHA-256 of the vocabulary's file. IDs have the same meaning if it is equal.
+        tokenization: Name of the tokenization rule; see `tpu_components.core.examples.text`.
         truncate: Part of a longer text that is left out: its `start` or its `end`.
     """
 
@@ -172,13 +173,13 @@ class TextInput(_Tokens):
 
 @dataclasses.dataclass(frozen=True)
 class CorpusInput(_Tokens):
-    """Passages of one long text as ids of its characters, int32; 0 is what stands before its start, 1 is unknown.
+    """Passages of one long text as IDs of characters, int32; 0 is padding before the start, 1 an unknown character.
 
-    A record holds one id more than a model gets: the last is only predicted.
+    A record has one ID more than a model's input: the last character is only predicted.
 
     Attributes:
         num_tokens: Characters of a passage.
-        vocabulary_size: Ids are below it; the class names of the data set say what each stands for.
+        vocabulary_size: Exclusive upper bound of the IDs; the class names of the data set are the characters.
     """
 
     num_tokens: int
@@ -190,7 +191,7 @@ class CorpusInput(_Tokens):
 
     @property
     def stored_tokens(self) -> int:
-        """Ids in a record: one more than a model gets."""
+        """Number of IDs in a record: one more than in a model's input."""
         return self.num_tokens + 1
 
     def __str__(self) -> str:
@@ -200,7 +201,7 @@ class CorpusInput(_Tokens):
 # Each has, beside what its class says: `kind` (its name in the manifest), `noun` and `plural` (in messages), `feature`
 # (the field of a tf.train.Example that holds it), `dtype` (of its values), `shape`, `fed_shape` and `facts`.
 AnyInput = ImageInput | TextInput | CorpusInput
-# Every fact that a model may be built from, and the kind of input that has it; the task has the others.
+# Arguments of `build_model`, and the kind of input that has each; the other arguments come from the task.
 FACTS: Mapping[str, str] = {
     "image_shape": IMAGE,
     "vocabulary_size": TEXT,
@@ -211,18 +212,18 @@ FACTS: Mapping[str, str] = {
 
 
 class Task:
-    """The question that a model answers about an example.
+    """Task of a model: what is predicted, with loss and metrics.
 
     Attributes:
         name: Name in the manifest.
         stored_dtype: Dtype of a target in a tf.train.Example.
-        target_dtype: Dtype of a target as the loss takes it.
+        target_dtype: Dtype of a target for the loss.
         loss: Loss of training: Keras's name, one of `models.compiling`, or a function of targets and outputs.
-        metric: Metric that training shows beside the loss: Keras's name, or one of `models.compiling`, and ours.
-        judged: Figure that the gate judges by default.
+        metric: Metric that training shows besides the loss: Keras's name, or one of `models.compiling`.
+        judged: Metric that the gate compares by default.
         answer: Name of a model's output.
-        size_fact: Name by which `build_model` is given the size of the output.
-        activation: Activation that a model ends in, by Keras's name.
+        size_fact: Argument of `build_model` with the size of the output.
+        activation: Activation of the last layer, by Keras's name.
     """
 
     name: str
@@ -240,19 +241,19 @@ class Task:
         return (interface.num_classes,)
 
     def output_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Return the shape of a model's answer to one example, float32."""
+        """Return the shape of a model's prediction for one example, float32."""
         return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return float64[targets]: the loss of every target that counts; most tasks have one target per example."""
+        """Return the loss of every target that counts, float64[targets]; most tasks have one target per example."""
         raise NotImplementedError
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return float64[targets]: the metric of every target that counts; their mean is the metric of the data set."""
+        """Return the metric of every target that counts, float64[targets]; the mean is the metric of the data set."""
         raise NotImplementedError
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the judged figure of a data set: the mean score, unless the task says otherwise."""
+        """Return the metric that the gate compares, for a data set; by default the mean score."""
         return float(self.scores(targets, outputs).mean())
 
 
@@ -275,7 +276,7 @@ class Classification(Task):
         return -np.log(np.maximum(chosen, 1e-7))
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return 1 where the likeliest class is the true one, else 0; their mean is the accuracy."""
+        """Return 1 if the most probable class is the true class, else 0; the mean is the accuracy."""
         return (outputs.argmax(1) == targets).astype(np.float64)
 
 
@@ -289,27 +290,27 @@ class MultiLabel(Task):
     activation = "sigmoid"
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the binary cross-entropy in nats, the mean of an example's labels; clipped at 1e-7, as Keras does."""
+        """Return the binary cross-entropy in nats, averaged over labels; clips probabilities at 1e-7, like Keras."""
         chosen = np.where(targets > 0, outputs.astype(np.float64), 1 - outputs.astype(np.float64))
         return -np.log(chosen.clip(1e-7, 1 - 1e-7)).mean(axis=1)
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the share of an example's labels that are right."""
+        """Return the share of labels that are predicted correctly, for each example."""
         return ((outputs > THRESHOLD) == (targets > 0)).mean(axis=1)
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the F1 of all labels of all examples together; 0 where none is true or predicted."""
+        """Return the micro-averaged F1 score; 0 if no label is true or predicted."""
         true, predicted = targets > 0, outputs > THRESHOLD
         return float(2 * (true & predicted).sum() / max(true.sum() + predicted.sum(), 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Regression(Task):
-    """Numbers: float32[batch, num_targets] in the targets' own units, as are the answers.
+    """Numbers: float32[batch, num_targets] targets and predictions, in the targets' units.
 
     The loss is the mean of squared errors in standard deviations of the training split, so that every target has the
-    same weight, whatever its unit. A model also predicts such standardised numbers; its last layer, which
-    `models.build_model` adds, converts them into the targets' units.
+    same weight, independent of its unit. The layers of a model predict standardised numbers. Its last layer, which
+    `models.build_model` adds, converts them to the targets' units.
 
     Attributes:
         mean: Mean of every target in the training split.
@@ -339,24 +340,25 @@ class Regression(Task):
         return standardised_squared_error
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the squared error in standard deviations, the mean of an example's targets."""
+        """Return the squared error of each example in squared standard deviations, averaged over its targets."""
         return np.square((targets.astype(np.float64) - outputs) / self.std).mean(axis=1)
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the absolute error in the targets' units, the mean of an example's targets."""
+        """Return the absolute error of each example in the targets' units, averaged over its targets."""
         return np.abs(targets.astype(np.float64) - outputs).mean(axis=1)
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return R², the mean over targets of the share of their variance that is explained; NaN where one has none."""
+        """Return R², averaged over the targets; NaN if a target has no variance."""
         targets = targets.astype(np.float64)
         left, whole = np.square(targets - outputs).mean(axis=0), targets.var(axis=0)
         return float(np.mean(1 - np.divide(left, whole, out=np.full(len(whole), np.nan), where=whole > 0)))
 
 
 class LanguageModel(Task):
-    """The next character of each: int32[batch, num_tokens] ids, float32[batch, num_tokens, classes] probabilities.
+    """Next characters: int32[batch, num_tokens] target IDs, float32[batch, num_tokens, classes] probabilities.
 
-    A target of 0 does not count. A record says how many targets count, the last ones; the ids are in the input.
+    A target of 0 does not count. A record has the number of targets that count, which are the last ones; the target IDs
+    are part of the input.
     """
 
     name = LANGUAGE_MODEL
@@ -387,18 +389,18 @@ TASKS = {task.name: task for task in (Classification(), MultiLabel(), Regression
 
 
 def judged_figure(metrics: Mapping[str, Any]) -> str:
-    """Return the figure that tells most of a run, of those that are known; empty if none is."""
-    # The other tasks' first: a language model has an accuracy too.
+    """Return the name of the metric by which models are compared; empty if `metrics` has no such metric."""
+    # Accuracy comes last, because a language model has an accuracy too.
     return next((task.judged for task in reversed(TASKS.values()) if metrics.get(task.judged) is not None), "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """The input and output of a model, as far as its code has to know.
+    """The input and output of a model.
 
     Attributes:
         input: Kind of example.
-        num_classes: Number of classes in the data set; of a regression, of targets.
+        num_classes: Number of classes in the data set; for a regression, number of targets.
         task_name: Task, a key of `TASKS`.
         mean: See `Regression`; empty otherwise.
         std: See `Regression`; empty otherwise.
@@ -422,7 +424,7 @@ class Interface:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of a model's answer to one example."""
+        """Shape of a model's prediction for one example."""
         return self.task.output_shape(self)
 
     @property

@@ -26,20 +26,20 @@ from tpu_components.core.examples.interface import PADDING, AnyInput, CorpusInpu
 
 RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Of a record's frame.
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Sizes in the frame of a record.
 _MOST_RECORD_BYTES = 512 << 20  # An image of the most pixels that are decoded, 2**27, has 384 MiB as it is.
 _PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the op, little enough to stay in cache.
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # Numbers of the fields of a tf.train.Feature.
-_EMBEDDED = {number: bytes([number << 3 | 2]) for number in (1, 2, 3)}  # What such a field with a size begins with.
+_EMBEDDED = {number: bytes([number << 3 | 2]) for number in (1, 2, 3)}  # Protobuf tags of length-prefixed fields.
 _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, in 1/65536.
 
 
 class DamagedRecordError(Exception):
-    """A TFRecord, or a file of them, that cannot be read; the message says why, without its name."""
+    """A TFRecord or TFRecord file cannot be read. The message is the reason, without the name of the file."""
 
 
 def _decode_error() -> type[Exception]:
-    """Return protobuf's error for bytes that are no message; it is no ValueError."""
+    """Return protobuf's error class for malformed messages, which is not a ValueError."""
     from google.protobuf.message import DecodeError
 
     return DecodeError
@@ -105,7 +105,7 @@ def _example_class() -> Any:
 def encode_example(fields: Mapping[str, bytes | int | Sequence[int] | Sequence[float]]) -> bytes:
     """Return a serialized tf.train.Example; equal fields give equal bytes. Numbers are stored as int64 or float32.
 
-    They are protobuf's bytes, in a third of its time: its messages would be made anew for every example.
+    The bytes are those of protobuf, in a third of the time, because no message objects are created.
     """
     pieces: list[bytes] = []
     for name, value in sorted(fields.items()):
@@ -115,7 +115,7 @@ def encode_example(fields: Mapping[str, bytes | int | Sequence[int] | Sequence[f
 
 
 def _serialized(value: bytes | int | Sequence[int] | Sequence[float]) -> tuple[bytes, int]:
-    """Return a field's values as protobuf has them, and which of the lists of a tf.train.Feature they are of."""
+    """Return a feature's serialized values, and the field number of their list in tf.train.Feature."""
     if isinstance(value, bytes):
         return value, _BYTES_LIST
     if isinstance(value, int):
@@ -127,9 +127,10 @@ def _serialized(value: bytes | int | Sequence[int] | Sequence[float]) -> tuple[b
 
 @functools.lru_cache(1 << 12)
 def _before_values(name: str, kind: int, num_bytes: int) -> bytes:
-    """Return what stands before values of `num_bytes` in a serialized field: the sizes of all that they are nested in.
+    """Return the protobuf tags, length prefixes and name that precede the values of a feature, of `num_bytes` bytes.
 
-    From the inside out: field 1 of a list, one of three of a Feature, 2 of the entry of a map, 1 of the map.
+    The messages, from the inside out: field 1 of a list, field `kind` of a Feature, field 2 of a map entry, field 1 of
+    the map.
     """
     head, key = b"", name.encode()
     for number in (1, kind, 2):
@@ -140,7 +141,7 @@ def _before_values(name: str, kind: int, num_bytes: int) -> bytes:
 
 @functools.lru_cache(1 << 12)
 def _varint(number: int) -> bytes:
-    """Return a number as protobuf has it, 7 bits to a byte (https://protobuf.dev/programming-guides/encoding)."""
+    """Return a number as a protobuf varint, 7 bits per byte (https://protobuf.dev/programming-guides/encoding)."""
     encoded, left = bytearray(), number & 0xFFFF_FFFF_FFFF_FFFF
     while left > 0x7F:
         encoded.append(left & 0x7F | 0x80)
@@ -166,10 +167,10 @@ def _frame_header(num_bytes: int) -> bytes:
 
 
 def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Yield where every record of a TFRecord file begins, and its bytes with its frame; only the lengths are read.
+    """Yield the offset and framed size of every record in a TFRecord file; reads only the lengths.
 
     Raises:
-        DamagedRecordError: If a length is not what its checksum says, or above 512 MiB, or the file ends within a
+        DamagedRecordError: If a length does not match its checksum or is above 512 MiB, or the file ends within a
             record.
     """
     end = file.seek(0, io.SEEK_END)
@@ -191,10 +192,10 @@ def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
 
 
 def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield every record of a TFRecord file with its frame, and where it begins.
+    """Yield every framed record of a TFRecord file, and its offset.
 
     Raises:
-        DamagedRecordError: See `find_records`; what a record holds is not looked at.
+        DamagedRecordError: See `find_records`; the checksum of the payload is not verified.
     """
     for offset, num_bytes in find_records(file):
         file.seek(offset)
@@ -202,10 +203,10 @@ def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 
 def read_fields(frame: bytes) -> dict[str, list[Any]]:
-    """Return the values of every field of a record, from its frame.
+    """Return the values of every feature of a framed record.
 
     Raises:
-        DamagedRecordError: If its checksum does not match, or it is no tf.train.Example.
+        DamagedRecordError: If the checksum does not match, or the record is not a tf.train.Example.
     """
     payload = frame[_HEADER_BYTES:-_FOOTER_BYTES]
     if _masked_crc(payload) != frame[-_FOOTER_BYTES:]:
@@ -223,7 +224,7 @@ def _values_of(feature: Any) -> list[Any]:
 
 
 def tensorflow() -> Any:
-    """Import TensorFlow when it is first needed (5 s), and tell it to stay off the GPU's memory and be quiet."""
+    """Import TensorFlow when it is first needed (5 s), without its log messages."""
     import os
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -245,10 +246,10 @@ def static_options() -> Any:
 
 
 def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool = False) -> Any:
-    """Return uint8[height, width, channels] from an encoded image, in TensorFlow's operations, as a SavedModel needs.
+    """Decode an image to uint8[height, width, channels] with TensorFlow operations, which a SavedModel can contain.
 
-    The same pixels, to the bit, as create_tfrecords stores for a JPEG, PNG or GIF file of the right size. Where it
-    resizes, Pillow and TensorFlow round differently: up to one level (of 255) apart.
+    A JPEG, PNG or GIF file of the right size gives exactly the pixels that create_tfrecords stores. Resized images
+    differ by at most one level (of 255), because Pillow and TensorFlow round differently.
 
     Args:
         encoded: A scalar string tensor with the bytes of a JPEG, PNG, GIF or BMP (24 bits) file.
@@ -259,7 +260,7 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool 
     height, width, channels = image_shape
 
     def decode_at(ratio: int) -> Any:
-        # TensorFlow's default is a faster transform, up to 4 levels off what libjpeg and all other readers give.
+        # TensorFlow's default is a faster transform, which differs by up to 4 levels from libjpeg and other decoders.
         return tf.io.decode_jpeg(encoded, channels=channels, ratio=ratio, dct_method="INTEGER_ACCURATE")
 
     def decode_jpeg() -> Any:
@@ -298,11 +299,13 @@ def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
 
 
 def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
-    """Return int64[parts, 3], what a share reads of shards in a row: the shard, records to skip, and to take.
+    """Return the parts of shards that a share reads, int64[parts, 3].
+
+    Each row has the index of a shard, the number of records to skip, and the number of records to read.
 
     Args:
         counts: Examples of each shard.
-        share: Share of all of them.
+        share: Share of the examples of all shards.
 
     Example:
         >>> parts_of_shards([4, 4, 4], Share(1, 2)).tolist()
@@ -324,14 +327,16 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
     Args:
         serialized: The batches.
         manifest: Manifest of the records.
-        with_keys: Whether to tell where examples came from.
-        with_margin: Whether pictures keep their margin, as training takes them; else it is their middle.
+        with_keys: Whether to add the keys of the examples, and the original texts.
+        with_margin: Whether pictures keep their margin, which training needs; otherwise they are cropped to the center.
 
     Returns:
-        A dataset of dictionaries: the input under the name of its feature, as `image` uint8[batch, height, width,
-        channels] or `tokens` int32[batch, num_tokens]; the target as `label`, of classes int32[batch], else
-        float32[batch, num_classes or num_targets], of a language model int32[batch, num_tokens]; and with `with_keys`
-        also `key` string[batch], and of texts `text` string[batch].
+        A dataset of dictionaries with these items:
+
+        - the input: `image` uint8[batch, height, width, channels], or `tokens` int32[batch, num_tokens];
+        - the target `label`: int32[batch] for classes, int32[batch, num_tokens] for a language model, otherwise
+          float32[batch, num_classes or num_targets];
+        - with `with_keys`: `key` string[batch], and for texts `text` string[batch].
     """
     tf = tensorflow()
     inputs, interface = manifest.input, manifest.interface
@@ -360,7 +365,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
 
 @functools.singledispatch
 def _parser(inputs: Any) -> Callable[[Any], Any]:
-    """Return a function from string[batch], inputs as records hold them, to dtype[batch, *shape]."""
+    """Return a function that parses stored inputs, string[batch], to dtype[batch, *shape]."""
     raise TypeError(f"No reader for inputs of {type(inputs)}.")
 
 
@@ -394,7 +399,7 @@ def _(inputs: TextInput | CorpusInput) -> Callable[[Any], Any]:
 
 
 def _next_characters(inputs: CorpusInput) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return a function from stored ids to inputs and targets: the next ids, or 0 where these do not count."""
+    """Return a function from stored IDs to inputs and targets: the next IDs, or 0 where a target does not count."""
     tf = tensorflow()
 
     def predict_next(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -416,7 +421,7 @@ def read_batches(
 ) -> Any:
     """Read a share of a split once in its stored order, as a tf.data.Dataset of batches; see `parse_batches`.
 
-    The batch comes first and the parsing second: one op parses hundreds of examples.
+    Examples are batched before they are parsed, because one op parses hundreds of examples.
     """
     tf = tensorflow()
     files = shard_paths(directory, manifest, split)
@@ -434,9 +439,9 @@ class Examples:
     """A split in memory, or a host's share of it, in its stored order.
 
     Attributes:
-        inputs: dtype[num_examples, *shape] as the manifest's input says, of images uint8[N, height, width, channels].
-        labels: Their targets, of classes int32[num_examples], else float32[num_examples, …].
-        keys: Origins of the examples; empty unless asked for.
+        inputs: dtype[num_examples, *shape], see the manifest's `input`; for images uint8[N, height, width, channels].
+        labels: Targets: int32[num_examples] for classes, otherwise float32[num_examples, …].
+        keys: Keys of the examples; empty unless requested.
     """
 
     inputs: np.ndarray
@@ -477,17 +482,17 @@ def input_bytes(inputs: AnyInput, with_margin: bool = False) -> int:
 
 
 def decoded_bytes(manifest: Manifest, split: str) -> int:
-    """Return the size of a split's inputs in memory, in bytes; those that train have their margin."""
+    """Return the size of a split's inputs in memory, in bytes; training images include their margin."""
     return manifest.split(split).num_examples * input_bytes(manifest.input, with_margin=split == TRAIN)
 
 
 def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
-    """Pick inputs of a split, dtype[*shape] each, by their place in its stored order."""
+    """Read some inputs of a split, dtype[*shape] each; `indices` and keys are indices into its stored order."""
     return _pick(directory, manifest, split, indices, manifest.input.feature)
 
 
 def pick_texts(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, str]:
-    """Pick texts of a split as they were read, by their place in its stored order."""
+    """Read some original texts of a split; `indices` and keys are indices into its stored order."""
     texts = _pick(directory, manifest, split, indices, TEXT_FEATURE)
     return {index: text.decode() for index, text in texts.items()}
 
@@ -504,7 +509,7 @@ def _pick(directory: Path, manifest: Manifest, split: str, indices: Sequence[int
 
 
 def spread_inputs(directory: Path, manifest: Manifest, split: str, count: int) -> tuple[list[int], np.ndarray]:
-    """Pick at most `count` inputs, spread evenly over a split: their places in its order, and dtype[N, *shape]."""
+    """Read at most `count` inputs, evenly spaced over a split; returns their indices, and dtype[N, *shape]."""
     available = manifest.split(split).num_examples
     indices = np.linspace(0, available - 1, min(count, available)).astype(int).tolist()
     picked = pick_inputs(directory, manifest, split, indices)

@@ -1,4 +1,4 @@
-"""Pictures at another size as Pillow makes them, in a fifth of its time, for who has the library; a server has not."""
+"""Resizes pictures like Pillow, in a fifth of the time. Needs a library that servers do not have."""
 
 import threading
 from typing import Any
@@ -12,9 +12,9 @@ _of_thread = threading.local()
 
 
 def resize_into(pixels: np.ndarray, out: np.ndarray) -> None:
-    """Resize a picture as `images.resize_pixels` does, up to two levels (of 255) apart; others run meanwhile.
+    """Resize a picture like `images.resize_pixels`, with differences of at most two levels (of 255); releases the GIL.
 
-    Most sizes differ by one level at most. From 64×64 to 224×224, 6 values in 100,000 differ by two.
+    For most sizes the difference is at most one level. From 64×64 to 224×224, 6 values in 100,000 differ by two.
 
     Args:
         pixels: uint8[height, width, 1 or 3].
@@ -31,7 +31,7 @@ def resize_into(pixels: np.ndarray, out: np.ndarray) -> None:
 
 
 def _resizer() -> tuple[Any, Any]:
-    """Return a resizer of this thread's own, since one does one picture at a time, and how it is to resize."""
+    """Return this thread's resizer, which can resize one picture at a time, and its options."""
     from cykooz_resizer import FilterType, ResizeAlg, ResizeOptions, Resizer
 
     if not hasattr(_of_thread, "resizer"):

@@ -1,4 +1,4 @@
-"""What examples have beside their target, such as the site of a photo and its size: by it a gate judges them in slices.
+"""Properties of examples besides the target, for example site and size of a photo. The gate evaluates slices by them.
 
 The group of an example, as a patient, says which examples depend on each other.
 
@@ -28,7 +28,7 @@ def save_slices(
     sizes: Mapping[str, np.ndarray],
     groups: Sequence[str] | None = None,
 ) -> None:
-    """Write the values of columns and the sizes of images beside records; nothing where there are none.
+    """Write the values of columns and the sizes of images beside records; writes no file if there are neither.
 
     Args:
         directory: The records' folder.
@@ -60,13 +60,14 @@ def load_groups(records_dir: Path, split: str) -> np.ndarray | None:
 
 
 def load_slices(records_dir: Path, split: str) -> dict[str, np.ndarray]:
-    """Return what records keep of a split's examples, in stored order.
+    """Return the properties of a split's examples, in stored order.
 
-    These are str[num_examples] by the column's name, and `size` of images, int32[num_examples], unless a column is
-    called so.
+    Returns:
+        str[num_examples] for each column, by its name. For images also `size`, int32[num_examples], unless a column has
+        this name.
 
     Raises:
-        InputError: If their file is damaged.
+        InputError: If the file is damaged.
     """
     return {name: values for name, values in _load(records_dir, split).items() if name != _GROUP}
 

@@ -1,8 +1,8 @@
-"""Texts to tokens to ids: one rule, in plain Python for writing and serving, and in TensorFlow for the SavedModel.
+"""Tokenizes texts: in plain Python for writing and serving, and in TensorFlow for the SavedModel, with equal results.
 
-The rule `words`: ASCII letters to lower case; `<br />` tags, byte-order marks and every ASCII character that is no
-letter, digit or apostrophe become a space; what stands between spaces is a token. All other characters are letters. A
-test holds both forms to the same ids. Importing this module imports no TensorFlow.
+The rule `words`: ASCII letters become lower case. `<br />` tags, byte-order marks and ASCII characters other than
+letters, digits and apostrophes become spaces. Tokens are separated by spaces. All non-ASCII characters are letters.
+Importing this module imports no TensorFlow.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ WORDS = "words"
 START, END = "start", "end"
 VOCABULARY_FILE = "vocabulary.txt"
 PADDING, UNKNOWN = 0, 1
-MAX_CSV_FIELD_CHARACTERS = 1 << 20  # A quote that nobody closes ends here.
+MAX_CSV_FIELD_CHARACTERS = 1 << 20  # Limits a quote that is never closed.
 _RESERVED = (b"[PAD]", b"[UNK]")  # Their brackets are in no token.
 _BREAK = "<br */?>|\ufeff"  # U+FEFF is the byte-order mark that some editors begin a file with.
 _KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz'"
@@ -43,7 +43,7 @@ def split_words(text: bytes) -> list[bytes]:
 
 
 def has_words(text: bytes) -> bool:
-    """Return whether a text has a token, without taking it apart where it need not be.
+    """Return whether a text has a token; tokenizes the text only if necessary.
 
     Example:
         >>> has_words(b" ok"), has_words(b"!"), has_words(b"<br />")
@@ -53,18 +53,21 @@ def has_words(text: bytes) -> bool:
 
 
 def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
-    """Return the most frequent tokens, by falling frequency, then by bytes; the ids 0 and 1 take two of `size`."""
+    """Return the most frequent tokens, sorted by descending frequency, then by bytes; at most `size` - 2.
+
+    The IDs 0 and 1 are padding and unknown.
+    """
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return tuple(token for token, _ in ranked[: size - len(_RESERVED)])
 
 
 class UnreadableTextError(Exception):
-    """The bytes are no text for a model. The message is the reason, without the path."""
+    """The bytes cannot be used as a text. The message is the reason, without the path."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EncodedText:
-    """A text's ids, int32[num_tokens]; how many tokens it has, and how many of those kept are unknown."""
+    """Token IDs of a text, int32[num_tokens]; the number of its tokens, and of unknown ones after truncation."""
 
     ids: np.ndarray
     num_tokens: int
@@ -133,9 +136,10 @@ class Tokenizer:
 
 
 def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Callable[[Any], Any], Any]:
-    """Build the same of TensorFlow operations: a function from string[batch] to int32[batch, num_tokens], its table.
+    """Build the tokenizer from TensorFlow operations: a function from string[batch] to int32[batch, num_tokens].
 
-    Whoever saves the function has to keep the table, a keras.layers.StringLookup, beside it.
+    Also returns its lookup table, a keras.layers.StringLookup. A module that saves the function must reference the
+    table.
     """
     import keras
 
@@ -163,7 +167,7 @@ def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Calla
 
 
 def vocabulary_bytes(vocabulary: Sequence[bytes]) -> bytes:
-    """Return the vocabulary's file: a token a line, in the order of their ids, `[PAD]` and `[UNK]` first."""
+    """Return the content of the vocabulary's file: one token per line, in the order of IDs; first `[PAD]`, `[UNK]`."""
     return b"\n".join((*_RESERVED, *vocabulary)) + b"\n"
 
 
@@ -197,7 +201,7 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
 
 
 def copy_vocabulary(source: Path, target: Path, inputs: AnyInput) -> None:
-    """Take the vocabulary along from one folder to the next, where there is one.
+    """Copy the vocabulary from one folder to another, if there is one.
 
     Raises:
         InputError: See `load_vocabulary`.

@@ -471,10 +471,10 @@ def require_writable(directory: Path) -> None:
 
 
 def require_utf8(path: Path) -> None:
-    """Check that a path is UTF-8: JSON, which names the files of a run, holds no other.
+    """Check that a path is valid UTF-8: the JSON files of a run contain paths, and JSON must be UTF-8.
 
     Raises:
-        InputError: If it is not.
+        InputError: If the path is not valid UTF-8.
     """
     try:
         str(path).encode()
@@ -483,14 +483,15 @@ def require_utf8(path: Path) -> None:
 
 
 def require_file(path: Path, is_added_to: bool = False) -> None:
-    """Check, before any work, that a local file can be written, or can once missing folders above it are made.
+    """Check, before any work, that a local file can be written, after missing parent folders are created.
 
     Args:
         path: The file.
-        is_added_to: Whether a file that is there is added to, where any other is replaced: the folder may be read-only.
+        is_added_to: Whether the caller appends to an existing file instead of replacing it. The folder of an existing
+            file may be read-only then.
 
     Raises:
-        InputError: If it is a folder, or may not be written.
+        InputError: If the path is a folder or cannot be written.
     """
     path = path.absolute()
     if path.is_dir():

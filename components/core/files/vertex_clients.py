@@ -55,12 +55,18 @@ class VertexService:
         return self._clients[kind, region]
 
     def call(self, kind: str, method: str, request: Any, region: str = "") -> Any:
-        """Call a method of one of the services, as `PipelineService`, once.
+        """Call a method of a Vertex AI service, without retries.
+
+        Args:
+            kind: Name of the service, for example `PipelineService`.
+            method: Name of the method.
+            request: Request of the method.
+            region: Region of the service; empty is the region of these clients.
 
         Raises:
             OutageError: If the same call may succeed later.
-            MissingError: If there is no such thing.
-            ExistsError: If there is one already.
+            MissingError: If the requested resource does not exist.
+            ExistsError: If the resource exists already.
             InputError: If the service refuses for another reason; repeats its message.
         """
         with self._translated(method):
@@ -68,14 +74,14 @@ class VertexService:
             return getattr(client, method)(request=request, retry=None, timeout=_TIMEOUT_SECONDS)
 
     def predict(self, request: Any, address: str = "", is_private: bool = False) -> Any:
-        """Ask an endpoint for predictions, once; at its own address, if it has one. Errors as in `call`.
+        """Request predictions from an endpoint, without retries. Raises the same errors as `call`.
 
         Args:
             request: The request, in the service's types.
-            address: The endpoint's, with or without a scheme.
-            is_private: Whether it is an address inside a network, whose certificate nobody has signed: what is sent is
-                encrypted, and not proven to arrive at the service, as with Google's own client
-                (python-aiplatform google/cloud/aiplatform/models.py: PrivateEndpoint.predict).
+            address: The endpoint's own address, with or without a scheme; empty uses the address of the service.
+            is_private: Whether the address is inside a private network. Its certificate is not verified, because no
+                authority has signed it: the request is encrypted, but the server is not authenticated. Google's own
+                client does the same (python-aiplatform google/cloud/aiplatform/models.py: PrivateEndpoint.predict).
         """
         if not address:
             return self.call("PredictionService", "predict", request)

@@ -69,10 +69,10 @@ class Footprint:
 
     @classmethod
     def read(cls, raw: Any) -> "Footprint":
-        """Read a footprint from the lineage of a version.
+        """Read a footprint from the metadata (lineage) of a registered model version.
 
         Raises:
-            KeyError, TypeError, ValueError: If the value is no footprint.
+            KeyError, TypeError, ValueError: If the value is not a footprint.
         """
         footprint: Footprint = typed_values.read(raw, cls, "preflight", any_version=True)
         return footprint

@@ -39,7 +39,7 @@ BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price
 
 
 def billed_by(target: str) -> str:
-    """Name the price list of a target; Compute Engine's without a target, as in files of old versions."""
+    """Return the name of a target's price list; without a target (in files of old versions) that of Compute Engine."""
     return BILLED_BY.get(target, BILLED_BY[KUBEFLOW])
 
 
@@ -386,8 +386,8 @@ class MachineSpec:
     """Machine of a training job. Every instance is valid on the platforms that `slice.targets` names.
 
     Attributes:
-        name: Short name, as `tpu-pipelines machines` lists them; may stand for the whole section. Vertex's own fields,
-            the next four, say the same, and follow from it where they are left out.
+        name: Short name, from the list of `tpu-pipelines machines`; may be used in place of the whole section. The next
+            four fields are Vertex AI's own names for the same machine, and are derived from the short name if left out.
         machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`.
         accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; else empty.
         accelerator_count: Number of cores with `cloud-tpu`; else 0.

@@ -1,1 +1,1 @@
-"""What people read: blocks, shown as a page, in a terminal or as Markdown, and figures in words."""
+"""Reports: blocks that are rendered as an HTML page, in a terminal or as Markdown; and formatted metrics."""

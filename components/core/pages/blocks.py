@@ -1,7 +1,8 @@
-"""Blocks that people read: described once, and shown on a page, in a terminal or as Markdown.
+"""Blocks of a report: described once, and rendered as HTML, for a terminal or as Markdown.
 
-A block is one of `Block`. A text by itself is a paragraph. Figures, cards, passages or drawings stand beside each other
-in a list. `page.render` makes a page of blocks, `as_text` lines, which leave lists, matrices and markup out.
+`Block` lists the types. A plain text is a paragraph. Figures, cards, passages or drawings in a list are shown side by
+side. `page.render` makes an HTML page of blocks. `as_text` makes lines for a terminal, and leaves out matrices, markup
+and everything that is shown side by side.
 """
 
 import dataclasses
@@ -20,11 +21,11 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: The text, in a terminal all of it.
+        text: The text.
         look: Classes of `page.css`: `good`, `bad`, `note` or `best`.
         share: Length of a bar beside the text, or strength of its colour, from 0 to 1; None for neither.
-        hint: Text under the pointer; a page shows it in a matrix or a passage.
-        link: Address that the text leads to; empty for none.
+        hint: Tooltip, which a page shows in a matrix or a passage.
+        link: URL of a link; empty for plain text.
         strong: Whether Markdown shows it in bold type.
     """
 
@@ -44,7 +45,7 @@ class Table:
     """Rows of cells; the first cell of a row names it.
 
     Attributes:
-        columns: Headings, each a text or a `Cell`, and the side to which each column is aligned: `<` or `>`.
+        columns: Headings, each a text or a `Cell`, and the alignment of each column: `<` (left) or `>` (right).
         rows: A cell for every column.
     """
 
@@ -57,13 +58,13 @@ class Table:
         return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
 
     def lines(self, width: int = 0) -> list[str]:
-        """Return the table for a terminal; longer lines than `width` are cut, unless it is 0."""
+        """Return the table for a terminal; lines longer than `width` are truncated, unless `width` is 0."""
         columns = {str(name): side for name, side in self.columns.items()}
         laid_out = lay_out(columns, [[str(cell) for cell in row] for row in self.rows], width)
         return [cut(line, width) for line in laid_out] if width else laid_out
 
     def markdown(self) -> markupsafe.Markup:
-        """Return the table as Markdown, in which every text is shown as it is."""
+        """Return the table as Markdown; the texts are escaped."""
         sides = "|".join("--:" if side == ">" else "---" for side in self.columns.values())
         rows = [
             [f"**{in_markdown(cell.text)}**" if cell.strong else in_markdown(cell.text) for cell in row]
@@ -75,7 +76,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Names with values; one without a value is left out, one without a name goes on with the one before it."""
+    """Names with values. A pair without a value is left out; a value without a name continues the value before it."""
 
     pairs: Sequence[tuple[str, str]]
 
@@ -96,8 +97,8 @@ class Sentences:
 
     Attributes:
         texts: The sentences.
-        title: Heading of the list; empty for none.
-        passed: Whether they say that something is well; None where they give no verdict.
+        title: Heading of the list; may be empty.
+        passed: Whether the sentences report a success; None if they report neither success nor failure.
     """
 
     texts: Sequence[str | Cell]
@@ -116,9 +117,9 @@ class Figure:
 
     Attributes:
         name: Its name.
-        value: The figure, as it is shown.
+        value: The figure, formatted.
         details: Remarks below it.
-        look: Class of `page.css` for the value; empty for none.
+        look: Class of `page.css` for the value; may be empty.
     """
 
     name: str
@@ -132,9 +133,9 @@ class Card:
     """An example.
 
     Attributes:
-        name: Name of the example, such as its file's path.
+        name: Name of the example, for example the path of its file.
         content: A text, or the markup of a picture.
-        lines: Lines below it. The details of a line stand before its name.
+        lines: Lines below the content. In each line, the details come before the name.
     """
 
     name: str
@@ -144,7 +145,10 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """Cells by row and column of the same names, each of the look `hit`, `miss` or `none`, coloured by its share."""
+    """A square matrix whose rows and columns have the same names.
+
+    Cells have the class `hit`, `miss` or `none`, and are coloured by their share.
+    """
 
     names: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -152,7 +156,7 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """A text whose line breaks are kept: parts that are coloured by their share, or only read (`read`)."""
+    """A text with its line breaks, in parts that are coloured by their share, or not predicted (class `read`)."""
 
     title: str
     parts: Sequence[Cell]
@@ -165,7 +169,7 @@ class Section:
     Attributes:
         title: The heading.
         blocks: Content of the section.
-        is_folded: Whether a page opens it only when it is asked to.
+        is_folded: Whether the section is collapsed when a page is opened.
     """
 
     title: str
@@ -182,10 +186,10 @@ Block = str | Table | Fields | Sentences | Section | Matrix | SideBySide
 
 
 def as_text(blocks: Sequence[Block], width: int) -> str:
-    """Return blocks for a terminal, an empty line between two.
+    """Return blocks for a terminal, separated by empty lines.
 
     Args:
-        blocks: The blocks; those that are empty are left out.
+        blocks: The blocks; empty ones are left out.
         width: Width of the terminal.
     """
     shown = [block for block in blocks if not isinstance(block, markupsafe.Markup | Matrix | list)]
@@ -194,7 +198,7 @@ def as_text(blocks: Sequence[Block], width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Return the beginning of a text that is longer than `width`, with a sign of it."""
+    """Return a text, truncated with an ellipsis if it is longer than `width`."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 

@@ -1,6 +1,6 @@
-"""What pages have in common: a style, drawings in it, and templates that trust nobody's text.
+"""Style, drawings and templates of all HTML pages. Templates escape every text.
 
-A page is one HTML file that needs nothing else: no network, no script, no second file.
+A page is a single HTML file without scripts, which needs no network.
 """
 
 import datetime
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure
 
-_HOVERED_POINTS = 400  # Of a line; more lie over each other.
-# Stand-ins that matplotlib can draw in; the page replaces them, so that one drawing suits light and dark.
+_HOVERED_POINTS = 400  # Largest number of points of a line with tooltips; more would overlap.
+# Placeholder colours for matplotlib. The page replaces them, so that a drawing fits the light and the dark theme.
 INK, LINE, BLUE, ORANGE, GREEN, VIOLET, RED, TEAL = (f"#0000a{i}" for i in range(1, 9))
 SERIES = (BLUE, ORANGE, GREEN, VIOLET, RED, TEAL)
 _VARIABLES = {
@@ -56,17 +56,17 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.8,
 }
-# Named, so that they count as code of who draws a page.
+# Named here, so that they are part of the code fingerprint of every module that renders a page.
 _FILES = [Path(__file__).parent / name for name in ("page.css", "page.html.jinja", "blocks.html.jinja")]
 
 
 def environment(templates: Path, **filters: Callable[..., Any]) -> "jinja2.Environment":
     """Return the templates of a folder, which extend `page.html.jinja`; every text in them is escaped."""
-    import jinja2  # 30 ms, which a command that writes no page does not wait for.
+    import jinja2  # Imported here, because it takes 30 ms, and most commands write no page.
 
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader([templates, _FILES[0].parent]),
-        autoescape=True,  # Names of classes, files, models and layers come from strangers.
+        autoescape=True,  # Names of classes, files, models and layers are untrusted.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -76,36 +76,36 @@ def environment(templates: Path, **filters: Callable[..., Any]) -> "jinja2.Envir
 
 
 def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subtitle: str = "") -> str:
-    """Return a page; equal arguments give the same text, whatever characters they hold.
+    """Return a page as HTML. All texts are escaped, and equal arguments give equal pages.
 
     Args:
         title: Heading and page title.
         blocks: Blocks of the page.
         head: Blocks that belong to the heading.
-        subtitle: Facts that tell this page from others of the title.
+        subtitle: Facts that distinguish this page from others with the same title.
     """
     template = environment(Path(__file__).parent).get_template("page.html.jinja")
     return template.render(title=title, subtitle=subtitle, head=head, blocks=blocks)
 
 
 def run_name() -> str:
-    """Return the name of the run that this step is part of; empty where none is told."""
+    """Return the name of the run that this step is part of; empty if unknown."""
     return os.environ.get(RUN_VARIABLE, "")
 
 
 def now() -> str:
-    """Return the time as a page's title has it, as `2026-11-22 09:30 UTC`."""
+    """Return the time in the format of page titles, for example `2026-11-22 09:30 UTC`."""
     return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) -> markupsafe.Markup:
-    """Return a drawing as SVG to put into a page.
+    """Return a drawing as SVG for a page.
 
     Args:
         name: Name of what it shows.
         x_label: Label of the axis.
         y_label: Label of the axis.
-        plot: Draws in the colours of this module, and none of the user's text.
+        plot: Function that draws; uses only colours of this module, and no text of the user.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -131,7 +131,7 @@ def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) 
 
 
 def legend(axes: "Axes") -> None:
-    """Put a drawing's legend below it, where it covers no curve; the drawing grows by its lines."""
+    """Move the legend below the drawing, so that it covers no curve; the drawing becomes higher."""
     from matplotlib.figure import Figure
 
     _, labels = axes.get_legend_handles_labels()
@@ -143,7 +143,7 @@ def legend(axes: "Axes") -> None:
 
 
 def _hovered(figure: "Figure", axes: "Axes") -> Iterator[str]:
-    """Yield for every point of a drawing's named lines and dots a circle that tells its values under the pointer."""
+    """Yield a circle with a tooltip of the values, for every point of a drawing's named lines and dots."""
     from matplotlib.ticker import PercentFormatter
 
     def say(axis: Any, value: float) -> str:

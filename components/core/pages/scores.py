@@ -1,4 +1,4 @@
-"""Figures of an evaluation in words: each with its interval, and beside the champion's."""
+"""Formats the metrics of an evaluation, with confidence intervals and the champion's metrics."""
 
 import dataclasses
 import math
@@ -13,17 +13,17 @@ from tpu_components.core.results.metric_table import BY_NAME, Metric, task_metri
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A figure of a model in words; shares are in percent.
+    """A formatted metric of a model; shares are percentages.
 
     Attributes:
-        metric: The figure in the table of metrics.
-        label: Its name in reports.
-        number: The figure as a number.
-        value: The figure.
-        interval: Its bounds; empty where they are not known.
-        champion: The champion's figure; empty without one.
-        difference: Difference from the champion's, and its bounds where they are known.
-        look: `good`, `bad`, or `note` where chance explains the difference; empty without a champion.
+        metric: Entry in the table of metrics.
+        label: Name in reports.
+        number: Value of the metric.
+        value: Value of the metric, formatted.
+        interval: Confidence interval, formatted; empty if unknown.
+        champion: The champion's value, formatted; empty without a champion.
+        difference: Difference from the champion, formatted, with its confidence interval if known.
+        look: `good` or `bad`; `note` if the difference is not significant; empty without a champion.
     """
 
     metric: Metric
@@ -45,15 +45,15 @@ class Score:
         before: float | None = None,
         known: Difference | None = None,
     ) -> Self:
-        """Put a figure into words.
+        """Format a metric.
 
         Args:
-            metric: The figure in the table of metrics.
-            label: Its name in reports.
-            number: Figure of the model.
-            bounds: Its interval. A formula may put bounds where no figure can be: they are cut there.
-            before: Figure of the champion.
-            known: The difference with its bounds.
+            metric: Entry in the table of metrics.
+            label: Name in reports.
+            number: The model's value.
+            bounds: Confidence interval of the value; it is clipped to the range of the metric.
+            before: The champion's value.
+            known: Difference from the champion, with its confidence bounds.
         """
         digits = 2 if metric.is_share else 4
         if not metric.is_share and 0 < abs(number) < 1e-3:  # Errors have any unit.
@@ -82,7 +82,7 @@ class Score:
 
     @classmethod
     def of_slice(cls, part: Slice) -> Self:
-        """Put the figure of a slice into words."""
+        """Format the metric of a slice."""
         return cls.make(BY_NAME[part.metric], str(part), part.value, part.interval, part.champion, part.difference)
 
 
@@ -94,15 +94,15 @@ def list_scores(
     differences: Mapping[str, Difference],
     top_k: int | None = None,
 ) -> list[Score]:
-    """Return the figures of a task that are defined, the judged one first.
+    """Return the defined metrics of a task; the metric that the gate compares comes first.
 
     Args:
         task: The task.
-        ours: Figures of the model, by name.
-        theirs: The champion's; empty without one.
-        intervals: Bounds of the model's.
-        differences: The model beside the champion, by figure.
-        top_k: Number of classes that top-k accuracy looks at; of one, it is accuracy once more.
+        ours: Metrics of the model, by name.
+        theirs: Metrics of the champion; empty without a champion.
+        intervals: Confidence intervals of the model's metrics.
+        differences: Differences from the champion, by metric.
+        top_k: Number of classes of top-k accuracy, which is left out for 1.
     """
     return [
         Score.make(
@@ -119,7 +119,7 @@ def list_scores(
 
 
 def scores_of(evaluation: Evaluation) -> list[Score]:
-    """Return the figures that a model was judged by: where some examples are no judges, those of the others."""
+    """Return the metrics that the gate used: if examples were left out, the metrics on the remaining examples."""
     ours, theirs = evaluation.challenger, evaluation.champion or {}
     judged = judged_figure(evaluation.metrics)
     if not judged:
@@ -156,7 +156,7 @@ def table_of(first: str, scores: Sequence[Score]) -> Table:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Return a share in percent; only what is exactly all or nothing reads 100 % or 0 %."""
+    """Format a share as a percentage; only exactly 1 and 0 read 100 % and 0 %."""
     text = f"{value:.{digits}%}"
     bound = 10.0 ** -(digits + 2)
     if 0 < value < bound / 2:
@@ -167,7 +167,7 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def plain_number(value: float) -> str:
-    """Return a number of any size, to four digits."""
+    """Format a number of any magnitude with four digits."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 

@@ -1,1 +1,1 @@
-"""The typed files that a step leaves for the next one, and the table of metrics."""
+"""Types of the result files that one step writes and another reads, and the table of metrics."""

@@ -1,4 +1,4 @@
-"""`evaluation.json`: how good a model is, how it stands to the champion, and what the gate says of it."""
+"""`evaluation.json`: metrics of a model, its comparison with the champion, and the gate's decision."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.metric_table import BY_NAME, show
 
 _LISTED = 100
-_ROUNDING = 1e-6  # A mean of shares may be above 1 by the last digits.
+_ROUNDING = 1e-6  # A mean of shares may exceed 1 by rounding.
 # What is read again of the figures that are not one number.
 _DETAILS: Mapping[str, Any] = {
     "num_examples": int,
@@ -31,8 +31,8 @@ class Rule:
 
     Attributes:
         passed: Whether the model satisfies the rule.
-        metric: The metric that the rule bounds or compares; empty where it is about none.
-        text: The rule and the figures, in words.
+        metric: Metric that the rule bounds or compares; empty for a rule without a metric.
+        text: The rule and its figures, in words.
     """
 
     passed: bool
@@ -45,14 +45,14 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The decision whether to promote, and every rule that it follows from."""
+    """Decision whether to promote the model, and the outcome of every rule."""
 
     promote: bool
     reasons: tuple[Rule, ...]
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a file of any age: older ones hold a text `passed: …` or `failed: …` for each rule."""
+        """Convert the fields of older files, which have a text `passed: …` or `failed: …` for each rule."""
 
         def rule(reason: Any) -> Any:
             match = re.fullmatch("(passed|failed): (.+)", reason, re.DOTALL) if isinstance(reason, str) else None
@@ -63,7 +63,7 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedModel:
-    """The model that was scored: its name, its hyper-parameters, which of its weights, and its digest."""
+    """The model that was scored: name, hyper-parameters, the epoch or file of its weights, and digest."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -73,7 +73,7 @@ class EvaluatedModel:
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredChampion:
-    """The version that a registry named as the champion, and its model's digest; both empty where it named none."""
+    """The version that is the champion in a registry, and its model's digest; both are empty without a champion."""
 
     version: str
     digest: str
@@ -81,16 +81,16 @@ class RegisteredChampion:
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """The figure of the best constant answer, and by how much a model does better on the same examples.
+    """Comparison of a model with the best constant prediction on the same examples.
 
     Attributes:
-        metric: The judged figure of the task.
-        answer: The constant answer, in words.
-        value: Figure that it reaches; None where that is not defined on the split.
-        advantage: Difference by which the model is better; below 0 if it is worse.
-        margin: The advantage up to which chance explains it: examples are few, and a model that knows nothing more than
-            the baseline is above it half of the time.
-        collapsed_to: The answer that the model gives every example, in words; empty if it gives several.
+        metric: Metric that the gate compares by default, for example `accuracy`.
+        answer: The constant prediction, in words.
+        value: Metric of the constant prediction; None if it is undefined on the split.
+        advantage: Difference by which the model is better; negative if it is worse.
+        margin: Largest advantage that is not significant. A model that is no better than the baseline is above it half
+            of the time.
+        collapsed_to: The prediction, in words, if the model predicts the same for every example; otherwise empty.
     """
 
     metric: str
@@ -102,12 +102,12 @@ class Baseline:
 
     @property
     def is_beaten(self) -> bool:
-        """Whether the model is better, by more than chance explains."""
+        """Whether the model is significantly better."""
         return self.value is not None and self.advantage > max(self.margin, 0.0)
 
     @property
     def rule(self) -> Rule:
-        """The comparison as a rule: the model has to be better, by more than chance explains."""
+        """The comparison as a rule: the model must be significantly better."""
         alike = f"; the model gives every example the same answer, {self.collapsed_to}" if self.collapsed_to else ""
         if self.value is None:
             needs = BY_NAME[self.metric].needs
@@ -123,16 +123,19 @@ class Baseline:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """The difference of a model from the champion in one figure on the same examples, and what chance leaves of it.
+    """Difference of a model from the champion in one metric on the same examples, with its confidence bounds.
 
     Attributes:
-        advantage: Difference by which the model is better; below 0 if it is worse.
-        least: Difference that the true one exceeds with the gate's confidence; None where so few examples cannot say.
-        most: Difference that the true one is below with the same confidence.
-        luck: Probability with which a model that is no better comes out so far above, or further.
-        detectable: True difference that examples as these show in 80 cases of 100; None where they cannot say.
-        num_better: Examples that the model has right and the champion wrong; None of what is no share of right answers.
-        num_worse: Examples that the champion has right and the model wrong.
+        advantage: Difference by which the model is better; negative if it is worse.
+        least: Lower confidence bound of the true difference, at the gate's confidence; None if there are too few
+            examples.
+        most: Upper confidence bound of the true difference, at the same confidence; None if there are too few examples.
+        luck: One-sided p-value: the probability of such an advantage, or a larger one, if the model is no better.
+        detectable: True difference that a test with these examples would detect with a power of 80 %; None if there are
+            too few examples.
+        num_better: Number of examples that only the model predicts correctly; None if the metric is not a share of
+            correct predictions.
+        num_worse: Number of examples that only the champion predicts correctly; None in the same case.
     """
 
     advantage: float
@@ -145,29 +148,29 @@ class Difference:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """`least` and `most`; None where so few examples cannot say."""
+        """`least` and `most`; None if there are too few examples."""
         return None if self.least is None or self.most is None else (self.least, self.most)
 
     @property
     def is_clear(self) -> bool:
-        """Whether chance does not explain it."""
+        """Whether the difference is significant."""
         return self.bounds is not None and not self.bounds[0] <= 0 <= self.bounds[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A part of the examples, judged by itself.
+    """A slice: examples with the same value of a property, which the gate judges separately.
 
     Attributes:
-        by: Property by which they are divided, such as `class`.
-        name: Value of that property which these have.
-        num_examples: Number of them; of a label, of those that have it.
-        metric: The figure that it is judged by.
-        value: The model's figure on them.
-        interval: Bounds of the figure with the gate's confidence on either side, in all slices together; None where one
-            example cannot say.
-        champion: The champion's figure; None without one.
-        difference: The model beside the champion, with the same confidence; None without one.
+        by: Property that defines the slices, for example `class`.
+        name: Value of the property in this slice.
+        num_examples: Number of examples; for a label, of the examples that have it.
+        metric: Metric that the gate compares.
+        value: The model's metric on the slice.
+        interval: Confidence interval of the metric, corrected for the number of slices; None if there are too few
+            examples. Each side has the gate's confidence.
+        champion: The champion's metric on the slice; None without a champion.
+        difference: Difference from the champion, with the same confidence; None without a champion.
     """
 
     by: str
@@ -185,14 +188,14 @@ class Slice:
 
 @dataclasses.dataclass(frozen=True)
 class Unseen:
-    """The rest of a split without the examples that a model has trained on.
+    """A split without the examples that the model or the champion was trained on.
 
     Attributes:
-        num_examples: Examples that no model has trained on.
-        num_seen: Those left out, which at least one has trained on.
-        num_seen_by: Numbers of these that the model and, if there is one, the champion has seen.
-        keys: The first of those left out.
-        scalars: The figures of the model and of the champion on what is left; none where nothing is.
+        num_examples: Number of examples that neither was trained on.
+        num_seen: Number of examples that are left out.
+        num_seen_by: Number of left-out examples that each was trained on: the model, and the champion if there is one.
+        keys: Keys of the first left-out examples.
+        scalars: Metrics on the remaining examples, of the model and of the champion; empty if no examples remain.
     """
 
     num_examples: int
@@ -203,7 +206,7 @@ class Unseen:
 
     @classmethod
     def find(cls, seen: np.ndarray, keys: Sequence[str], scalars: Sequence[Mapping[str, float]]) -> Self:
-        """Make a leak from bool[models, examples] and the examples' names."""
+        """Create it from bool[models, examples], whether each model was trained on each example, and the keys."""
         some = seen.any(axis=0)
         left_out = np.flatnonzero(some)
         return cls(
@@ -216,7 +219,7 @@ class Unseen:
 
     @property
     def rule(self) -> Rule:
-        """The sentence that says what was left out, as a rule that is always passed."""
+        """Which examples were left out, as a rule that is always passed."""
         who = ", ".join(
             f"by the {who} {count:,}" for who, count in zip(("model", "champion"), self.num_seen_by, strict=False)
         )
@@ -297,9 +300,9 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         model: The model.
         class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
         gate: Whether to promote the model, and why.
-        challenger: The model's figures: those of `metric_table` and what the report shows of its task.
-        champion: The champion's, on the same examples; None without one.
-        registered_champion: The champion as a registry names it; None where no registry was asked.
+        challenger: The model's metrics: those of `metric_table`, and those that only the report shows.
+        champion: The champion's metrics on the same examples; None without a champion.
+        registered_champion: The champion of the registry; None if no registry was queried.
         baseline: Comparison of the model with the best constant answer; None in older files.
         unseen: Examples left out of the judgement, as trained on; None where none were.
         intervals: Bounds of the model's figures with 95 % confidence, by name, on the examples that it is judged by;
@@ -328,12 +331,12 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @property
     def metrics(self) -> dict[str, int | float]:
-        """The model's figures that are one number, and defined."""
+        """The model's metrics that are single numbers and defined."""
         return {name: value for name, value in self.challenger.items() if isinstance(value, int | float)}
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
-        """See `JsonFile`; the figures too are checked, as far as they are known."""
+        """See `JsonFile`; also checks the types of all known metrics."""
         evaluation = super().parse(raw)
         for role, figures in (("challenger", evaluation.challenger), ("champion", evaluation.champion or {})):
             for name, value in figures.items():

@@ -1,4 +1,4 @@
-"""`export.json`: what an exported model takes and gives, in which formats, and how close each is to the trained one."""
+"""`export.json`: inputs, outputs and formats of an exported model, and their difference from the trained model."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, TASKS,
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.metric_table import BY_NAME
 
-_TRAINED = "trained_"  # Before the name of the figure, in the file.
+_TRAINED = "trained_"  # Prefix of the metric's name in the file.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,18 +21,22 @@ class FormatFacts:
 
     Attributes:
         file: Name of its file or folder.
-        bytes: Its size.
-        score: The figure that it is judged by; None where it is not defined. The file calls it by the figure's name.
-        drop_interval: Loss of the figure, from and to, with 95 % confidence; None where that is not known.
-        agreement: Share of the examples compared that it answers as the trained model does.
-        num_compared: Number of examples that it was compared on: all, or a random sample where it takes one at a time;
-            the score is of all then, what the sample loses taken off. None in older files, which compared all.
-        most_disagreeing: Number of all examples that it answers otherwise at most, with 95 % confidence.
+        bytes: Size in bytes.
+        score: Value of the metric by which formats are compared; None if it is undefined. In the file, the key is the
+            name of the metric.
+        drop_interval: 95 % confidence interval of the loss of that metric, (low, high); None if it is unknown.
+        agreement: Share of the compared examples for which the format predicts the same as the trained model.
+        num_compared: Number of compared examples: all, or a random sample if the format takes one example at a time.
+            For a sample, `score` is the trained model's score on all examples minus the loss on the sample. None in
+            older files, which compared all examples.
+        most_disagreeing: Upper bound, with 95 % confidence, of the number of examples for which the format predicts
+            something else than the trained model.
         max_difference: Largest difference of a probability or standardised number from the trained model's.
-        latency_ms: Time of one example.
-        examples_per_second: In bulk; None in older files.
-        latency_spread: Least and most of the repeated measurements; None in older files, which measured once.
-        rate_spread: The same of `examples_per_second`.
+        latency_ms: Time to predict one example, in milliseconds.
+        examples_per_second: Throughput with batches; None in older files.
+        latency_spread: Smallest and largest latency of the repeated measurements; None in older files, which measured
+            once.
+        rate_spread: Smallest and largest `examples_per_second` of the repeated measurements; None in older files.
     """
 
     file: str
@@ -50,17 +54,17 @@ class FormatFacts:
 
     @property
     def latency(self) -> str:
-        """Milliseconds of one example, with the digits that repeated measurements agree on."""
+        """Time of one example in milliseconds, formatted with the digits in which the repeated measurements agree."""
         return with_spread(self.latency_ms, self.latency_spread)
 
     @property
     def rate(self) -> str:
-        """Examples per second in bulk, likewise; `?` in older files."""
+        """Examples per second with batches, formatted in the same way; `?` in older files."""
         return "?" if self.examples_per_second is None else with_spread(self.examples_per_second, self.rate_spread)
 
 
 def with_spread(value: float, spread: tuple[float, float] | None) -> str:
-    """Format a measurement with the digits that its repetitions agree on; two where it was measured once.
+    """Format a measurement with the digits in which its repetitions agree; with two digits if it was measured once.
 
     Example:
         >>> with_spread(21_274, (19_800, 22_600)), with_spread(0.674, (0.671, 0.679)), with_spread(109_214, None)
@@ -77,7 +81,7 @@ def with_spread(value: float, spread: tuple[float, float] | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """An answer's name, and what makes units of a regression's standardised numbers; None for other tasks."""
+    """Name of the output, and scale and offset of a regression's standardised numbers; None for other tasks."""
 
     name: str
     scale: tuple[float, ...] | None = None
@@ -98,19 +102,19 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     Attributes:
         model: The model's name in the registry, or where it was imported from.
-        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
+        class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         task: Task of the model; a key of `interface.TASKS`.
-        input: Input that the model takes.
-        signatures: The SavedModel's signatures by name, and what each takes, in words.
+        input: Input of the model.
+        signatures: Description of the input of each signature of the SavedModel, by name.
         output: Output of the model.
-        quantization: Parts of the int8 model that are int8, in words; None without one.
-        dataset_fingerprint: The data set that it was compared on.
-        compared_on: The examples of it.
-        judged: The figure that the formats are judged by; one of `metric_table`.
-        trained_score: Score of the trained model; None where it is not defined.
-        formats: The formats that the export holds, by name.
-        left_out: Why it does not hold the others, in words, by name.
-        range: From and to which an image's pixels go.
+        quantization: Parts of the int8 format that are int8, in words; None without this format.
+        dataset_fingerprint: Fingerprint of the data set on which the formats were compared.
+        compared_on: Examples on which the formats were compared.
+        judged: Metric by which the formats are compared; one of `metric_table`.
+        trained_score: Score of the trained model; None if it is undefined.
+        formats: Formats of the export, by name.
+        left_out: Reasons why other formats were left out, by name.
+        range: Smallest and largest value of an image's pixels.
     """
 
     model: str
@@ -129,7 +133,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
     range: tuple[int, int] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the file holds."""
+        """Return the content of the file."""
         fields = {**as_fields(self.input), "dtype": self.input.dtype, "shape": [None, *self.input.shape]}
         pixels = {"range": self.range} if self.range else {}
         output = dataclasses.asdict(self.output)
@@ -151,7 +155,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields under their own names, from a file of any age; the first knew images and classes alone."""
+        """Convert the fields of a file of any version; the oldest files are all of image classifiers."""
         task = typed_values.read(raw.get("task", CLASSIFICATION), Annotated[str, tuple(TASKS)], "task")
         judged = min((name for name in raw if name.startswith(_TRAINED)), default="").removeprefix(_TRAINED)
         fields = typed_values.read(raw["input"], Mapping[str, Any], "input")
@@ -175,16 +179,16 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
 
 
 def read_format_facts(raw: Mapping[str, Any], judged: str) -> FormatFacts:
-    """Read what was measured of one format.
+    """Read the measurements of one exported format.
 
     Args:
-        raw: Facts as the file has them.
-        judged: The name of the judged figure in it.
+        raw: Measurements of the format, from the JSON file.
+        judged: Name of the metric by which the formats are compared, for example `accuracy`.
     """
     facts: FormatFacts = typed_values.read(_renamed(raw, judged, "score"), FormatFacts, "formats")
     return facts
 
 
 def _renamed(raw: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
-    """Return the mapping with one of its names changed."""
+    """Return a copy of a mapping with one key renamed."""
     return {other if key == name else key: value for key, value in raw.items()}

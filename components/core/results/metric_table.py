@@ -1,4 +1,4 @@
-"""The metrics of an evaluation, each stated once: gate, report, command line and comparisons read this table.
+"""The table of all metrics of an evaluation, which gate, report, command line and comparisons use.
 
 `tpu_components.evaluate_model.estimates` computes them.
 """
@@ -11,22 +11,22 @@ from typing import Any
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 
 HIGHER, LOWER, NEITHER = 1, -1, 0
-_DIGITS, _MAX_DIGITS = 4, 17  # 17 significant digits tell any two numbers apart.
+_DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significant digits.
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One figure of a task's evaluation.
+    """A metric of a task.
 
     Attributes:
-        task: The task that is judged by it.
-        name: The name in evaluation.json, in thresholds and in registries.
-        label: The name in reports; `{top_k}` stands for the number of classes that count.
-        direction: `HIGHER` or `LOWER` is better; the same for every task that has a metric of this name.
-        most: The greatest value that it can have.
-        is_share: Whether reports show it in percent.
-        is_headline: Whether reports show it at their top.
-        needs: Condition on the split for it to be defined; empty where it always is.
+        task: The task.
+        name: Name in evaluation.json, in thresholds and in registries.
+        label: Name in reports; `{top_k}` is replaced by the number of classes of top-k accuracy.
+        direction: Whether `HIGHER` or `LOWER` is better; equal for all tasks with a metric of this name.
+        most: Largest possible value.
+        is_share: Whether reports show it as a percentage.
+        is_headline: Whether reports show it at the top.
+        needs: Condition under which the metric is defined on a split; empty if it always is.
     """
 
     task: str
@@ -39,7 +39,7 @@ class Metric:
     needs: str = ""
 
 
-# Of each task the judged figure first; headlines in the order in which reports show them.
+# The first metric of each task is the one that the gate compares; headlines are in the order of reports.
 METRICS: tuple[Metric, ...] = (
     Metric(CLASSIFICATION, "accuracy", "Accuracy", HIGHER, is_share=True),
     Metric(CLASSIFICATION, "top_k_accuracy", "Top-{top_k} accuracy", HIGHER, is_share=True),
@@ -79,17 +79,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(LANGUAGE_MODEL, "loss", "Loss", LOWER, most=math.inf),
     Metric(LANGUAGE_MODEL, "accuracy", "Next character right", HIGHER, is_share=True),
 )
-# What tasks say of a metric of one name, they all say: thresholds and comparisons know the name alone.
+# All tasks must agree on a metric with the same name, because thresholds and comparisons know only the name.
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
 def task_metrics(task: str) -> Mapping[str, Metric]:
-    """Return the metrics of a task by name, the judged one first."""
+    """Return the metrics of a task by name; the metric that the gate compares comes first."""
     return {metric.name: metric for metric in METRICS if metric.task == task}
 
 
 def direction(name: str) -> int:
-    """Return `HIGHER` or `LOWER`, whichever is better; `NEITHER` for what is no metric."""
+    """Return whether `HIGHER` or `LOWER` is better; `NEITHER` for an unknown name."""
     return BY_NAME[name].direction if name in BY_NAME else NEITHER
 
 
@@ -99,9 +99,9 @@ def scalars(task: str, figures: Mapping[str, Any], further: Iterable[str] = ()) 
 
 
 def show(value: float, *beside: float) -> str:
-    """Return a value in as many digits as tell it from the ones that it is shown beside, at least four.
+    """Format a value with at least four decimals, and as many as distinguish it from the values shown beside it.
 
-    Numbers too small for four places are shown to four digits, since errors have any unit.
+    Numbers that are too small for four decimals have four significant digits, because errors can have any unit.
 
     Example:
         >>> show(0.9), show(0.00001234), show(0.90001, 0.9), show(float("nan"))

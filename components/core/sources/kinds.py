@@ -156,7 +156,11 @@ def _check_taken(source: Source, params: WriteParams) -> None:
 
 
 def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
-    """Refuse classes that are judged and never trained. Those never judged are noted; of folders they are refused."""
+    """Check that every class has training examples, and examples of the validation or test split.
+
+    Classes without training examples raise InputError. Classes without validation and test examples raise InputError if
+    the classes are folders; other sources get a note about classes without test examples.
+    """
     assert listing.splits is not None
     classes = np.array(listing.class_names)
 

@@ -43,12 +43,12 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
-    """The parts of some files that hold examples, 20 bytes each in memory.
+    """Byte ranges of files that hold one example each. A range takes 20 bytes of memory.
 
     Attributes:
-        paths: The files.
-        files: int32[num_examples], places in `paths`.
-        offsets: int64[num_examples].
+        paths: Paths of the files.
+        files: File of each example: int32[num_examples], indices into `paths`.
+        offsets: Start of each example in its file: int64[num_examples], in bytes.
         sizes: int64[num_examples], in bytes.
     """
 

@@ -38,7 +38,7 @@ def json_object(text: str) -> dict[str, Any]:
     """Parse the value of a flag as a JSON object.
 
     Raises:
-        argparse.ArgumentTypeError: If it is none.
+        argparse.ArgumentTypeError: If the text is not a JSON object.
     """
     try:
         value = json.loads(text)
@@ -152,7 +152,10 @@ def run_step(
 
 
 def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:
-    """Parse, call `work`, print its result as one JSON line, and return its exit code; a user's mistake gives 2."""
+    """Parse the arguments, call `work`, print its result as one JSON line, and return its exit code.
+
+    The exit code is 2 for a mistake of the user.
+    """
     leave_current_folder()
     arguments = parser.parse_args()
     try:

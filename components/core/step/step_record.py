@@ -102,8 +102,8 @@ def run_component(
         params: Dataclass of its parameters.
         inputs: Arguments of the component.
         folders: Names of the artifacts that the step reads, and last of the one that it writes.
-        then: Takes the result and gives what is returned in its place. Without it the result is the metadata of the
-            artifact that the step writes.
+        then: Converts the result to the return value. Without it, the result is stored as metadata of the artifact that
+            the step writes.
     """
     artifacts = [inputs[name] for name in folders]
     with step_record(step, artifacts[-1].path):

@@ -1,1 +1,1 @@
-"""Work that is shared out among processes and machines, and goes on where it was killed."""
+"""Distributes work to processes and machines; interrupted work is resumed."""

@@ -1,9 +1,9 @@
-"""Pieces of work that are finished one by one: a folder, here or in a bucket, that whoever comes next goes on with.
+"""Resume state: a folder, local or in a bucket, of finished pieces of work, from which a later process continues.
 
-ROOT/begun.json       digest of everything that the pieces follow from
+ROOT/begun.json       digest of everything that the pieces depend on
 ROOT/whole/NAME       a piece
-ROOT/notes/NAME.json  what is in it, and its checksum; it is written after the piece, which is finished then
-ROOT/tasks/00007.npz  where other machines do the work: all that a worker has to know of some pieces
+ROOT/notes/NAME.json  its description and checksum; a piece is finished when this file exists
+ROOT/tasks/00007.npz  input of a worker on another machine
 """
 
 import dataclasses
@@ -43,14 +43,16 @@ class ResumeState:
     root: str
 
     def holds(self, digest: str) -> bool:
-        """Return whether the folder was begun for the work of a digest."""
+        """Return whether the folder belongs to the work with this digest."""
         return self._digest() == digest
 
     def begin(self, digest: str) -> None:
-        """Make the folder, or go on with it: pieces that a killed run of the same work has finished stay.
+        """Create the folder, or continue with an existing one: pieces that a killed run has finished are kept.
+
+        Pieces of other work are removed from a local folder.
 
         Raises:
-            InputError: If it is in a bucket, and was begun for other work; on a disk its pieces are removed then.
+            InputError: If the folder is in a bucket and belongs to other work.
         """
         is_same = self.holds(digest)
         if storage.is_remote(self.root):
@@ -72,18 +74,18 @@ class ResumeState:
             storage.write_file(f"{self.root}/{_DIGEST_FILE}", json.dumps(digest).encode())
 
     def finished(self) -> set[str]:
-        """Return the names of the pieces that are finished, by the names of the files alone."""
+        """Return the names of the finished pieces; reads only the names of files."""
         notes = (name.removesuffix(".json") for name in storage.names_in(f"{self.root}/notes"))
         return storage.names_in(f"{self.root}/whole").intersection(notes)
 
     def whole(self, names: Iterable[str]) -> set[str]:
-        """Return which of some pieces are finished and have their checksums."""
+        """Return the names of those pieces that are finished and match their checksums."""
         there = sorted(self.finished().intersection(names))
         are_whole = in_threads(self.is_whole, self.root, there)
         return {name for name, is_whole in zip(there, are_whole, strict=True) if is_whole}
 
     def is_whole(self, name: str) -> bool:
-        """Return whether a piece is finished and has its checksum."""
+        """Return whether a piece is finished and matches its checksum."""
         try:
             self.read(name)
         except InputError:
@@ -91,7 +93,7 @@ class ResumeState:
         return True
 
     def finish(self, name: str, content: bytes, note: Mapping[str, Any]) -> None:
-        """Write a piece, and last the note that says so; each appears whole or not at all."""
+        """Write a piece and then its note, which marks it as finished. Each file appears whole or not at all."""
         facts = {"num_bytes": len(content), "crc32c": _crc32c(content)}
         storage.write_file(f"{self.root}/whole/{name}", content)
         told = json.dumps({**note, "file": {**note.get("file", {}), **facts}}, ensure_ascii=False)
@@ -102,10 +104,10 @@ class ResumeState:
 
         Args:
             name: Name of the piece.
-            fields: What the note has to hold, and of which types, beside facts on the file.
+            fields: Types of the fields that the note must have, besides size and checksum of the file.
 
         Raises:
-            InputError: If it holds something else.
+            InputError: If the note has other fields or types.
         """
         uri = f"{self.root}/notes/{name}.json"
         try:
@@ -123,7 +125,7 @@ class ResumeState:
         """Return a finished piece.
 
         Raises:
-            InputError: If it is not there, or not as it was written.
+            InputError: If the piece is missing or damaged.
         """
         uri, note = f"{self.root}/whole/{name}", self.note(name)
         content, expected = storage.read_bytes(uri), note["file"].get("crc32c")
@@ -135,11 +137,11 @@ class ResumeState:
         return Piece(uri, content, note)
 
     def task(self, number: int) -> str:
-        """Return the file with what a worker has to know of some pieces."""
+        """Return the path of the input file of a worker."""
         return f"{self.root}/tasks/{number:05d}.npz"
 
     def hand_over(self, numbers: Iterable[int], pack: Callable[[int], bytes]) -> None:
-        """Write the tasks of some numbers, as `pack` gives them, where they are not there yet."""
+        """Write the missing input files of workers; `pack` returns the content for a number."""
         there = storage.names_in(f"{self.root}/tasks")
         missing = [number for number in numbers if f"{number:05d}.npz" not in there]
         for _ in ahead(storage.write_file, self.root, map(self.task, missing), map(pack, missing)):
@@ -148,12 +150,12 @@ class ResumeState:
     def _digest(self) -> str:
         try:
             return str(typed_json.decode(storage.read_bytes(f"{self.root}/{_DIGEST_FILE}")))
-        except (OSError, ValueError):  # Also an InputError: there is none.
+        except (OSError, ValueError):  # Includes InputError: the file is missing.
             return ""
 
 
 def range_of(number: int, num_ranges: int, num_pieces: int) -> range:
-    """Return the numbers of a range's pieces.
+    """Return the numbers of the pieces in a range.
 
     Raises:
         InputError: If there is no such range.
@@ -164,16 +166,16 @@ def range_of(number: int, num_ranges: int, num_pieces: int) -> range:
 
 
 def gather(folders: Sequence[ResumeState], digest: str, names: Sequence[str], num_ranges: int = 0) -> Iterator[Piece]:
-    """Return the pieces of some names, in order, from the folders that hold them.
+    """Yield the pieces with some names, in order, from several folders.
 
     Args:
         folders: Folders that commands or workers have written, in any order.
         digest: Digest of the work.
         names: Names of the pieces.
-        num_ranges: Number of ranges that the names were divided into, for messages; 0 where it is not known.
+        num_ranges: Number of ranges that the names were divided into, for messages; 0 if unknown.
 
     Raises:
-        InputError: If a folder was begun for other work, or a piece is missing; later, if one is damaged.
+        InputError: If a folder belongs to other work, or a piece is missing; during the iteration, if one is damaged.
     """
     if others := [folder.root for folder in folders if not folder.holds(digest)]:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Work shared out among processes of this machine, or among threads that wait for a bucket."""
+"""Distributes work to processes of this machine, or to threads for reads from a bucket."""
 
 import collections
 import contextlib
@@ -16,12 +16,12 @@ _REMOTE_THREADS = 16
 
 @contextlib.contextmanager
 def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], num_workers: int) -> Iterator[Any]:
-    """Give the results of a function in a row, computed by worker processes; by one alone, in this process.
+    """Yield the results of a function in the order of the calls, computed by worker processes.
 
     Args:
         function: Function to call.
-        calls: Arguments of each call; they are drawn as workers become free.
-        num_workers: Number of processes.
+        calls: Arguments of each call; the iterator is advanced when a worker is free.
+        num_workers: Number of processes; 1 computes in this process.
     """
     from joblib import Parallel, delayed
 
@@ -33,8 +33,8 @@ def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]],
         batch_size=1,
         max_nbytes=None,
     )
-    # Closed first when something fails, so that no worker still writes while its folder is removed. joblib warns of the
-    # work that this throws away; the error that caused it says enough.
+    # On an error, the generator is closed first, so that no worker writes to a folder that is being removed. joblib's
+    # warning about the discarded work is suppressed, because the error itself is reported.
     with (
         safe_children(),
         warnings.catch_warnings(action="ignore", category=UserWarning),
@@ -44,16 +44,16 @@ def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]],
 
 
 def in_threads(function: Callable[..., Any], place: str, *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Yield what `map` does, in threads if what is read lies in a bucket.
+    """Like `map`, but with threads if `place` is in a bucket.
 
-    Threads hide its latency; on a local disk they would only take turns.
+    Threads hide the latency of a bucket; on a local disk they would not be faster.
     """
     with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
         yield from (pool.map if storage.is_remote(place) else map)(function, *arguments)
 
 
 def ahead(function: Callable[..., Any], place: str, *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Yield what `map` does, some results ahead of who takes them if what is read lies in a bucket; never all."""
+    """Like `map`, but if `place` is in a bucket, threads prefetch a limited number of results."""
     if not storage.is_remote(place):
         yield from map(function, *arguments)
         return

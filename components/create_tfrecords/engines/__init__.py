@@ -1,1 +1,1 @@
-"""Records that several commands, or the workers of Apache Beam, write: the bytes that one machine writes."""
+"""Writes records with several commands or with Apache Beam; the bytes are those that one machine writes."""

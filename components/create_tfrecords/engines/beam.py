@@ -1,6 +1,6 @@
-"""Ranges of parts as a pipeline of Apache Beam, on any of its runners: the functions are those of `fan_out`.
+"""Writes ranges of parts with a pipeline of Apache Beam, on any of its runners, using the functions of `fan_out`.
 
-TEMP/JOB   tasks and finished parts, as `resume_state` says: this process lists the source, and no worker does
+TEMP/JOB   tasks and finished parts, see `resume_state`; only this process lists the source
 """
 
 import importlib.util
@@ -35,10 +35,10 @@ _PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
 
 def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
-    """Write records as `write_records` does, their parts by the workers of a Beam runner.
+    """Write the same records as `write_records`, with the workers of a Beam runner.
 
-    Where Beam is not installed, the Python that TPU_PIPELINES_BEAM_PYTHON names does it, or the one that `make
-    beam-env` has put beside this environment.
+    If Beam is not installed, another Python runs this function: the one that TPU_PIPELINES_BEAM_PYTHON names, or the
+    environment that `make beam-env` has created beside this one.
 
     Args:
         params: Source to read, how to divide it, and the runner's options.
@@ -75,17 +75,17 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
 
 
 def _python_with_beam() -> str:
-    """Return the Python of the environment with Beam; empty where there is none."""
+    """Return the Python of an environment with Beam; empty if there is no such environment."""
     usual = Path(sys.prefix).parent / ".beam" / "bin" / "python"
     return os.environ.get(_PYTHON_VARIABLE, "") or (str(usual) if usual.is_file() else "")
 
 
 def _write_by(python: str, params: WriteParams, directory: Path) -> WriteResult:
-    """Have the command of another Python do what `write_with_beam` does; SIGTERM ends it too.
+    """Run `write_with_beam` as a command of another Python; SIGTERM is passed on to the command.
 
     Raises:
-        InputError: If it met a user's mistake, or cannot be started.
-        PlatformError: If it fails.
+        InputError: If the command reports a mistake of the user, or cannot be started.
+        PlatformError: If the command fails.
     """
     words = [
         python,
@@ -111,7 +111,7 @@ def _write_by(python: str, params: WriteParams, directory: Path) -> WriteResult:
         assert process.stdout is not None
         try:
             for line in process.stderr:
-                if reason or line.startswith("error: "):  # The last that it says, perhaps in several lines.
+                if reason or line.startswith("error: "):  # The last message may have several lines.
                     reason += line
                 else:
                     sys.stderr.write(line)
@@ -128,12 +128,12 @@ def _write_by(python: str, params: WriteParams, directory: Path) -> WriteResult:
 
 
 def write_range(number: int, encoder: Any, key: str, place: str) -> int:
-    """Write a range of parts on a worker, but for those that are there already; returns their number.
+    """Write the missing parts of a range, on a worker; returns the number of parts in the range.
 
     Args:
         number: Number of the range.
         encoder: Encoder of the examples; `Any`, since Beam checks the types of arguments.
-        key: Digest of the facts that the parts follow from.
+        key: Digest of everything that the content of the parts depends on.
         place: Folder of the job.
 
     Raises:

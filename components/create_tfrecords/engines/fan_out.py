@@ -1,10 +1,10 @@
-"""Tasks written by several commands, each a range of them into a folder, and put together by another one.
+"""Records written by several commands: each writes a range of the parts to a folder, and another merges them.
 
-PLAN/plan.json           what the parts follow from, and in how many ranges they are written
-PLAN/words.npz           of texts: their words, which are read once, before any is written
+PLAN/plan.json           digest of everything that the parts depend on, and the number of ranges
+PLAN/words.npz           for texts: their words, which are read once, before any part is written
 PARTS/whole/000007.npz   a part; PARTS is a folder of finished pieces, see `resume_state`
 
-Both lie in folders, mounted ones too, or in buckets.
+PLAN and PARTS are local or mounted folders, or folders in buckets.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from tpu_components.create_tfrecords.writer import write_records
 
 _PLAN_FILE = "plan.json"
 _WORDS_FILE = "words.npz"
-# What decides where and how fast the parts are written, never what they hold.
+# Parameters that change where and how fast the parts are written, but not their content.
 _WITHOUT_EFFECT = ("engine", "num_workers", "beam_options")
 
 
@@ -42,8 +42,8 @@ class PartsPlan(JsonFile, name=_PLAN_FILE, what="a plan of parts", step="plan_pa
     """`plan.json`.
 
     Attributes:
-        key: Digest of the data, the parameters and the code that the parts follow from.
-        num_ranges: Number of commands among which they are divided.
+        key: Digest of the data, the parameters and the code that the parts depend on.
+        num_ranges: Number of commands that write the parts.
         num_parts: Number of parts.
     """
 
@@ -52,10 +52,10 @@ class PartsPlan(JsonFile, name=_PLAN_FILE, what="a plan of parts", step="plan_pa
     num_parts: int
 
     def parts_of(self, number: int) -> range:
-        """Return the numbers of a range's parts.
+        """Return the numbers of the parts in a range.
 
         Raises:
-            InputError: If there is no such range.
+            InputError: If the range does not exist.
         """
         return range_of(number, self.num_ranges, self.num_parts)
 
@@ -67,7 +67,7 @@ class RangeResult:
     Attributes:
         first: Number of its first part.
         num_parts: Number of its parts.
-        num_kept: Number of those that were there already, and whole.
+        num_kept: Number of parts that existed already and were not damaged.
     """
 
     first: int
@@ -76,11 +76,11 @@ class RangeResult:
 
 
 def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
-    """Plan a data set, and read what has to be known of all examples before any of them is written.
+    """Plan a data set. Reads everything that must be known about all examples before the first one is written.
 
     Args:
         params: Source to read, and how to divide it; `engine_tasks` is the number of ranges.
-        directory: Folder to write; appears whole or not at all, in a bucket with the plan as its last file.
+        directory: Folder to write; appears whole or not at all. In a bucket, the plan is written last.
 
     Raises:
         InputError: If the source cannot be used.
@@ -96,7 +96,7 @@ def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
 
 
 def prepare_parts(params: WriteParams) -> tuple[PartsPlan, Prepared]:
-    """Plan the parts of a data set and prepare it, as `plan_parts` does, but write nothing."""
+    """Plan the parts of a data set and prepare it like `plan_parts`, but write nothing."""
     plan = plan_dataset(params)
     prepared = prepare(params, plan)
     planned = PartsPlan(_key(params, plan), params.engine_tasks, len(prepared.cut(params.engine_tasks)))
@@ -105,17 +105,18 @@ def prepare_parts(params: WriteParams) -> tuple[PartsPlan, Prepared]:
 
 
 def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int) -> RangeResult:
-    """Write one range of the parts that are planned; those that are there already are kept.
+    """Write one range of the planned parts; existing parts are kept.
 
     Args:
-        params: Parameters by which `plan_parts` has planned.
-        plan_dir: Folder that it wrote.
-        directory: Folder to write the parts to, one after the other; one on a disk is this range's alone.
+        params: Parameters that `plan_parts` was called with.
+        plan_dir: Folder that `plan_parts` wrote.
+        directory: Folder to write the parts to. Each range needs its own local folder; a folder in a bucket may be
+            shared.
         number: Number of the range, from 0.
 
     Raises:
-        InputError: If the data, the parameters or the code have changed since, there is no such range, or the folder,
-            in a bucket, has parts of something else.
+        InputError: If the data, the parameters or the code have changed since the plan, the range does not exist, or
+            the folder is in a bucket and has parts of another data set.
     """
     planned, prepared = _prepare_again(params, plan_dir)
     numbers, parts = planned.parts_of(number), ResumeState(directory)
@@ -135,22 +136,22 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
 
 
 def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], directory: Path) -> WriteResult:
-    """Put the parts of all ranges together: the same bytes as one machine alone writes.
+    """Merge the parts of all ranges to records, with the same bytes as those that one machine writes.
 
     Args:
-        params: Parameters by which they were planned and written.
+        params: Parameters that `plan_parts` and `write_parts` were called with.
         plan_dir: Folder that `plan_parts` wrote.
         folders: Folders that `write_parts` wrote, in any order.
         directory: Folder to write; appears whole or not at all.
 
     Raises:
-        InputError: If a part is missing, or follows from something else; and as `write_records` says.
+        InputError: If a part is missing or belongs to another data set; see also `write_records`.
     """
     return merge(*_prepare_again(params, plan_dir), folders, directory)
 
 
 def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], directory: Path) -> WriteResult:
-    """Put the parts of a data set that is prepared together, as `merge_parts` does."""
+    """Merge the parts of a data set that has been prepared already; see `merge_parts`."""
     tasks = prepared.cut(planned.num_ranges)
 
     def read_parts() -> Written:
@@ -170,7 +171,7 @@ def part_name(number: int) -> str:
 
 
 def _key(params: WriteParams, plan: DatasetPlan) -> str:
-    """Return the digest of everything that a part follows from."""
+    """Return the digest of everything that the content of a part depends on."""
     code = fingerprint.code_of([__name__])
     values = {name: value for name, value in dataclasses.asdict(params).items() if name not in _WITHOUT_EFFECT}
     facts = [values, plan.listing.stat_digest(), code.digest, code.versions()]
@@ -181,7 +182,7 @@ def _key(params: WriteParams, plan: DatasetPlan) -> str:
 
 
 def _prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepared]:
-    """Return a plan of parts, and the data set that it is of, prepared.
+    """Load a plan of parts, and prepare its data set again.
 
     Raises:
         InputError: If the data, the parameters or the code have changed since.
@@ -201,7 +202,7 @@ def _prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepa
 def _save_survey(survey: Survey, directory: Path) -> None:
     words = sorted(survey.counts)
     file = io.BytesIO()
-    known = np.frombuffer(b"\n".join(words), np.uint8)  # No word has a line's end in it.
+    known = np.frombuffer(b"\n".join(words), np.uint8)  # Words contain no line breaks.
     np.savez(file, of_texts=survey.words, counts=np.array([survey.counts[word] for word in words], int), known=known)
     storage.write_bytes(directory / _WORDS_FILE, file.getvalue())
 

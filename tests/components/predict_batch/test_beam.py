@@ -61,7 +61,7 @@ def test_where_beam_is_not_installed_it_is_said_what_to_do(export_dir, params, t
     [
         ({"engine": "bean"}, "engine must be one of local, beam. Received: engine='bean'. Did you mean 'beam'?"),
         ({"engine": "fan_out"}, "Several commands are those of tpu_components.predict_batch.fan_out."),
-        ({"beam_options": {"--region": "us"}}, "must have names of Beam's options, as .* Received: '--region'"),
+        ({"beam_options": {"--region": "us"}}, "must have names of Beam's options, such as .* Received: '--region'"),
     ],
 )
 def test_an_engine_or_an_option_that_can_be_none_is_refused(fields, message):

@@ -107,7 +107,10 @@ class Program:
 
     @property
     def source(self) -> tuple[Array, ...]:
-        """Input arrays of the program: inputs, targets and the order of an epoch, or inputs, targets and weights."""
+        """Input arrays of the program: inputs, targets, and a third array.
+
+        The third array is the order of an epoch if the training split is in device memory, otherwise the weights.
+        """
         if self.is_resident:
             (inputs, kind), (targets, target_kind), _ = ((shape[1:], kind) for shape, kind in self.batch)
             steps = steps_per_epoch(self.num_examples, self.batch_size)

@@ -1,1 +1,1 @@
-"""Work that the workers of an Apache Beam runner do, Dataflow's among them."""
+"""Work on the workers of an Apache Beam runner, for example Dataflow."""

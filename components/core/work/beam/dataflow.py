@@ -1,4 +1,4 @@
-"""A job of Google Cloud's Dataflow, by Beam's own client: made once, followed to its end, cancelled with its step."""
+"""A job on Google Cloud Dataflow: started once, followed to its end, and cancelled together with its step."""
 
 import contextlib
 import re
@@ -11,7 +11,7 @@ from tpu_components.core.base.retries import Backoff, MissingError, OutageError,
 from tpu_components.core.base.termination import Terminated, put_off
 
 _POLL_SECONDS = 10.0
-# The reason of a failure takes some 30 s to show up: apache/beam runners/dataflow/dataflow_runner.py,
+# The reason of a failure is available only some 30 s after it: apache/beam runners/dataflow/dataflow_runner.py,
 # poll_for_job_completion.
 _LATE_SECONDS, _LATE_POLL_SECONDS = 60.0, 5.0
 _MOST_MESSAGES, _MOST_CHARACTERS = 3, 2000
@@ -19,7 +19,7 @@ _MISTAKE = re.compile(r"tpu_components\.core\.base\.errors\.InputError: (.+?)(?:
 
 
 def mistake_in(text: str) -> InputError | None:
-    """Return the user's mistake that a worker has met, by the words of its stack trace; None where it met none.
+    """Find an InputError, which is a mistake of the user, in a worker's stack trace; None if there is none.
 
     Example:
         >>> mistake_in("…tpu_components.core.base.errors.InputError: Images differ in size. [while running 'Write']")
@@ -31,17 +31,18 @@ def mistake_in(text: str) -> InputError | None:
 
 
 class DataflowJob:
-    """The job of a pipeline: the active one of its name, or else a new one. Dataflow has one of a name at most.
+    """The job of a pipeline: the active job with its name, or else a new one. Dataflow has at most one job of a name.
 
-    Beam's client submits, asks, cancels and repeats what failed. Its `wait_until_finish` does not follow: of a job that
-    is being cancelled it gives up after 50 s with an AssertionError, and of a job's errors it keeps one (version 2.77,
-    dataflow_runner.py: poll_for_job_completion). Nor can it find a job by its name before the job runs (apiclient.py:
-    job_id_for_name), so that a second one is submitted, which the service refuses with the id of the first.
+    Beam's client submits, polls and cancels the job, and retries transient errors. Its `wait_until_finish` is not used:
+    it gives up after 50 s with an AssertionError while a job is being cancelled, and it reports only one of several
+    errors (version 2.77, dataflow_runner.py: poll_for_job_completion). The client cannot find a job by its name before
+    the job runs (apiclient.py: job_id_for_name). A second job is then submitted, and the service's refusal contains the
+    id of the first one.
 
     Args:
         pipeline: Beam's pipeline.
         options: Options of the pipeline.
-        step: Name of the step that says how the job goes.
+        step: Name of the step in log messages.
         backoff: Time for which transient errors are retried, beyond what Beam's client retries itself.
     """
 
@@ -52,15 +53,18 @@ class DataflowJob:
         self._result: Any = None
 
     def run(self) -> None:
-        """Have the job done. It is cancelled where this process is told to end; the next one finds a killed one's job.
+        """Run the job to its end.
+
+        The job is cancelled if this process receives a signal to end. If the process is killed, its job continues, and
+        the next process finds the job.
 
         Raises:
             PlatformError: If the job fails or is cancelled; repeats its own messages.
-            InputError: If a worker met a user's mistake, or the service refuses what it is asked.
+            InputError: If a worker reports a mistake of the user, or the service refuses the job.
         """
         try:
             is_new = self._submit()
-            if not is_new and self._state() == "CANCELLING":  # The name is free once that job has ended.
+            if not is_new and self._state() == "CANCELLING":  # Its name can be used again after it has ended.
                 self._wait()
                 is_new = self._submit()
             what = f"started the job {self._name}" if is_new else f"following the job {self._name}, which runs already"
@@ -74,12 +78,12 @@ class DataflowJob:
 
     @property
     def _link(self) -> str:
-        """Address of the page that shows the job."""
+        """URL of the job's page."""
         job_id = self._result.job_id()
         return f"https://console.cloud.google.com/dataflow/jobs/{self._region}/{job_id}?project={self._project}"
 
     def _submit(self) -> bool:
-        """Make the job, or find the active one of its name; returns whether it is new."""
+        """Start the job, or find the active job with its name; returns whether it is new."""
         from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult
         from apache_beam.runners.dataflow.internal.apiclient import DataflowJobAlreadyExistsError
 
@@ -94,7 +98,7 @@ class DataflowJob:
                     self._result = DataflowPipelineResult(runner.dataflow_client.get_job(job_id), runner)
                     return False
 
-        with put_off():  # Until the job is known that is to be cancelled.
+        with put_off():  # Delays signals until the id of the job is known, so that it can be cancelled.
             return self._backoff(submit)
 
     def _state(self) -> str:
@@ -102,7 +106,7 @@ class DataflowJob:
             return str(self._result.state)
 
     def _wait(self) -> str:
-        """Follow the job, say every change of its state, and return its last one."""
+        """Wait for the job, log every change of its state, and return its last state."""
         seen = [""]
 
         def has_ended() -> bool:
@@ -131,7 +135,7 @@ class DataflowJob:
         )
 
     def _errors(self) -> list[str]:
-        """Return what the job says of its errors, oldest first, each once."""
+        """Return the job's error messages, oldest first, each once."""
         client, texts, token = self._pipeline.runner.dataflow_client, list[str](), None
         with self._naming_refusals():
             while token != "":
@@ -153,10 +157,10 @@ class DataflowJob:
 
     @contextlib.contextmanager
     def _naming_refusals(self) -> Iterator[None]:
-        """Turn what Beam's client raises into what it means for whoever asked.
+        """Context manager that converts errors of Beam's client.
 
         Raises:
-            OutageError: If the same may succeed later.
+            OutageError: If the same call may succeed later.
             InputError: If the service refuses for another reason; repeats its message.
         """
         import requests
@@ -166,7 +170,7 @@ class DataflowJob:
         try:
             yield
         except GoogleAPICallError as error:
-            words = re.sub(r"^[A-Z]+ \S+: ", "", str(error.message))  # It begins with what was asked, and where.
+            words = re.sub(r"^[A-Z]+ \S+: ", "", str(error.message))  # Without the method and URL at its start.
             raise _refusal(int(error.code or 500), words, f"{self._project}, {self._region}") from error
         except (requests.RequestException, exceptions.TransportError) as error:
             raise OutageError(f"Dataflow cannot be reached: {error}") from error

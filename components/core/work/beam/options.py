@@ -10,32 +10,33 @@ from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.files import storage
 
 DATAFLOW = "DataflowRunner"
-_IN_THIS_PROCESS = "FnApiRunner"  # DirectRunner may fetch the binary of another one from the net.
+_IN_THIS_PROCESS = "FnApiRunner"  # Not DirectRunner, which may download another runner.
 _NEEDED_BY_DATAFLOW = ("project", "region", "temp_location", "sdk_container_image")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def require_names(asked: Mapping[str, str]) -> None:
-    """Check that options are called as Beam's can be; needs no Beam.
+    """Check that names of options are valid for Beam; Beam need not be installed.
 
     Raises:
-        InputError: If one is not.
+        InputError: If a name is not valid.
     """
     if strange := [name for name in asked if not _NAME.fullmatch(name)]:
         raise InputError(
-            f"beam_options must have names of Beam's options, as worker_machine_type. Received: {strange[0]!r}."
+            f"beam_options must have names of Beam's options, such as worker_machine_type. Received: {strange[0]!r}."
         )
 
 
 def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
-    """Return the options with the runner among them.
+    """Return the options, completed by the runner.
 
     Args:
         asked: Options as the user has set them.
-        reads: Places that workers read from, by what these are called; empty where there is none.
+        reads: Paths that the workers read from, by a description of each; an empty path is ignored.
 
     Raises:
-        InputError: If Beam is not installed, does not know one of them, or a runner on other machines lacks one.
+        InputError: If Beam is not installed, an option is unknown, or an option that a runner on other machines needs
+            is missing.
     """
     try:
         import apache_beam  # noqa: F401
@@ -52,7 +53,7 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
             raise InputError(f"Beam has no option {name!r}. Check beam_options.{did_you_mean(name, known)}")
     if options["runner"] != DATAFLOW:
         return options
-    # The image has this project's code, and the runner takes nothing else from an index of packages.
+    # The image contains this project's code, so the runner need not install packages.
     options = {"sdk_location": "container", **options}
     if missing := [name for name in _NEEDED_BY_DATAFLOW if not options.get(name)]:
         raise InputError(f"Dataflow needs beam_options of these names too: {', '.join(missing)}.")
@@ -65,17 +66,17 @@ def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, st
 
 
 def as_beams_own(options: Mapping[str, str]) -> Any:
-    """Return Beam's own form of options.
+    """Convert options to Beam's PipelineOptions.
 
     Raises:
-        InputError: If a value is none that the option takes.
+        InputError: If an option does not accept its value.
     """
     from apache_beam.options.pipeline_options import PipelineOptions
 
     flags = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
     told = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):  # Where a command line that cannot be parsed is told to be one.
+        with contextlib.redirect_stderr(told):  # argparse prints its errors there.
             beam_options = PipelineOptions(flags)
             beam_options.get_all_options(retain_unknown_options=True)
     except SystemExit as error:

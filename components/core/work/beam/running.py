@@ -1,4 +1,4 @@
-"""A function that Beam's workers call once for each of some numbers; on Dataflow in a job that is found again."""
+"""Calls a function on Beam's workers, once for each number; a job on Dataflow is found again after a restart."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,18 +20,18 @@ def call_for_each(
     options: Mapping[str, str],
     step: str,
 ) -> None:
-    """Have the workers of a runner call a function for each number.
+    """Call a function for each number on the workers of a runner.
 
     Args:
-        numbers: Numbers, of which a worker takes some.
+        numbers: The numbers, which are divided between the workers.
         function: Function of a module; takes a number, and `arguments` by name.
-        arguments: Further arguments, the same for all; they travel with the pipeline, and are small.
-        job: Name of the job: one that runs already is followed, and no second one made.
+        arguments: Further arguments, equal for all calls. They are part of the pipeline and must be small.
+        job: Name of the job. If a job with this name is running, it is followed and no second job is started.
         options: Options that `options.complete` has completed.
-        step: Name of the step that says how the job goes.
+        step: Name of the step in log messages.
 
     Raises:
-        InputError: If a worker met a user's mistake, or the runner refuses its options.
+        InputError: If a worker reports a mistake of the user, or the runner refuses its options.
         PlatformError: If the job fails.
     """
     import apache_beam
@@ -39,7 +39,7 @@ def call_for_each(
     options = {**options, "job_name": job}
     try:
         pipeline = apache_beam.Pipeline(options=as_beams_own(options))
-    except ValueError as error:  # A runner that it does not know, or an option that this one refuses.
+    except ValueError as error:  # The runner is unknown, or refuses an option.
         raise InputError(f"Beam refuses beam_options: {error}") from error
     created = pipeline | "Numbers" >> apache_beam.Create(numbers, reshuffle=True)
     created | "Call" >> apache_beam.Map(function, **arguments)  # Adds it to the pipeline.
@@ -48,11 +48,11 @@ def call_for_each(
         return
     try:
         state = pipeline.run().wait_until_finish()
-    except Exception as error:  # Of a kind that each runner has for itself; a worker's own error is words in it.
+    except Exception as error:  # Each runner has its own class; a worker's error is part of the message.
         words = f"{type(error).__module__}.{type(error).__name__}: {error}"
         if mistake := mistake_in(words):
             raise mistake from error
-        if _TERMINATED in words:  # SIGTERM while this process was the worker.
+        if _TERMINATED in words:  # SIGTERM while the worker was this process.
             raise Terminated from error
         raise
     if state != "DONE":
