@@ -34,8 +34,7 @@ from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.findings import Cost, MachineReport, PreflightReport
 from tpu_components.preflight_training.largest_batch import LargestBatch
-from tpu_pipelines.cli import runs
-from tpu_pipelines.runs import comparison, history
+from tpu_pipelines.runs import comparison, history, summary
 from tpu_pipelines.runs.summary import StepSummary, Summary
 
 CONTENT = b"records"
@@ -214,7 +213,7 @@ def test_a_missing_file_is_refused_by_name(tmp_path, file):
 def use(folder, artifact):
     """What is done with a file once it is read."""
     if isinstance(artifact, Summary):
-        runs._describe(artifact)
+        summary.as_text(artifact)
         history.as_table(history.as_rows(folder.parent, folder.name))
         comparison.as_text(comparison.compare([folder]))
     elif isinstance(artifact, PreflightReport):

@@ -16,6 +16,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
+from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.images import encode_png
@@ -125,7 +126,7 @@ def main(export_dir: Path, inputs: Path, answers: Path) -> None:
             with storage.naming_full_disk(answers):
                 np.save(answers, predicted)
     except (InputError, PlatformError) as error:
-        print(error, file=sys.stderr)
+        print(paragraph(str(error)), file=sys.stderr)
         sys.exit(code)
 
 

@@ -10,7 +10,6 @@ from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.pages.display import Displayed
 from tpu_components.preflight_training.compiler import FITS
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime
@@ -255,8 +254,8 @@ def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:
     return min(passed, key=lambda report: (report.usd_per_run, report.epoch_seconds), default=None)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class PreflightReport(Displayed, JsonFile, name=PREFLIGHT_FILE, what="a preflight report", step="preflight_training"):
+@dataclasses.dataclass(frozen=True)
+class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", step="preflight_training"):
     """Content of `preflight.json`.
 
     Attributes:
@@ -288,15 +287,6 @@ class PreflightReport(Displayed, JsonFile, name=PREFLIGHT_FILE, what="a prefligh
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the file."""
         return super().as_dict() | {"machines": [machine.as_dict() for machine in self.machines]}
-
-    def __str__(self) -> str:
-        from tpu_components.preflight_training.report import as_text  # It imports this module.
-
-        return as_text(self)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the findings on each machine, without those of single layers."""
-        return [{**machine.as_dict(), "layers": len(machine.layers)} for machine in self.machines]
 
     def footprint(self, machine: MachineReport) -> Footprint | None:
         """Return the footprint of the training on a machine of the report; None if the training does not fit."""

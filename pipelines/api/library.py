@@ -17,12 +17,13 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
-from tpu_components.core.examples.artifacts import REPORT_FILE, load_history
+from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, REPORT_FILE, load_history
 from tpu_components.core.files import storage
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.results.evaluation_info import Rule
 from tpu_components.core.results.metric_table import show
+from tpu_components.preflight_training import report
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.serving.inputs import ExamplePrediction, predict_inputs
 from tpu_pipelines.checking import preflight as compiling
@@ -296,12 +297,24 @@ def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, w
     return Checks(tuple(examine(load_config(config, overrides), UNASKED, workspace=Path(workspace))))
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class Preflight(Displayed, PreflightReport, name=PREFLIGHT_FILE, what="a preflight report", step="preflight_training"):
+    """What preflight found, machine by machine; see `PreflightReport`."""
+
+    def __str__(self) -> str:
+        return report.as_text(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the findings on each machine, without those of single layers."""
+        return [{**machine.as_dict(), "layers": len(machine.layers)} for machine in self.machines]
+
+
 def preflight(
     config: Place | Mapping[str, Any],
     *machines: str,
     overrides: Sequence[str] = (),
     workspace: Place = _WORKSPACE,
-) -> PreflightReport:
+) -> Preflight:
     """Compile the training step for TPUs, without one: does it fit, how long does it take, what does it cost?
 
     Args:
@@ -314,7 +327,9 @@ def preflight(
         InputError: If the configuration cannot be used, or the compiler is not installed.
     """
     parsed = load_config(config, overrides)
-    return compiling.preflight(parsed, machines, Path(workspace) / f"{parsed.name}-preflight")
+    folder = Path(workspace) / f"{parsed.name}-preflight"
+    compiling.preflight(parsed, machines, folder)
+    return Preflight.load(folder)
 
 
 def predict(

@@ -31,14 +31,17 @@ def vertex_pipelines_notification_email(
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineTaskFinalStatus) -> None:
     """Send a message to a webhook if the run did not succeed."""
+    from tpu_components.core.base.terminal import in_one_line
     from tpu_components.core.step.notification import message, post, reasons
 
     resource = status.pipeline_job_resource_name
     error = reasons(resource) or status.error_message or ""
     text = message(run, status.state, error, resource, page + run_id)
-    print(text or "The run succeeded: no message is sent.")
-    if text:
-        post(address, text)
+    if not text:
+        print("The run succeeded: no message is sent.")
+        return
+    print(in_one_line(text))
+    post(address, text)
 
 
 def exit_task(run: str, settings: Settings) -> Callable[[], dsl.PipelineTask] | None:

@@ -55,7 +55,7 @@ def record(summary: Summary, run_dir: Path, tool: str) -> None:
         print(paragraph(said), file=sys.stderr)
         return
     storage.write_json(run_dir / TRACKED_FILE, {"tool": tool, "place": place})
-    print(f"recorded in {tool}: {place}", file=sys.stderr)
+    print(paragraph(f"recorded in {tool}: {place}"), file=sys.stderr)
 
 
 def settings_of(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

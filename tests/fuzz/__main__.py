@@ -18,7 +18,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, configuration, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import mutations, repairs
+from tests.fuzz import mutations, repairs, sandbox
 from tests.fuzz.bombs import BOMBS
 from tests.fuzz.readers import READERS, prepare
 from tests.fuzz.sandbox import FAULT, Outcome, Sandbox
@@ -183,6 +183,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as work:
         configuration.set_hypothesis_home_dir(work)
         if arguments.corpus:
+            sandbox.MOST_SECONDS = 60.0  # `make test` judges no machine by its speed.
             read_corpus(Path(work))
             return 0
         targets = [Target(name, Path(work) / name) for name in arguments.only or READERS]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MOST_SECONDS = 2.0  # Of the processor: a loaded machine changes nothing.
+MOST_SECONDS = 2.0  # Of the processor.
 MOST_MIB = 1024  # Beyond what the process held before.
 _ADDRESS_MIB = 2048  # Address space beside: every thread reserves a stack and an arena.
 _PATIENCE_SECONDS = 120.0

@@ -96,11 +96,13 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
             largest = max(largest, num_bytes * may_repeat)
             least += max(num_bytes, num_values * _VALUE_BYTES)
             require_plausible(file.path, file.num_bytes, least)
-        num_rows = min(max(SMALL_BYTES // largest, 1), _MOST_ROWS_AT_ONCE)
+        # Arrow's buffers double as they grow, so that a batch takes up to twice its size.
+        num_rows = min(max(SMALL_BYTES // (2 * largest), 1), _MOST_ROWS_AT_ONCE)
         for batch in table.iter_batches(num_rows, columns=[column]):
             count, unpacked = count + len(batch), unpacked + batch.nbytes
             require_plausible(file.path, file.num_bytes, unpacked)
             yield from (value.as_py() for value in batch.column(0))
+            del batch  # Else it is held while the next one is read.
         if count != table.metadata.num_rows:
             raise ValueError(f"{count:,} rows where its end says {table.metadata.num_rows:,}")
 

@@ -66,7 +66,7 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
         arrays = read_arrays(uri, storage.read_bytes(uri))
         told = typed_json.decode(arrays["told"].tobytes())
         columns: list[Any] = [told["labels"], told["keys"], _contents(arrays), arrays.get("hashes")]
-        numbers, counts, found = arrays["numbers"].tolist(), arrays["counts"].tolist(), str(told["key"])
+        numbers, counts, stored_key = arrays["numbers"].tolist(), arrays["counts"].tolist(), str(told["key"])
         if len(numbers) != len(counts) or any(rows is not None and len(rows) != sum(counts) for rows in columns):
             raise ValueError("columns of different lengths")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
@@ -74,9 +74,9 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
             f"Cannot read the tasks {uri}: expected a file that the step has written whole, received {error!r}. Remove "
             "it, and run the step again."
         ) from error
-    if found != key:
+    if stored_key != key:
         raise InputError(
-            f"The tasks {uri} are of other data, parameters or code: expected {key[:12]}, received {found[:12]}. "
+            f"The tasks {uri} are of other data, parameters or code: expected {key[:12]}, received {stored_key[:12]}. "
             "Remove them, and run the step again."
         )
     start = 0

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import resource
 import socket
 
 import pytest
@@ -306,7 +307,7 @@ def test_a_head_is_refused_with_its_fault_and_a_body_may_be_anything(sent, words
 
 def test_the_limit_leaves_files_for_everything_else(monkeypatch):
     def limited(files):
-        monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (files, files))
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
         return connection_limit(1000)
 
     assert [limited(files) for files in (100, 256, 1024, 20_000, -1)] == [50, 128, 896, 1000, 1000]

@@ -15,8 +15,8 @@ import tpu_pipelines as tp
 from tests.cli import REPOSITORY
 from tpu_components.core.examples.artifacts import HISTORY_FILE
 from tpu_components.core.files import storage
-from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.api import library
+from tpu_pipelines.api.library import Preflight
 from tpu_pipelines.config.schema import settings
 from tpu_pipelines.runs.summary import Summary
 
@@ -53,7 +53,7 @@ def test_results_are_readable_in_a_console_a_notebook_and_pandas(image_folder, f
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     workspace, _, _ = finished_run
     run = tp.load_run(workspace / "digits")
-    overview, report = tp.look(image_folder(), channels=1), PreflightReport.load(REPOSITORY / "tests/golden/preflight")
+    overview, report = tp.look(image_folder(), channels=1), Preflight.load(REPOSITORY / "tests/golden/preflight")
     for result, words in ((run, "gate: promoted"), (overview, "20 images"), (report, "4 of 4 machines pass")):
         assert words in repr(result) == str(result)
         assert words.removeprefix("gate: promoted") in result._repr_html_()
