@@ -132,7 +132,7 @@ def as_text(summary: Summary) -> str:
         line = f"  {deployment.model_name} version {deployment.version} is the {deployment.alias}"
         lines += ["", line + (f", after {deployment.previous}" if deployment.previous else "")]
     if summary.artifacts:
-        lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary.artifacts.items()]
+        lines += [""] + [f"  {name:<18}{os.path.relpath(path)}" for name, path in summary.artifacts.items() if path]
     return "\n".join(map(in_one_line, lines))
 
 

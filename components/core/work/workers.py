@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +26,16 @@ def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]],
     """
     from joblib import Parallel, delayed
 
-    # Memory-mapping is off, since arguments are small and copied once.
+    # Workers outlive a call: in another folder they are started anew, as after `%cd` in a notebook. Memory-mapping is
+    # off, since arguments are small and copied once.
+    here = {} if num_workers == 1 else {"initializer": os.chdir, "initargs": (os.getcwd(),)}
     runner = Parallel(
         n_jobs=num_workers,
         backend="sequential" if num_workers == 1 else "loky",
         return_as="generator",
         batch_size=1,
         max_nbytes=None,
+        **here,
     )
     # On an error, the generator is closed first, so that no worker writes to a folder that is being removed. joblib's
     # warning about the discarded work is suppressed, because the error itself is reported.

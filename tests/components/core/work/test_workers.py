@@ -1,10 +1,11 @@
 """Claims about work that is shared out."""
 
 import itertools
+import os
 
 import pytest
 
-from tpu_components.core.work.workers import ahead
+from tpu_components.core.work.workers import ahead, in_processes
 
 
 @pytest.mark.parametrize(("place", "most"), [("gs://bucket/x", 20), ("/tmp/x", 3)])
@@ -24,3 +25,10 @@ def test_results_come_in_order_and_never_far_ahead_of_who_takes_them(place, most
 
 def test_all_results_come():
     assert list(ahead(pow, "gs://bucket/x", range(40), [2] * 40)) == [number**2 for number in range(40)]
+
+
+def test_workers_that_are_there_follow_into_another_folder(tmp_path, monkeypatch):
+    for folder in (tmp_path, tmp_path.parent):
+        monkeypatch.chdir(folder)
+        with in_processes(os.getcwd, [()] * 3, 2) as results:
+            assert {*results} == {str(folder)}
