@@ -53,7 +53,7 @@ class RunFailedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """An HTML page; a notebook shows it below its cell.
+    """An HTML page that a notebook shows as the output of a cell.
 
     Attributes:
         text: The page's HTML.

@@ -284,21 +284,13 @@ def _preflight(runs: Sequence[Run]) -> tuple[Row, ...]:
 
 def _configuration(runs: Sequence[Run]) -> tuple[Row, ...]:
     """Return the keys in which configurations differ."""
-    configs = [dict(_flatten(run.summary.config)) for run in runs]
+    configs = [run.summary.settings for run in runs]
     rows = [
         _row(key, [config.get(key) for config in configs], _shorten)
         for key in dict.fromkeys(key for config in configs for key in config)
         if key not in _NAMES
     ]
     return tuple(row for row in rows if any(value != row.values[0] for value in row.values))
-
-
-def _flatten(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _shorten(value: Any) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
@@ -95,6 +95,11 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
         settings: Training = read(self.config.get("training", {}), Training, "config.training", any_version=True)
         return settings
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the configuration by their full names, for example `training.epochs`."""
+        return dict(_flatten(self.config))
+
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the file."""
         preflight = self.preflight.as_dict() if self.preflight else {}
@@ -110,6 +115,14 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the fields of a file of any version."""
         return {**raw, **{name: raw.get(name) or None for name in _OF_STEPS}}
+
+
+def _flatten(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def as_text(summary: Summary) -> str:

@@ -58,13 +58,8 @@ def record(summary: Summary, run_dir: Path, tool: str) -> None:
     print(paragraph(f"recorded in {tool}: {place}"), file=sys.stderr)
 
 
-def settings_of(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a configuration that are set, as `training.epochs` and a value."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from settings_of(value, f"{before}{name}.")
-        elif value not in ("", None, [], ()):
-            yield before + name, value
+def _settings(summary: Summary) -> dict[str, Any]:
+    return {name: value for name, value in summary.settings.items() if value not in ("", None, [], ())}
 
 
 def _figures(values: Mapping[str, Any], before: str = "") -> dict[str, float]:
@@ -98,14 +93,15 @@ def _to_mlflow(summary: Summary, run_dir: Path) -> str:
     import mlflow
 
     mlflow.set_experiment(run_dir.name)
-    run = mlflow.start_run(run_name=f"{run_dir.name} {summary.ended}", tags=_labels(summary))
-    mlflow.log_params(dict(settings_of(summary.config)))
-    for epoch, figures in _epochs(run_dir):
-        mlflow.log_metrics(figures, step=epoch)
-    mlflow.log_metrics(_results(summary))
-    for path in _files(run_dir):
-        mlflow.log_artifact(str(path))
-    mlflow.end_run("FAILED" if summary.status == State.FAILED else "FINISHED")
+    # After an error, the block ends the run as failed: the process may record another one.
+    with mlflow.start_run(run_name=f"{run_dir.name} {summary.ended}", tags=_labels(summary)) as run:
+        mlflow.log_params(_settings(summary))
+        for epoch, figures in _epochs(run_dir):
+            mlflow.log_metrics(figures, step=epoch)
+        mlflow.log_metrics(_results(summary))
+        for path in _files(run_dir):
+            mlflow.log_artifact(str(path))
+        mlflow.end_run("FAILED" if summary.status == State.FAILED else "FINISHED")
     return f"{mlflow.get_tracking_uri()}, run {run.info.run_id}"
 
 
@@ -116,7 +112,7 @@ def _to_wandb(summary: Summary, run_dir: Path) -> str:
     run = wandb.init(
         project=run_dir.name,
         name=f"{run_dir.name} {summary.ended}",
-        config=dict(settings_of(summary.config)),
+        config=_settings(summary),
         dir=str(run_dir),
     )
     for epoch, figures in _epochs(run_dir):

@@ -1,6 +1,6 @@
 """Properties of examples besides the target, for example site and size of a photo. The gate evaluates slices by them.
 
-The group of an example, as a patient, says which examples depend on each other.
+Examples of one group, for example pictures of one patient, depend on each other.
 
 records/slices.npz   for each column its name and its values, and for each split int32[num_examples] in stored order:
                      which of the values; of images for each split int32[num_examples]: pixels of their files; where

@@ -21,6 +21,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files.unpacking import read_arrays
 
 FOLDER, EXAMPLES_FILE = "tests", "examples.npy"
 _SAME_SHARE = 0.5  # Share of the examples that an earlier decision was taken on, from which on it is the same test set.
@@ -81,7 +82,7 @@ class HeldOutSet:
             content = storage.read_bytes(storage.join(place, file.name))
             try:
                 if file.name.endswith(EXAMPLES_FILE):
-                    sets[file.name.partition("/")[0]] = np.load(io.BytesIO(content), allow_pickle=False)
+                    sets[file.name.partition("/")[0]] = read_arrays(file.name, content)[""]
                 else:
                     entries.append(typed_values.read(typed_json.decode(content), PastDecision, file.name))
             except (ValueError, TypeError, KeyError, OSError) as error:

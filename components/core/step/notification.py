@@ -65,10 +65,10 @@ def reasons(resource: str) -> str:
 
 
 def post(address: str, text: str, backoff: Backoff | None = None) -> None:
-    """Send a message as the JSON that chats take: `{"text": …}`.
+    """Send a message to a webhook, as the JSON that chat services accept: `{"text": …}`.
 
     Args:
-        address: The webhook's URL, or a file on gs:// or s3:// that holds it: a URL of a chat is a secret.
+        address: The webhook's URL, or a file on gs:// or s3:// that holds it: the URL of a chat's webhook is a secret.
         text: The message.
         backoff: Times between attempts.
 

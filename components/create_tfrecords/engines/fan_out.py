@@ -151,7 +151,7 @@ def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], dire
 
 
 def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], directory: Path) -> WriteResult:
-    """Merge the parts of a data set that has been prepared already; see `merge_parts`."""
+    """Merge parts like `merge_parts`, for a caller that has listed and prepared the data set already."""
     tasks = prepared.cut(planned.num_ranges)
 
     def read_parts() -> Written:

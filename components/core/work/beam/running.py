@@ -20,7 +20,7 @@ def call_for_each(
     options: Mapping[str, str],
     step: str,
 ) -> None:
-    """Call a function for each number on the workers of a runner.
+    """Call a function for each number, on the workers of an Apache Beam runner.
 
     Args:
         numbers: The numbers, which are divided between the workers.
