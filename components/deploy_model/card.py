@@ -58,6 +58,7 @@ _NAMED = 5  # Regression targets in the first sentence.
 _NAME = 60  # Longest name of a class or slice, in characters.
 # Hyper-parameters to show, in this order, unless they are off.
 _SETTINGS = (
+    "initial_model",
     "epochs",
     "stages",
     "batch_size_per_replica",

@@ -11,7 +11,7 @@ import numpy as np
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.sketches import SKETCH, DataSketch
-from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest
+from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE, PREDICTIONS_FILE, Manifest, ModelInfo
 from tpu_components.core.examples.interface import CorpusInput
 from tpu_components.core.files import storage
 from tpu_components.core.files.unpacking import read_arrays
@@ -91,10 +91,13 @@ def deploy_model(
     _check_evaluation(evaluation, evaluation_dir, model_dir, manifest)
     champion = evaluation.registered_champion.digest if evaluation.registered_champion else None
     expected = _evaluated_answers(evaluation_dir, manifest)
+    training = ModelInfo.load(model_dir).training
+    initial = training.get("initial_model_digest", "")
     lineage = {
         "dataset": {"source": manifest.source, "fingerprint": manifest.fingerprint},
         "split": evaluation.split,
         SKETCH: dataclasses.asdict(DataSketch.make(manifest)),
+        **({"initial_model": {"name": training["initial_model"], "digest": initial}} if initial else {}),
         **params.lineage,
         **({PREFLIGHT: params.preflight} if params.preflight else {}),
     }

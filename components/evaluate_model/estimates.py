@@ -375,7 +375,9 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
         centers, scales = _centers(areas * number, number, decide)
         influence += np.where(kind, rights - centers, 0) @ scales
         fewest = np.minimum(fewest, decide)
-    return _mean_over_classes(areas, influence * (num_examples / num_labels), fewest)
+    area = _mean_over_classes(areas, influence * (num_examples / num_labels), fewest)
+    # Its standard error is smallest where it is by chance too high: Student's quantile of half as many examples.
+    return dataclasses.replace(area, freedom=min(area.freedom, _num_deciding(fewest) / 2))
 
 
 def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -409,8 +411,14 @@ def mean_average_precision(positive: np.ndarray, scores: np.ndarray, members: An
     decide = _count_deciding(positive, members)
     centers, scales = _centers(areas * counts, counts, decide)
     influence = (np.where(positive, precision - centers, 0) + others) @ scales * (num_examples / num_labels)
-    # A positive example is one of those that its precision is of: the precision of few is above that of many.
-    bias = -float((np.where(positive, (1 - precision) / number, 0).sum(axis=0) / counts).mean())
+    # A positive example is one of those that its precision is of: the precision of few is above that of many, by the
+    # share of negatives among the others, divided by the number of all. The first of all has no others: those of the
+    # label's other positive examples count, which is rather too much.
+    others_are_negative = number * (1 - precision) / np.maximum(number - 1, 1)
+    has_others = positive & (number > 1)
+    usual = np.where(has_others, others_are_negative, 0).sum(axis=0) / np.maximum(has_others.sum(axis=0), 1)
+    excess = np.where(number > 1, others_are_negative, usual) / number
+    bias = -float((np.where(positive, excess, 0).sum(axis=0) / counts).mean())
     return _mean_over_classes(areas, influence, decide, bias)
 
 
@@ -441,38 +449,54 @@ def _calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any)
     confidence, places = _confidence(probabilities)
     gap = hit - confidence
     influence = _mean(gap * np.sign(np.bincount(places, gap))[places]).influence
-    design = np.ones(len(bins))
+    shared, num_drawn = np.eye(len(bins)), math.inf
     if members is not None:
         own = sparse.csr_array((np.ones(len(gap)), (np.arange(len(gap)), np.unique(places, return_inverse=True)[1])))
         means = own @ np.array([item["accuracy"] - item["confidence"] for item in bins])
         apart = own.multiply((gap - means)[:, None]).tocsr()
-        grouped, single = (part.multiply(part).sum(axis=0) for part in (members @ apart, apart))
-        design = np.sqrt(np.maximum(grouped / np.where(single > 0, single, 1), 1))
-    return Estimate(value, influence, find_interval=functools.partial(_calibration_interval, bins, design))
+        grouped, single = members @ apart, np.maximum(apart.multiply(apart).sum(axis=0), 1e-12)
+        shared = (grouped.T @ grouped).toarray() / np.sqrt(np.outer(single, single))
+        np.fill_diagonal(shared, np.maximum(shared.diagonal(), 1))
+        num_drawn = members.shape[0] - 1
+    return Estimate(value, influence, find_interval=functools.partial(_calibration_interval, bins, shared, num_drawn))
 
 
-def _calibration_interval(bins: list[dict[str, Any]], design: np.ndarray, sure: float) -> tuple[float, float]:
+def _calibration_interval(
+    bins: list[dict[str, Any]], shared: np.ndarray, freedom: float, sure: float
+) -> tuple[float, float]:
     """Return the bounds of the calibration error.
 
     The error is a sum of absolute gaps between confidence and accuracy, one for each bin. Chance alone gives every bin
     a gap, so that the error is too high, most of all for a calibrated model. The lower bound is the error of gaps that
     are smaller by so much that one as high as the computed one is as rare as the confidence says. The gaps are drawn
-    from normal distributions; `design`, float64[bins], widens these for examples in groups. The upper bound ignores
-    that the error is too high.
+    from Student's distribution. The upper bound ignores that the error is too high.
+
+    Args:
+        bins: See `calibration_bins`.
+        shared: float64[bins, bins]: covariance of the gaps, in units of independent examples' standard errors.
+        freedom: Degrees of freedom.
+        sure: Confidence.
     """
     counts, middle, accuracy = (np.array([item[name] for item in bins]) for name in ("count", "confidence", "accuracy"))
     gaps, weights = accuracy - middle, counts / counts.sum()
     smoothed = (accuracy * counts + 1) / (counts + 2)
-    errors = design * np.sqrt(np.maximum(middle * (1 - middle), smoothed * (1 - smoothed)) / counts)
-    noises = np.random.default_rng(0).normal(size=(_NUM_DRAWS, len(bins))) * errors
+    errors = np.sqrt(np.maximum(middle * (1 - middle), smoothed * (1 - smoothed)) / counts)
+    values, vectors = np.linalg.eigh(shared)
+    spread = errors[:, None] * vectors * np.sqrt(np.maximum(values, 0))
+    rng = np.random.default_rng(0)
+    noises = rng.normal(size=(_NUM_DRAWS, len(bins))) @ spread.T
+    if freedom < math.inf:
+        noises /= np.sqrt(rng.chisquare(freedom, (_NUM_DRAWS, 1)) / freedom)
     error = float(np.abs(gaps) @ weights)
 
     def is_as_high(size: float) -> bool:
         return bool(np.quantile(np.abs(size * gaps + noises) @ weights, (1 + sure) / 2) >= error)
 
     least, _ = _bisect(is_as_high, 0.0, 1.0, _CALIBRATION_HALVINGS)  # The gaps' true size, as a share of the computed.
-    upper = error + float(special.ndtri((1 + sure) / 2) * np.linalg.norm(weights * errors))
-    return least * error, min(upper, 1.0)
+    reach = float(
+        special.stdtrit(min(freedom, 1e9), (1 + sure) / 2) * np.linalg.norm((weights * np.sign(gaps)) @ spread)
+    )
+    return least * error, min(error + reach, 1.0)
 
 
 def _bisect(holds: Callable[[float], bool], low: float, high: float, halvings: int = 30) -> tuple[float, float]:

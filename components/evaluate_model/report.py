@@ -178,6 +178,8 @@ def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, 
         "Training": f"{training['epochs']} epochs{in_stages}, {training['seconds']:,.0f} s, "
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
     }
+    if initial := training.get("initial_model"):
+        facts["Started from"] = initial
     if paid := training.get("paid_seconds"):
         parts = ", ".join(f"{paid[part]:,.0f} {words}" for part, words in _GOODPUT.items())
         sessions = "1 session" if training["sessions"] == 1 else f"{training['sessions']:,} sessions"

@@ -6,7 +6,7 @@ If weights are sharded over several hosts, each host has a further file, and the
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -178,8 +178,13 @@ def restore(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """
     if variables.keys() != arrays.keys():
         raise ValueError(f"Checkpoint of another model: {sorted(variables.keys() ^ arrays.keys())[:4]} differ.")
-    for name, variable in variables.items():
-        variable.assign(_placed(arrays[name], variable))
+    assign(list(variables.values()), [arrays[name] for name in variables])
+
+
+def assign(variables: Sequence[Any], arrays: Sequence[Array]) -> None:
+    """Assign values to variables, each in its variable's sharding."""
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(_placed(array, variable))
 
 
 def hold(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:

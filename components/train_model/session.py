@@ -26,6 +26,7 @@ from tpu_components.core.models.trained import check_rebuilds
 from tpu_components.train_model import checkpoint as checkpoints
 from tpu_components.train_model.checkpoint import TrainingProgress
 from tpu_components.train_model.goodput import Sessions
+from tpu_components.train_model.initial_model import InitialModel
 from tpu_components.train_model.params import TrainParams
 from tpu_components.train_model.parts import Array, PartsWriter
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, INPUT, Stopwatch
@@ -36,8 +37,9 @@ _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "resid
 
 
 def fixed_parameters(params: TrainParams) -> list[tuple[str, Any]]:
-    """Return the parameters that must be equal in all sessions of a run."""
-    return sorted((name, value) for name, value in dataclasses.asdict(params).items() if name not in _FREE_TO_CHANGE)
+    """Return the parameters that must be equal in all sessions of a run; the initial model counts by its digest."""
+    free = (*_FREE_TO_CHANGE, "initial_model")
+    return sorted((name, value) for name, value in dataclasses.asdict(params).items() if name not in free)
 
 
 def digest(*facts: Any) -> str:
@@ -59,8 +61,10 @@ class Session:
         unchanged: Verification of the records; checkpoints wait for it.
         company: Process group of the hosts.
         sessions: Record of this session and of earlier ones.
+        initial: Model whose weights the training starts with; None for new weights.
 
     Attributes:
+        initial: As above.
         model: The keras.Model, compiled for `stage`.
         progress: Progress of the run.
         steps: Steps of an epoch.
@@ -79,10 +83,12 @@ class Session:
         unchanged: "Future[None]",
         company: ProcessGroup,
         sessions: Sessions,
+        initial: InitialModel | None = None,
     ) -> None:
         import keras
 
         self.params, self.manifest, self.device, self.company = params, manifest, device, company
+        self.initial = initial
         self.checkpoint_dir, self.sessions, self.is_writer = checkpoint_dir, sessions, company.hosts.is_writer
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self.num_examples = manifest.split(TRAIN).num_examples
@@ -91,6 +97,10 @@ class Session:
         with device.scope():
             warn = functools.partial(progress.say, STEP)
             self.model = build_model(params.model, manifest.interface, params.model_parameters, warn)
+        if initial:
+            weights = initial.weights(self.model)
+            with device.scope():
+                checkpoints.assign(self.model.weights, weights)
         self.freezer, self.stages = Freezer(self.model), plan_stages(params)
         for stage in self.stages:  # Raises for a name that matches no layer, before training.
             self.freezer.freeze(stage.frozen)
@@ -100,7 +110,8 @@ class Session:
             warn(used)
         self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
         identity = digest(
-            fixed_parameters(params), manifest.fingerprint, device.backend, device.precision, self.model.get_config()
+            *(fixed_parameters(params), manifest.fingerprint, device.backend, device.precision),
+            *(self.model.get_config(), *([initial.digest] if initial else [])),
         )
         self.progress = TrainingProgress(identity=identity, batch_size=self.batch_size)
         self.best: Mapping[str, Array] | None = None  # Weights of the best epoch.

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ from tpu_components.train_model import checkpoint as checkpoints
 from tpu_components.train_model import heartbeat
 from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
 from tpu_components.train_model.goodput import Sessions
+from tpu_components.train_model.initial_model import InitialModel, find_initial_model, require_same_data
 from tpu_components.train_model.loop import DeviceLoop, FitLoop, Loop, ResidentFeed, StreamedFeed
 from tpu_components.train_model.params import TrainParams, TrainResult
 from tpu_components.train_model.parts import Array
@@ -102,34 +104,46 @@ def train_model(
     if not hosts.is_writer:
         os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # Only host 0 logs.
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
-    settings = digest(fixed_parameters(params), manifest.fingerprint)
-    sessions = Sessions(checkpoint_dir, settings, started, hosts.is_writer)
-    with heartbeat.required(), sessions.recorded():
-        raise_locked_memory()
-        device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
-        dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
-        if device.backend == "jax":
-            devices.keep_programs(checkpoint_dir / _PROGRAMS_DIR)
-        unchanged = _in_background(lambda: manifest.check_shards(records_dir, share=hosts.share))
-        if params.sharding == FULLY_SHARDED:
-            device = fully_shard(device)
-        company = ProcessGroup(hosts)
-        with company.together():
-            try:
-                session = Session(params, manifest, device, checkpoint_dir, unchanged, company, sessions)
-                training = _Training(session, records_dir)
-                training.run()
-            except InputError:
-                raise
-            except Exception:
-                unchanged.result()  # Changed records may be the cause; then this raises a clearer error.
-                raise
-            unchanged.result()
-            result = training.result(begun)
-            if hosts.is_writer:
-                training.save(output, result)
-                leave_report(device, output.parent, result, started)
+    with tempfile.TemporaryDirectory(prefix="initial-") as scratch:
+        initial = _find_initial(params, manifest, Path(scratch))
+        facts = (fixed_parameters(params), manifest.fingerprint, *([initial.digest] if initial else []))
+        sessions = Sessions(checkpoint_dir, digest(*facts), started, hosts.is_writer)
+        with heartbeat.required(), sessions.recorded():
+            raise_locked_memory()
+            device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)
+            dataclasses.replace(params, num_replicas=device.num_replicas).check_batch_fits(num_examples)
+            if device.backend == "jax":
+                devices.keep_programs(checkpoint_dir / _PROGRAMS_DIR)
+            unchanged = _in_background(lambda: manifest.check_shards(records_dir, share=hosts.share))
+            if params.sharding == FULLY_SHARDED:
+                device = fully_shard(device)
+            company = ProcessGroup(hosts)
+            with company.together():
+                try:
+                    session = Session(params, manifest, device, checkpoint_dir, unchanged, company, sessions, initial)
+                    training = _Training(session, records_dir)
+                    training.run()
+                except InputError:
+                    raise
+                except Exception:
+                    unchanged.result()  # Changed records may be the cause; then this raises a clearer error.
+                    raise
+                unchanged.result()
+                result = training.result(begun)
+                if hosts.is_writer:
+                    training.save(output, result)
+                    leave_report(device, output.parent, result, started)
     return result
+
+
+def _find_initial(params: TrainParams, manifest: Manifest, scratch: Path) -> InitialModel | None:
+    """Return the model that the training starts with; None for new weights, which is said where one is named."""
+    if initial := find_initial_model(params.initial_model, scratch):
+        require_same_data(initial, manifest)
+        progress.say(STEP, f"starting with the weights of {initial.name}")
+    elif params.initial_model:
+        progress.say(STEP, f"{params.initial_model} has no version yet: starting with new weights")
+    return initial
 
 
 def _in_background(work: Callable[[], None]) -> "Future[None]":
@@ -469,7 +483,7 @@ class _Training:
         """Write the model's folder atomically."""
         import keras
 
-        session, manifest = self._session, self._session.manifest
+        session, manifest, initial = self._session, self._session.manifest, self._session.initial
         keras.distribution.set_distribution(None)  # Only this host builds the copy that verifies the saved model.
         progress.say(STEP, _time_line(result.time))
         if result.sessions > 1:
@@ -485,7 +499,7 @@ class _Training:
             if self._tensorboard_dir.is_dir():
                 storage.link_tree(self._tensorboard_dir, staged / _TENSORBOARD_DIR)
             copy_vocabulary(self._records_dir, staged, manifest.input)
-            save_trained_on(self._records_dir, staged)
+            save_trained_on(self._records_dir, staged, initial.directory if initial else None)
             ModelInfo(
                 name=session.params.model,
                 parameters=dict(session.params.model_parameters),
@@ -497,6 +511,8 @@ class _Training:
                     **dataclasses.asdict(session.params),
                     **dataclasses.asdict(result),
                     "host": devices.describe_host(),
+                    "initial_model": initial.name if initial else "",
+                    **({"initial_model_digest": initial.digest} if initial else {}),
                 },
                 digests={name: file_sha256(staged / name) for name in (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE)},
             ).save(staged)

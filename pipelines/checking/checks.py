@@ -58,7 +58,8 @@ def check_inputs(config: Config, workspace: Path, listing: Listing | None = None
         )
     check_run_dir(config, run_dir)
     plan = check_data(config, listing)
-    _check_champion(config, plan.listing.class_names)
+    for role, place in (("champion", config.champion), ("initial model", config.training.initial_model)):
+        _check_earlier_model(config, role, place, plan.listing.class_names)
     return plan
 
 
@@ -102,25 +103,35 @@ def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
     return plan
 
 
-def _check_champion(config: Config, class_names: Sequence[str]) -> None:
-    champion = config.champion
-    if not champion or storage.is_remote(champion):
+def _check_earlier_model(config: Config, role: str, place: str, class_names: Sequence[str]) -> None:
+    """Check that a model that the run reads has the task and the classes of the data, as far as it is on this machine.
+
+    Args:
+        config: Configuration of the run.
+        role: `champion` or `initial model`.
+        place: Its folder, or `REGISTRY/MODEL@VERSION_OR_ALIAS`; empty for none.
+        class_names: Classes of the data.
+    """
+    if not place or storage.is_remote(place):
         return
-    if (named := parse_reference(champion)) is None:
-        ModelInfo.load(Path(champion))
+    if (named := parse_reference(place)) is None:
+        info = ModelInfo.load(Path(place))
     elif version := named[0].find(named[1]):
-        with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="earlier-") as scratch:
             info = ModelInfo.load(fetch(version, MODEL_DIR, Path(scratch)))
-        if info.task != config.data.asked:
-            raise InputError(
-                f"Cannot compare with the champion, {champion}: its task is {info.task}, and the data set's is "
-                f"{config.data.asked}. Let another task be another model: --set deploy.model_name=…"
-            )
-        if info.class_names != class_names:
-            raise InputError(
-                f"Cannot compare with the champion, {champion}: it knows the classes {list(info.class_names)}, and the "
-                f"data set has {list(class_names)}. Let other classes be another model: --set deploy.model_name=…"
-            )
+    else:
+        return
+    other = "be another model: --set deploy.model_name=…" if role == "champion" else "start with new weights."
+    if info.task != config.data.asked:
+        raise InputError(
+            f"Cannot use the {role}, {place}: its task is {info.task}, and the data set's is {config.data.asked}. Let "
+            f"another task {other}"
+        )
+    if info.class_names != class_names:
+        raise InputError(
+            f"Cannot use the {role}, {place}: it knows the classes {list(info.class_names)}, and the data set has "
+            f"{list(class_names)}. Let other classes {other}"
+        )
 
 
 def needs_check(config: Config) -> bool:

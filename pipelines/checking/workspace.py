@@ -38,6 +38,8 @@ def check_history(run_dir: Path) -> None:
 
 def with_registry(config: Config, workspace: Path) -> Config:
     """Return the configuration with its registry; by default the workspace's."""
+    named = config.deploy.registry if config.deploy else ""
+    config = config.on_registry(named or str((workspace / "registry").absolute()))
     if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
         return config
     if config.deploy.registry == VERTEX:
@@ -90,6 +92,7 @@ def _reads(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the key and the path of each input of a run."""
     yield "data.source", config.data_location
     yield "gate.champion", config.gate.champion
+    yield "training.initial_model", config.training.initial_model
     if config.training.model.endswith((".py", ".keras")):
         yield "model", config.training.model
     yield from (("model.files", file) for file in config.model_files)

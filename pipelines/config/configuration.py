@@ -5,10 +5,11 @@ import dataclasses
 import json
 import math
 import os
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
 
@@ -19,7 +20,7 @@ from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.models.lookup import check_model
-from tpu_components.core.registry.reference import reference
+from tpu_components.core.registry.reference import ALIAS, MODEL_NAME, reference
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_components.deploy_model.params import DeployParams
@@ -86,6 +87,32 @@ class Config:
         if self.gate.champion or not self.deploy or not self.deploy.registry:
             return self.gate.champion
         return reference(self.deploy.registry, self.deploy.model_name, self.deploy.alias)
+
+    def on_registry(self, root: str) -> Self:
+        """Return the configuration with the place of its registry, where it names an initial model of it.
+
+        Args:
+            root: The registry, for an initial model `MODEL@VERSION_OR_ALIAS`.
+        """
+        named = self.training.initial_model
+        if not re.fullmatch(rf"{MODEL_NAME}@(\d+|{ALIAS})", named):
+            return self
+        training = dataclasses.replace(self.training, initial_model=f"{root}/{named}")
+        return dataclasses.replace(self, training=training)
+
+    def machine_of(self, step: str) -> MachineSpec | None:
+        """Return the TPU that a step runs on; None if it has none.
+
+        Raises:
+            InputError: If the catalogue or the training's region does not have it.
+        """
+        if step == "train_model":
+            return self.machine
+        asked = self.resources.get(step, StepResources())
+        if not asked.machine:
+            return None
+        region = self.machine.region if self.machine else ""
+        return MachineSpec(asked.machine, region=region, timeout_seconds=asked.timeout)
 
     @property
     def data_location(self) -> str:
@@ -290,7 +317,28 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     read("deploy", _read_deploy, sections.get("name", "name"), raw.get("export") is not False)
     read("resources", _read_section, Mapping[Annotated[str, STEPS], StepResources], "resources")
     mistakes.raise_all()
-    return Config(model_files=sections.pop("model").files, **sections)
+    config = Config(model_files=sections.pop("model").files, **sections)
+    _check_machines(config)
+    return config
+
+
+def _check_machines(config: Config) -> None:
+    """Check the machines of steps other than the training."""
+    for step, asked in config.resources.items():
+        if asked.machine and step != "evaluate_model":
+            advice = "Use section machine." if step == "train_model" else "Set its cpu and memory."
+            raise InputError(
+                f"Only evaluate_model can have a TPU as resources.{step}.machine; the other steps work on CPUs. "
+                f"Received: {asked.machine!r}. {advice}"
+            )
+    if (machine := config.machine_of("evaluate_model")) is None:
+        return
+    machine.require_one_host("evaluate_model works on one host")
+    if config.gate.accelerator not in ("auto", "tpu") or config.gate.backend == "tensorflow":
+        raise InputError(
+            f"resources.evaluate_model.machine={machine.name} needs gate.accelerator=tpu and gate.backend=jax, or "
+            f"auto. Received: {config.gate.accelerator} and {config.gate.backend}. Leave them out."
+        )
 
 
 def _check_name(name: Any) -> str:
@@ -364,7 +412,8 @@ def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
         return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
 
     expanded = {**raw, "model": home(raw["model"])} if "model" in raw else {**raw}
-    for section, key in (("gate", "champion"), *(("deploy", key) for key in ("registry", "signing_key", "verify_key"))):
+    own = (("gate", "champion"), ("training", "initial_model"))
+    for section, key in (*own, *(("deploy", key) for key in ("registry", "signing_key", "verify_key"))):
         if isinstance(values := expanded.get(section), dict) and key in values:
             expanded[section] = {**values, key: home(values[key])}
     if isinstance(data := raw.get("data"), dict) and isinstance(source := data.get("source"), str):

@@ -1,6 +1,7 @@
 """Resources that steps request, also by the size of the data, and the time limit of the training."""
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -116,11 +117,13 @@ def check_target(config: Config, target: str) -> None:
             f"together: expected data.engine_tasks from 1 to {_MOST_FAN_OUT_TASKS} with data.engine=fan_out. "
             f"Received: {config.data.engine_tasks}."
         )
-    for name in ("cpu", "memory", "disk"):
-        if value := getattr(training, name):
+    on_tpu = [step for step, asked in config.resources.items() if step == "train_model" or asked.machine]
+    for step, name in itertools.product(on_tpu, ("cpu", "memory", "disk")):
+        if value := getattr(config.resources[step], name):
+            is_disk = name == "disk" and step == "train_model"
             raise InputError(
-                f"On Vertex AI the training has the whole TPU host. Received: resources.train_model.{name}={value!r}. "
-                "Leave it out" + ("; machine.boot_disk_size_gb sets the disk." if name == "disk" else ".")
+                f"On Vertex AI a step with a TPU has its host to itself. Received: resources.{step}.{name}={value!r}. "
+                "Leave it out" + ("; machine.boot_disk_size_gb sets the disk." if is_disk else ".")
             )
     for step, asked in config.resources.items():
         if asked.disk and gib(asked.disk) > VERTEX_DISK_GIB:
@@ -336,7 +339,8 @@ def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, f
         return size.splits.get(name, 0) / 2**30
 
     yield "create_tfrecords", BASE_GIB + 2 * size.held / 2**30
-    yield "evaluate_model", BASE_GIB + 2 * split_gib(config.gate.split)
+    if target != "vertex" or config.machine_of("evaluate_model") is None:
+        yield "evaluate_model", BASE_GIB + 2 * split_gib(config.gate.split)
     if config.export:
         yield "export_model", BASE_GIB + 2 * split_gib(config.export.split)
     if target == "kubeflow":

@@ -50,6 +50,8 @@ class StepResources:
         disk: Local disk, as `200Gi`.
         retries: Number of times that the step is started again when it fails.
         timeout: Seconds after which the step is stopped; 0 is never.
+        machine: TPU of one host for evaluate_model, as `v5e-1`; empty is none. The other steps work on CPUs, and the
+            training's machine has a section of its own.
 
     Raises:
         InputError: If a value has the wrong form or range.
@@ -60,6 +62,7 @@ class StepResources:
     disk: Annotated[str, _QUANTITY] = ""
     retries: Annotated[int, Range(-1)] = -1
     timeout: NotNegative = 0
+    machine: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -24,6 +24,7 @@ from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 _WITHOUT_EFFECT = (
     *("num_workers", "engine", "engine_tasks", "beam_options"),
     *("checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib"),
+    "initial_model",  # Its digest counts.
 )
 
 
@@ -171,17 +172,19 @@ def trained(config: Config, fingerprint: Mapping[str, str]) -> dict[str, str]:
         config: Configuration of the run, as it is compiled.
         fingerprint: That of the training step, from `platform_fingerprints`.
     """
-    asked = digest_of([_params(config.data), _params(config.training)])[:12]
+    initial = [config.training.initial_model] if config.training.initial_model else []
+    asked = digest_of([_params(config.data), _params(config.training), *initial])[:12]
     return {**{part: value for part, value in fingerprint.items() if part != "machine"}, "configuration": asked}
 
 
-def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str, str]:
+def step_keys(config: Config, data: str, champion_digest: str = "", initial_digest: str = "") -> dict[str, str]:
     """Return a key per step.
 
     Args:
         config: The run's configuration.
         data: The `data_version` of its source.
         champion_digest: Digest of the champion that a registry names; empty for none.
+        initial_digest: Digest of the model whose weights the training starts with; empty for none.
 
     Returns:
         Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
@@ -196,7 +199,7 @@ def step_keys(config: Config, data: str, champion_digest: str = "") -> dict[str,
     beside: dict[str, tuple[Any, ...]] = {
         "create_tfrecords": (data,),
         "preflight_training": (compiler_versions(), model),
-        "train_model": (model,),
+        "train_model": (model, *([initial_digest] if initial_digest else [])),
         "evaluate_model": (champion_files,),
     }
     keys: dict[str, str] = {}

@@ -17,6 +17,7 @@ from tpu_components.core.base.container_images import (
     SERVING_IMAGE,
     is_in_registry,
     other_steps_image,
+    with_image,
 )
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.files import storage
@@ -90,6 +91,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
         require_step_image(IMAGE, target)
     config = _with_registry(config, target, settings)
+    config = config.on_registry(config.deploy.registry) if config.deploy else config
     if config.data.engine == BEAM:
         _require_image(BEAM_IMAGE, target, "beam", "TPU_PIPELINES_BEAM_IMAGE")
         config = beam_job.with_settings(config, target, settings)
@@ -101,25 +103,31 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     training = _train_on(machine, config.training)
     from kfp import compiler
 
+    from tpu_components.evaluate_model.component import evaluate_model
     from tpu_components.train_model.component import train_model
     from tpu_pipelines.pipeline.exit_task import exit_task
     from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
     timeout = training_timeout(config, machine, target)
     machine = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
-    asked = resources_of(config, "train_model", target)
     made_of = trained(config, made_with["train_model"])
-    step = _WRAPPERS[target](train_model, machine, settings, config.name, asked, made_of)
     config = dataclasses.replace(config, training=training)
+    steps = {"train_model": _wrap(config, target, settings, "train_model", train_model, machine, made_of)}
+    if judge := config.machine_of("evaluate_model"):
+        judge.slice.require_target(target)
+        judge = in_region(judge, settings) if target == "vertex" else judge
+        config = dataclasses.replace(config, gate=dataclasses.replace(config.gate, accelerator="tpu"))
+        component = with_image(evaluate_model, IMAGE)  # That of the other steps may have no JAX.
+        steps["evaluate_model"] = _wrap(config, target, settings, "evaluate_model", component, judge)
     on_s3 = steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
 
     def place(name: str, task: Any) -> Any:
-        placed = place_on(target, task, resources_of(config, name)) if name != "train_model" else task
+        placed = task if name in steps else place_on(target, task, resources_of(config, name))
         return sign_in(placed, settings.s3_secret) if name in on_s3 else placed
 
     pipeline = training_pipeline(
         config,
-        train_step=lambda **inputs: place("train_model", step(**inputs)),
+        on_machines=steps,
         lineage=lineage(config),
         fingerprints=made_with,
         place=place,
@@ -131,6 +139,20 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
         compiler.Compiler().compile(pipeline, str(path))
         storage.write_bytes(output, path.read_bytes())
     return CompiledPipeline(output, machine, IMAGE, timeout, carried)
+
+
+def _wrap(
+    config: Config,
+    target: str,
+    settings: Settings,
+    step: str,
+    component: Any,
+    machine: MachineSpec,
+    made_of: Mapping[str, str] | None = None,
+) -> Step:
+    """Return a step's component on a machine of a platform; see `as_custom_job` and `as_tpu_pod`."""
+    asked = resources_of(config, step, target)
+    return _WRAPPERS[target](component, machine, settings, config.name, asked, made_of, step)
 
 
 def step_image() -> str:
@@ -180,6 +202,19 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     return config.machine
 
 
+def every_machine(config: Config, target: str) -> tuple[MachineSpec, ...]:
+    """Return the machines that a run may use: the training's, its fallbacks and the evaluation's.
+
+    Raises:
+        InputError: If the platform does not offer one of them; see `require_machine`.
+    """
+    machines = require_machine(config, target).candidates
+    if judge := config.machine_of("evaluate_model"):
+        judge.slice.require_target(target)
+        machines = (*machines, judge)
+    return machines
+
+
 def placed(config: Config, target: str, settings: Settings) -> Config:
     """Return the configuration with the machine's region: on Vertex AI, by default that of the settings.
 
@@ -206,7 +241,8 @@ def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
 def _check_readable(config: Config, target: str) -> None:
     """Check that the steps' containers can read everything that the configuration names."""
     refused = f"Cannot compile {config.name!r} for {target}:"
-    for name, place in (("data.source", config.data_location), ("gate.champion", config.gate.champion)):
+    models = {"gate.champion": config.gate.champion, "training.initial_model": config.training.initial_model}
+    for name, place in {"data.source": config.data_location, **models}.items():
         reads = storage.is_on_google if target == "vertex" else storage.is_remote
         is_on_registry = is_on_vertex(place.rpartition("/")[0]) and parse_reference(place) is not None
         if place and not reads(place) and not is_on_registry:

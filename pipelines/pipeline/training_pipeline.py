@@ -38,7 +38,7 @@ def _constants(params: Any, *but: str) -> dict[str, Any]:
 
 def training_pipeline(
     config: Config,
-    train_step: Callable[..., dsl.PipelineTask] = train_model,
+    on_machines: Mapping[str, Callable[..., dsl.PipelineTask]] = {},
     cache_keys: Mapping[str, str] | None = None,
     lineage: Mapping[str, Any] | None = None,
     place: Callable[[str, dsl.PipelineTask], dsl.PipelineTask] = lambda step, task: task,
@@ -50,7 +50,7 @@ def training_pipeline(
 
     Args:
         config: Parameters of every step. The pipeline's own inputs are the few that an operator changes per run.
-        train_step: The training component, plain or wrapped with a machine.
+        on_machines: The steps that run on a machine of their own, each as a component wrapped with it.
         cache_keys: Cache key of each step in a local run. Without them the platform computes keys, and a further step
             lists the source each time.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
@@ -63,15 +63,20 @@ def training_pipeline(
         A KFP pipeline, to compile or to call inside a kfp.local session.
     """
     # A platform's cache sees an alias only as text, and would miss that it has moved.
-    uncached = ("evaluate_model", "deploy_model") if parse_reference(config.champion) else ()
+    uncached = ["evaluate_model", "deploy_model"] if parse_reference(config.champion) else []
+    if parse_reference(config.training.initial_model):
+        uncached.append("train_model")
 
     def add(
         step: str, component: Callable[..., dsl.PipelineTask], is_last: bool = True, **inputs: Any
     ) -> dsl.PipelineTask:
+        component = on_machines.get(step, component)
         task = component(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
         if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Their pages show it in the title.
             task.set_env_variable(RUN_VARIABLE, config.name)
-        if step != "train_model":  # Its machine is set by `train_step`.
+        if step in on_machines:
+            task = place(step, task)
+        elif step != "train_model":
             task = place(step, apply(task, resources_of(config, step)))
         if cache_keys:  # Of a step with several tasks, only the last one is cached.
             return task.set_caching_options(True, cache_keys[step]) if is_last else task.set_caching_options(False)
@@ -112,7 +117,7 @@ def training_pipeline(
                 limits = {"timeout": preflight.outputs["timeout"]}
         training = add(
             "train_model",
-            train_step,
+            train_model,
             records=records,
             epochs=epochs,
             learning_rate=learning_rate,

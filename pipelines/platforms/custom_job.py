@@ -37,9 +37,9 @@ def in_region(machine: MachineSpec, settings: Settings) -> MachineSpec:
     return dataclasses.replace(machine, region=machine.region or settings.region)
 
 
-def custom_job_name(job_id: str) -> str:
-    """Return the name of a pipeline job's custom job, derived from the pipeline job's id."""
-    return f"{job_id}-train-model"
+def custom_job_name(job_id: str, step: str = "train_model") -> str:
+    """Return the name of a step's custom job, derived from the pipeline job's id."""
+    return f"{job_id}-{step.replace('_', '-')}"
 
 
 def as_custom_job(
@@ -49,6 +49,7 @@ def as_custom_job(
     name: str,
     asked: StepResources | None = None,
     fingerprint: Mapping[str, str] | None = None,
+    step: str = "train_model",
 ) -> Step:
     """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
 
@@ -60,13 +61,14 @@ def as_custom_job(
         name: Name of the run, and of its folder in the bucket.
         asked: Retries of the step; other resources come from the machine.
         fingerprint: Facts that determine the weights; part of the folder's name.
+        step: Name of the step.
 
     Raises:
         InputError: If the component has an input or output with the name of a job's field, or the bucket is not on
             Cloud Storage.
     """
     from google.protobuf import json_format
-    from kfp import components
+    from kfp import components, dsl
 
     if settings.bucket and not storage.is_on_google(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
@@ -84,7 +86,10 @@ def as_custom_job(
     spec = json_format.MessageToDict(component.pipeline_spec)
     (executor,) = spec["deploymentSpec"]["executors"].values()
     version = digest_of(fingerprint)[:12]
-    job = _job(_pool(executor["container"], machine, settings), values, machine, f"{name}/{version}", settings)
+    job = {
+        "display_name": custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER, step),
+        **_job(_pool(executor["container"], machine, settings), values, machine, f"{name}/{version}", settings),
+    }
     executor["container"] = {
         "image": LAUNCHER_IMAGE,
         "command": ["python3", "-u", "-m", _LAUNCHER],
@@ -103,10 +108,10 @@ def as_custom_job(
         }
         outputs = part.setdefault("outputDefinitions", {}).setdefault("parameters", {})
         outputs[_RESOURCES] = {"parameterType": "STRING"}
-    step = components.load_component_from_text(json.dumps(spec))
+    made = components.load_component_from_text(json.dumps(spec))
     if asked is None or not asked.retries:
-        return step
-    return lambda **inputs: apply_retries(step(**inputs), asked, machine.timeout_seconds)
+        return made
+    return lambda **inputs: apply_retries(made(**inputs), asked, machine.timeout_seconds)
 
 
 def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, Any]:
@@ -149,7 +154,6 @@ def _job(
 
     scheduling = {key: values[key] for key in ("timeout", "strategy", "restart_job_on_worker_restart")}
     return {
-        "display_name": custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER),
         "job_spec": {
             "worker_pool_specs": [pool],
             "scheduling": {**scheduling, **({"disable_retries": True} if machine.disable_retries else {})},

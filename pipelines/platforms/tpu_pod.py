@@ -49,6 +49,7 @@ def as_tpu_pod(
     name: str,
     asked: StepResources | None = None,
     fingerprint: Mapping[str, str] | None = None,
+    step: str = "train_model",
 ) -> Step:
     """Return a step whose pod requests a TPU from a GKE cluster, or starts a JobSet that does.
 
@@ -59,6 +60,7 @@ def as_tpu_pod(
         name: Name of the run, and of its folder on the first volume.
         asked: Further resources of the step; None requests none.
         fingerprint: Facts besides the inputs that determine the result; part of the folder's name.
+        step: Name of the step; only the training has checkpoints.
 
     Raises:
         InputError: If GKE does not have the machine, or several hosts have no shared volume.
@@ -68,7 +70,8 @@ def as_tpu_pod(
     # The folder depends on code and model, so that finished weights of others are not reused.
     version = digest_of(fingerprint)[:12]
     folder = next((f"{path.rstrip('/')}/{name}/{version}" for path in settings.volumes.values()), "")
-    environment = {**({"AIP_CHECKPOINT_DIR": folder} if folder else {}), **settings.environment}
+    checkpoints = {"AIP_CHECKPOINT_DIR": folder} if folder and step == "train_model" else {}
+    environment = {**checkpoints, **settings.environment}
     selectors, is_slice = node_selectors(machine, settings), machine.slice.hosts > 1
     timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
     if is_slice and not folder:
@@ -83,7 +86,7 @@ def as_tpu_pod(
         request = {"manifest": _jobset(template, machine, settings, name, timeout_seconds), "shared": f"{folder}/hosts"}
         environment[JOBSET_VARIABLE] = json.dumps(request, sort_keys=True)
 
-    def step(**inputs: Any) -> Any:
+    def make(**inputs: Any) -> Any:
         task = component(**inputs)
         if not is_slice:  # The pod that starts a JobSet has no TPU.
             task.set_accelerator_type("google.com/tpu").set_accelerator_limit(machine.slice.chips)
@@ -110,7 +113,7 @@ def as_tpu_pod(
             task.set_memory_request("2Gi" if is_slice else asked.memory)
         return kubernetes.set_timeout(task, timeout_seconds)
 
-    return step
+    return make
 
 
 def _tolerations(machine: MachineSpec) -> list[dict[str, str]]:
@@ -264,6 +267,7 @@ def steps_on_s3(config: Config, bucket: str) -> frozenset[str]:
     model = [config.training.model, *config.model_files]
     places = {"create_tfrecords": [config.data_location], **{step: [*model] for step in _RUN_THE_MODELS_CODE}}
     places["evaluate_model"].append(config.gate.champion)
+    places["train_model"].append(config.training.initial_model)
     return frozenset(step for step, uris in places.items() if any(map(_is_on_s3, uris)))
 
 

@@ -14,17 +14,24 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import safe_children, with_variables
 from tpu_components.core.base.progress import TERMINAL_VARIABLE, is_quiet, is_verbose, say
 from tpu_components.core.base.states import State
 from tpu_components.core.base.terminal import paragraph, printable
-from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE, REPORT_FILE, Manifest
+from tpu_components.core.examples.artifacts import (
+    PREFLIGHT_FILE,
+    PREFLIGHT_REPORT_FILE,
+    REPORT_FILE,
+    Manifest,
+    ModelInfo,
+)
 from tpu_components.core.files import storage
 from tpu_components.core.machines.device import describe_host
 from tpu_components.core.registry.opening import open_registry, parse_reference
-from tpu_components.core.registry.reference import is_on_vertex, reference
-from tpu_components.core.registry.versions import model_digest
+from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex, reference
+from tpu_components.core.registry.versions import Version, model_digest
 from tpu_components.core.results.evaluation_info import Decision, Evaluation
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.sources import csv_file
@@ -194,8 +201,9 @@ class _LocalRun:
         self._drop_leftovers()
         if not force:
             self._share_records()
+        initial_digest = self._pin_initial_model(data)
         self._champion, champion_digest = self._pin_champion()
-        self._keys = step_keys(config, data, champion_digest)
+        self._keys = step_keys(config, data, champion_digest, initial_digest)
         self._drop_undone_deployment()
         self._steps = config.steps
         self._cached = {step for step in self._steps if self._outputs(step) is not None}
@@ -223,6 +231,34 @@ class _LocalRun:
         storage.drop_half_written(self._run_dir)
         for replaced in self._run_dir.glob(".*.old"):
             shutil.rmtree(replaced, ignore_errors=True)
+
+    def _pin_initial_model(self, data: str) -> str:
+        """Replace the alias of the initial model by its version; returns the model's digest for the cache keys.
+
+        If this run has made that version, the model that the run started with counts, so that an equal run is found
+        again.
+        """
+        config, named = self._config, self._config.training.initial_model
+        if not named:
+            return ""
+        if (referred := parse_reference(named)) is None:
+            is_here = not storage.is_remote(named)
+            initial = model_digest(Path(named)) if is_here else digest_of([storage.list_files(named)])
+        elif (version := referred[0].find(referred[1])) is None:
+            return ""
+        else:
+            if isinstance(version, Version):
+                made = ModelInfo.load(version.directory / MODEL_DIR).training.get("initial_model_digest", "")
+                self._keys = step_keys(config, data, initial_digest=str(made))
+                trained = self._outputs("train_model")
+                if trained and model_digest(trained) == version.model_digest:
+                    return str(made)
+            initial = version.model_digest
+            pinned = reference(referred[0].root, referred[0].model_name, version.number)
+            training = dataclasses.replace(config.training, initial_model=pinned)
+            self._config = dataclasses.replace(config, training=training)
+        self._keys = step_keys(config, data, initial_digest=initial)
+        return initial
 
     def _pin_champion(self) -> tuple[str, str]:
         """Return the champion by its current version, and its digest for the cache keys.
@@ -403,7 +439,7 @@ def _make_runner(runner: str, config: Config) -> Any:
         raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
     source, location = find_source(config.data.source)
     data = str(Path(location).parent) if source is csv_file.SOURCE else location  # A table refers to files beside it.
-    reads = [data, config.training.model, config.gate.champion]
+    reads = [data, config.training.model, config.gate.champion, config.training.initial_model]
     reads += config.model_files
     reads += [config.deploy.signing_key, config.deploy.verify_key] if config.deploy else []
     mounts = []

@@ -90,41 +90,23 @@ def test_a_perfect_figure_of_few_examples_is_not_sure():
     assert high == 1
 
 
-# Lines of the table that miss their promise by more than two points; the README of evaluate_model lists them.
-_KNOWN_MISSES = {
-    ("20 Zipf classes", "500", "loss"),
-    ("100 Zipf classes", "10,000", "macro_precision"),
-    ("80 Zipf labels", "500", "macro_roc_auc"),
-    ("80 Zipf labels", "500", "mean_average_precision"),
-}
-
-
-# Lines that the program writes, and the table has when it is generated again.
-_NOT_YET_KINDS = {("40 patients, correlation 0.1", 1000), ("40 patients, correlation 0.3", 1000)}
-_NOT_YET_GATES = "bound_confidence"
-
-
 def test_the_table_keeps_what_the_gate_promises():
     lines = [line.strip("| ").split(" | ") for line in _TABLE.read_text(encoding="utf-8").splitlines() if "| " in line]
     figures = [line for line in lines if len(line) == 10 and line[0] != "data"]
     sizes = {(kind, size) for kind, (_, sizes) in intervals.KINDS.items() for size in sizes}
-    assert {(line[0], int(line[1].replace(",", ""))) for line in figures} | _NOT_YET_KINDS == sizes
+    assert {(line[0], int(line[1].replace(",", ""))) for line in figures} == sizes
     for kind, size, metric, _, shown, holds, promoted, wrong, power, ideal in figures:
         name = f"{metric} of {kind}, {size}"
-        keeps = (
-            (holds == "–" or float(holds) >= 93)
-            and (promoted == "–" or float(promoted) <= 7)
-            and (wrong == "–" or float(wrong) <= 7)
-        )
-        assert keeps == ((kind, size, metric) not in _KNOWN_MISSES), name
+        assert holds == "–" or float(holds) >= 93, name
+        assert promoted == "–" or float(promoted) <= 7, name
+        assert wrong == "–" or float(wrong) <= 7, name
         assert ideal == "–" or float(ideal) < 20 or float(power) >= 0.8 * float(ideal), name
         assert (holds == "–") == (float(shown) == 0), name
     gates = [line for line in lines if len(line) == 4 and line[0] != "gate"]
-    names = {name for name, *_ in intervals.SLICES}
-    assert {line[0] for line in gates} | {name for name in names if name.startswith(_NOT_YET_GATES)} == names
+    assert {line[0] for line in gates} == {name for name, *_ in intervals.SLICES}
     assert all(float(line[2]) <= 7 for line in gates)
     years = {line[0]: line[2:] for line in lines if len(line) == 8 and line[0] != "52 weeks"}
-    assert set(years) <= {name for name, _ in intervals.YEARS}
+    assert set(years) == {name for name, *_ in intervals.YEARS}
     for name, (error, *_, power, ideal) in years.items():
         assert name.endswith("test_decisions 1") or float(error) <= 7, name
         assert power == "–" or float(power) >= 0.8 * float(ideal), name

@@ -1,5 +1,6 @@
 """Names of the container images: of the steps and of the server."""
 
+import copy
 import os
 from typing import Any
 
@@ -28,6 +29,13 @@ def in_place_of_shell(component: Any) -> Any:
     command = component.component_spec.implementation.container.command
     command[:] = [word.replace("_KFP_RUNTIME=true python3", "_KFP_RUNTIME=true exec python3") for word in command]
     return component
+
+
+def with_image(component: Any, image: str) -> Any:
+    """Return a copy of a KFP component that runs in another image."""
+    copied = copy.deepcopy(component)
+    copied.component_spec.implementation.container.image = image
+    return copied
 
 
 def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:

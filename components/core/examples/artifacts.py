@@ -86,6 +86,10 @@ class Distribution:
     edges: tuple[float, ...]
     counts: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if not 0 < len(self.counts) == len(self.edges) - 1:
+            raise TypeError("distributions is expected to have a count between any two neighbouring edges")
+
 
 @dataclasses.dataclass(frozen=True)
 class Split:
@@ -173,15 +177,13 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
                 for name, split in splits.items()
             }
         manifest: Self = typed_values.read(_with_nested_input(raw), cls)
-        splits = manifest.splits.values()
+        if not (splits := manifest.splits.values()):
+            raise TypeError("splits is expected to have one at least")
         if len({len(split.class_counts) for split in splits}) > 1:
             raise TypeError("class_counts is expected to have a number for each class, in every split")
         num_targets = len(manifest.class_names) if manifest.task == REGRESSION else 0
         if any(len(split.targets) != num_targets for split in splits):
             raise TypeError("targets is expected to have the statistics of each target of a regression, in every split")
-        figures = (figure for split in splits for figure in split.distributions.values())
-        if any(len(figure.edges) != len(figure.counts) + 1 for figure in figures):
-            raise TypeError("distributions is expected to have a count between any two neighbouring edges")
         return manifest
 
     @property

@@ -76,11 +76,15 @@ def load_retired(files: Iterable[str]) -> np.ndarray:
     return np.concatenate(contents)
 
 
-def save_trained_on(records_dir: Path, model_dir: Path) -> None:
-    """Save the IDs of the training examples beside a model, if the records have IDs."""
+def save_trained_on(records_dir: Path, model_dir: Path, initial: Path | None = None) -> None:
+    """Save the IDs of the training examples beside a model, with those of the model that it started from.
+
+    Nothing is saved for records without IDs.
+    """
     identities = load_identities(records_dir, TRAIN)
     if identities is not None:
-        np.save(model_dir / TRAINED_ON_FILE, np.unique(identities))
+        before = [_load(initial / TRAINED_ON_FILE)[""]] if initial and (initial / TRAINED_ON_FILE).is_file() else []
+        np.save(model_dir / TRAINED_ON_FILE, np.unique(np.concatenate([identities, *before])))
 
 
 def find_seen(model_dir: Path, identities: np.ndarray) -> np.ndarray | None:

@@ -900,7 +900,7 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
     [
         (
             "resources.train_model.memory=64Gi",
-            r"training has the whole TPU host\. .*memory='64Gi'\. Leave it out\.",
+            r"a step with a TPU has its host to itself\. .*train_model\.memory='64Gi'\. Leave it out\.",
         ),
         ("resources.train_model.disk=200Gi", r"Leave it out; machine\.boot_disk_size_gb sets the disk\."),
         (
@@ -916,12 +916,77 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
             "data={source: sklearn:digits, engine: fan_out, engine_tasks: 91}",
             r"a step reads and writes 100 artifacts at most.* from 1 to 90 with data\.engine=fan_out\. Received: 91\.",
         ),
+        (
+            "resources.evaluate_model={machine: v5e-1, memory: 64Gi}",
+            r"a step with a TPU has its host to itself\. .*evaluate_model\.memory='64Gi'\. Leave it out\.",
+        ),
         ("resources.export_model.disk=1Ti", r"a disk of 100 GB, .* Received: resources\.export_model\.disk='1Ti'"),
     ],
 )
 def test_resources_that_vertex_has_no_words_for_are_refused(tmp_path, override, message):
     with pytest.raises(InputError, match=message):
         compile_digits("vertex", tmp_path / "pipeline.yaml", override)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_evaluation_can_have_a_tpu_of_its_own(tmp_path, target, monkeypatch):
+    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "docker.io/me/train:1")
+    path = tmp_path / "pipeline.yaml"
+    machine = "resources.evaluate_model={machine: v5e-1, timeout: 3600}"
+    compile_digits(target, path, "machine={name: v5e-4, region: us-west4}", machine)
+    spec = next(yaml.safe_load_all(path.read_text()))
+    task = spec["root"]["dag"]["tasks"]["evaluate-model"]
+    assert task["inputs"]["parameters"]["accelerator"]["runtimeValue"]["constant"] == "tpu"
+    assert spec["components"]["comp-evaluate-model"]["outputDefinitions"]["parameters"]["Output"]
+    container, pod, _ = executors(path)["evaluate-model"]
+    if target == "kubeflow":
+        assert container["image"] == "docker.io/me/train:1", "the image of the other steps may have no JAX"
+        asked = container["resources"]["accelerator"]
+        assert (asked["resourceType"], asked["resourceCount"]) == ("google.com/tpu", "1")
+        assert pod["nodeSelector"]["labels"]["cloud.google.com/gke-tpu-topology"] == "1x1"
+        assert pod["activeDeadlineSeconds"] == "3600"
+        return
+    job = container["args"][container["args"].index("--payload") + 1]
+    assert '"machine_type": "ct5lp-hightpu-1t"' in job
+    assert '"image_uri": "docker.io/me/train:1"' in job
+    assert '"display_name": "{{$.pipeline_job_name}}-evaluate-model"' in job
+    defaults = spec["components"]["comp-evaluate-model"]["inputDefinitions"]["parameters"]
+    assert (defaults["location"]["defaultValue"], defaults["timeout"]["defaultValue"]) == ("us-west4", "3600s")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["resources.export_model.machine=v5e-1"],
+            r"Only evaluate_model .*resources\.export_model\.machine.*cpu and",
+        ),
+        (["resources.train_model.machine=v5e-1"], r"Only evaluate_model .*Use section machine\."),
+        (["resources.evaluate_model.machine=v5e-16"], r"works on one host, and v5e-16 has 4 hosts"),
+        (["resources.evaluate_model.machine=v5e-3"], r"v5e-3.*v5e-4"),
+        (["resources.evaluate_model.machine=v5e-1", "gate.backend=tensorflow"], r"gate\.backend=jax, or auto"),
+        (["resources.evaluate_model.machine=v5e-1", "gate.accelerator=cpu"], r"gate\.accelerator=tpu"),
+    ],
+)
+def test_a_machine_that_a_step_cannot_use_is_refused(overrides, message):
+    with pytest.raises(InputError, match=message):
+        load_config("digits", ("machine=v5e-4", *overrides))
+
+
+def test_a_champion_that_a_training_starts_with_comes_from_the_registry(tmp_path):
+    """An alias may move without a change of the task's inputs, so the task is never taken from the platform's cache."""
+    path = tmp_path / "pipeline.yaml"
+    overrides = ("deploy.registry=vertex", "deploy.artifacts_uri=gs://b/r", "training.initial_model=digits@champion")
+    settings = dataclasses.replace(SETTINGS, secrets={}, volumes={})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpu_pipelines.pipeline.compile.SERVING_IMAGE", "docker.io/me/serving:1")
+        compile_digits("vertex", path, *overrides, settings=settings)
+        with pytest.raises(InputError, match=r"training\.initial_model must be on Cloud Storage.*'runs/digits/model'"):
+            compile_digits("vertex", path, "training.initial_model=runs/digits/model")
+    task = next(yaml.safe_load_all(path.read_text()))["root"]["dag"]["tasks"]["train-model"]
+    named = task["inputs"]["parameters"]["initial_model"]["runtimeValue"]["constant"]
+    assert named == "projects/my-project/locations/us-west1/models/digits@champion"
+    assert not task["cachingOptions"]
 
 
 def default_timeout(path):

@@ -94,7 +94,8 @@ def test_a_train_step_can_be_swapped_without_touching_the_others(compiled, tmp_p
     compiler.Compiler().compile(train_model, str(tmp_path / "train.yaml"))
     twin = kfp_components.load_component_from_file(str(tmp_path / "train.yaml"))
     compiler.Compiler().compile(
-        training_pipeline(load_config("digits", _REGISTRY), train_step=twin), str(tmp_path / "all.yaml")
+        training_pipeline(load_config("digits", _REGISTRY), on_machines={"train_model": twin}),
+        str(tmp_path / "all.yaml"),
     )
     swapped = yaml.safe_load((tmp_path / "all.yaml").read_text())
     assert swapped["root"] == compiled["root"]

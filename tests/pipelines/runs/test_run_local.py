@@ -166,7 +166,7 @@ def test_retraining_is_judged_against_the_registrys_champion(workspace, tmp_path
     done, worse = after(1)
     assert (done.returncode, worse["status"], worse["deployment"], champion()) == (3, "rejected", {}, "0002")
     assert worse["steps"]["train_model"]["cached"]
-    assert "is worse than the champion's" in worse["gate"]["reasons"][0]["text"]
+    assert any("is worse than the champion's" in reason["text"] for reason in worse["gate"]["reasons"])
 
     by_hand = ("--registry", str(registry), "--reason", "it calls every 7 a 1")
     assert tpu_pipelines_here("registry", "rollback", "digits", *by_hand).returncode == 0
@@ -188,6 +188,37 @@ def test_retraining_is_judged_against_the_registrys_champion(workspace, tmp_path
     assert (done.returncode, summary) == (2, None)
     assert "error: Cannot read" in done.stderr
     assert "aliases.json" in done.stderr
+
+
+@pytest.mark.slow  # Six runs, two of which train: half a minute.
+def test_a_training_that_starts_with_the_champion_goes_on_from_it_and_is_found_again(workspace, tmp_path):
+    registry = tmp_path / "registry"
+
+    def after(epochs):
+        settings = (
+            f"training.epochs={epochs}",
+            f"deploy.registry={registry}",
+            "training.initial_model=digits@champion",
+        )
+        words = (word for setting in ("preflight=false", *settings) for word in ("--set", setting))
+        _, summary = run(workspace, *words)
+        return summary, (workspace / "digits" / "run.log").read_text()
+
+    def is_found_again(epochs):
+        return all(step["cached"] or step["state"] == "skipped" for step in after(epochs)[0]["steps"].values())
+
+    first, log = after(1)
+    assert "digits@champion has no version yet: starting with new weights" in log
+    assert first["deployment"]["version"] == "0001"
+    assert is_found_again(1), "the champion is this run's own model"
+    second, log = after(3)
+    assert "starting with the weights of digits@0001" in log
+    assert second["deployment"]["version"] == "0002"
+    lineage = json.loads((registry / "digits" / "versions" / "0002" / "version.json").read_text())["lineage"]
+    assert lineage["initial_model"]["name"] == "digits@0001"
+    assert "| `initial_model` | digits@0001 |" in (registry / "digits" / "versions" / "0002" / "README.md").read_text()
+    assert "digits@0001" in (workspace / "digits" / "evaluation" / "report.html").read_text()
+    assert is_found_again(3)
 
 
 @pytest.mark.slow  # Two runs in processes of their own, which train to the same bytes: a minute.
@@ -418,6 +449,9 @@ def test_a_champion_that_knows_other_classes_is_refused_before_any_work(finished
     source = ("--set", f"data.source=images:{tmp_path / 'pets'}", "--set", registry)
     done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source)
     assert_user_error(done, "knows the classes ['0', '1'", "the data set has ['cat', 'dog']", "--set deploy.model_name")
+    start = ("--set", "deploy=false", "--set", f"training.initial_model={finished_run[0] / 'digits' / 'model'}")
+    done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source, *start)
+    assert_user_error(done, "Cannot use the initial model", "knows the classes ['0', '1'", "start with new weights")
     assert not (tmp_path / "w" / "digits").exists()
 
 

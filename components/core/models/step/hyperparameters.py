@@ -17,6 +17,7 @@ FLIPS = ("none", "horizontal", "vertical", "horizontal_and_vertical")
 # Parameters that do not change the compiled program: the host uses them, or the program takes them as arguments.
 _OUTSIDE_THE_PROGRAM = (
     "batch_size_per_replica",
+    "initial_model",
     "early_stopping_epochs",
     "monitor",
     "seed",
@@ -81,6 +82,10 @@ class TrainParams:
         warmup_epochs: Epochs over which the learning rate rises from zero.
         stages: Stages of the training, in order, each with `epochs`, `frozen` (layers that are not trained, by name or
             pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty is a single stage.
+        initial_model: Model whose weights the training starts with: `REGISTRY/MODEL@VERSION`, in a configuration also
+            `MODEL@VERSION` of its registry, or a folder that train_model wrote, here or on gs://. An alias, as
+            `digits@champion`, is a version too; if it has none, or nothing is named, the weights are new. Layers,
+            inputs and classes must be the same.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations have none.
         loss: A loss of Keras, such as `categorical_focal_crossentropy`; `auto` is the model's own, a function `loss` in
@@ -137,6 +142,7 @@ class TrainParams:
     schedule_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     warmup_epochs: Amount = 0.0
     stages: tuple[Stage, ...] = ()
+    initial_model: str = ""
     weight_decay: Amount = 0.0
     loss: str = OF_THE_TASK
     loss_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)

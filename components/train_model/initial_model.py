@@ -1,0 +1,91 @@
+"""The model whose weights a training starts with."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo
+from tpu_components.core.models.trained import load_trained_model
+from tpu_components.core.registry.opening import parse_reference
+from tpu_components.core.registry.reference import MODEL_DIR, version_name
+from tpu_components.core.registry.versions import fetch, fetch_folder, model_digest
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialModel:
+    """A trained model.
+
+    Attributes:
+        name: `MODEL@NUMBER` of a version, or the folder.
+        digest: SHA-256 of the model; see `model_digest`.
+        directory: The folder, on this machine.
+    """
+
+    name: str
+    digest: str
+    directory: Path
+
+    def weights(self, model: Any) -> list[np.ndarray]:
+        """Return its best weights, in the order of `model.weights`.
+
+        Args:
+            model: The keras.Model that takes them.
+
+        Raises:
+            InputError: If the two models do not have weights of the same names and shapes.
+        """
+        import keras
+
+        trained = load_trained_model(self.directory)
+        ours, theirs = ([(each.name, tuple(each.shape)) for each in one.weights] for one in (model, trained))
+        if ours != theirs:
+            place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+            differ = f"{len(ours)} and {len(theirs)}" if place is None else f"{ours[place]} and {theirs[place]}"
+            raise InputError(
+                f"Cannot start with the weights of {self.name}: expected those of the same model, and the weights of "
+                f"the two differ, {differ}. Set the model and its parameters as they were, or remove "
+                "training.initial_model."
+            )
+        return [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in trained.weights]
+
+
+def find_initial_model(named: str, scratch: Path) -> InitialModel | None:
+    """Return the model that `TrainParams.initial_model` names; None if it names none, or an alias without a version.
+
+    Args:
+        named: A folder, here or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+        scratch: Folder for a model on gs://.
+
+    Raises:
+        InputError: If there is no such model or version, or a file is not as it was registered.
+    """
+    if not named:
+        return None
+    if (referred := parse_reference(named)) is None:
+        directory = fetch_folder(named, scratch)
+        return InitialModel(named, model_digest(directory), directory)
+    registry, wanted = referred
+    version = registry.find(wanted)
+    if version is None:
+        return None
+    directory = fetch(version, MODEL_DIR, scratch)
+    return InitialModel(version_name(registry.model_name, version.number), model_digest(directory), directory)
+
+
+def require_same_data(initial: InitialModel, manifest: Manifest) -> None:
+    """Check that a model takes the inputs of a data set, and knows its classes.
+
+    Raises:
+        InputError: If it does not; of texts the vocabulary counts too, since it decides what an id means.
+    """
+    info = ModelInfo.load(initial.directory)
+    info.check_files(initial.directory)
+    if not info.fits(manifest):
+        raise InputError(
+            f"Cannot start with the weights of {initial.name}: expected {manifest.task} with "
+            f"{list(manifest.class_names)} and {manifest.input}, received {info.task} with {list(info.class_names)} "
+            f"and {info.input}. Train on such data, or remove training.initial_model."
+        )

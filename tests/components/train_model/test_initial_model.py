@@ -1,0 +1,85 @@
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.components.train_model.weights import weights_of
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import ModelInfo
+from tpu_components.core.examples.example_ids import TRAINED_ON_FILE
+from tpu_components.core.registry.versions import model_digest
+from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.train_model import train_model
+from tpu_components.train_model.initial_model import find_initial_model
+
+
+@pytest.fixture
+def earlier(trained_digits, tmp_path):
+    """A copy of a trained model that was trained on one example more."""
+    folder = shutil.copytree(trained_digits, tmp_path / "earlier")
+    trained_on = np.load(folder / TRAINED_ON_FILE)
+    np.save(folder / TRAINED_ON_FILE, np.append(trained_on, trained_on.max() + np.uint64(1)))
+    return folder
+
+
+@pytest.mark.parametrize(("backend", "replicas"), [("tensorflow", 1), ("tensorflow", 2), ("jax", 2)])
+def test_a_training_starts_with_the_weights_of_another_model(
+    quick, earlier, digits_records, tmp_path, run_step, run_step_here, backend, replicas
+):
+    """With a learning rate of nearly nothing they stay as they are, but for what batch normalization measures."""
+    params = replace(
+        quick, initial_model=str(earlier), epochs=1, learning_rate=1e-12, backend=backend, num_replicas=replicas
+    )
+    run_anywhere, output = run_step_here if (backend, replicas) == ("tensorflow", 1) else run_step, tmp_path / "out"
+    assert run_anywhere("train_model", params, records=digits_records, output=output).returncode == 0
+    before, after = weights_of(earlier), weights_of(output)
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not np.allclose(before[name], after[name], atol=1e-6)}
+    assert any(before[name].ndim == 4 for name in before.keys() - moved)
+    assert not any(before[name].ndim > 1 for name in moved), moved
+    training = ModelInfo.load(output).training
+    assert (training["initial_model"], training["initial_model_digest"]) == (str(earlier), model_digest(earlier))
+    seen = np.load(output / TRAINED_ON_FILE)
+    assert set(np.load(earlier / TRAINED_ON_FILE)) <= set(seen), "what the first was trained on, the second was too"
+
+
+# A second training in this process is the same one if its layers have the same names.
+_NAMED = """
+import keras
+def build_model(image_shape, num_classes):
+    return keras.Sequential([
+        keras.Input(image_shape, dtype="uint8", name="image"), keras.layers.Flatten(name="flat"),
+        keras.layers.Dense(num_classes, activation="softmax", name="out")], name="plain")
+"""
+
+
+def test_another_initial_model_is_another_training(tiny, digits_records, tmp_path, capfd):
+    (tmp_path / "plain.py").write_text(_NAMED)
+    plain = replace(tiny, model=str(tmp_path / "plain.py"), epochs=1)
+    for seed in (1, 2):
+        train_model(replace(plain, seed=seed), digits_records, tmp_path / f"of-{seed}")
+    for seed, said in ((1, "starting with the weights"), (1, "continuing at epoch"), (2, "is of another training")):
+        params = replace(plain, initial_model=str(tmp_path / f"of-{seed}"))
+        train_model(params, digits_records, tmp_path / "out", tmp_path / "checkpoints")
+        assert said in capfd.readouterr().err
+
+
+def test_an_initial_model_of_other_layers_or_classes_is_refused(tiny, trained_digits, digits_records, tmp_path):
+    with pytest.raises(InputError, match=r"Cannot start with the weights of .*the weights of the two differ"):
+        train_model(replace(tiny, initial_model=str(trained_digits)), digits_records, tmp_path / "out")
+    named = tmp_path / "named"
+    write_records(WriteParams("sklearn:digits", class_names=tuple("abcdefghij")), named)
+    with pytest.raises(InputError, match=r"expected classification with \['a', .*, received classification with \['0'"):
+        train_model(replace(tiny, initial_model=str(trained_digits)), named, tmp_path / "out")
+    with pytest.raises(InputError, match=r"no-such-folder"):
+        train_model(replace(tiny, initial_model=str(tmp_path / "no-such-folder")), digits_records, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_alias_without_a_version_is_no_initial_model_and_a_missing_number_is_a_mistake(tmp_path):
+    registry = tmp_path / "registry"
+    assert find_initial_model("", tmp_path) is None
+    assert find_initial_model(f"{registry}/digits@champion", tmp_path) is None
+    with pytest.raises(InputError, match=r"'digits' has no version '0003' in .*registry"):
+        find_initial_model(f"{registry}/digits@0003", tmp_path)
