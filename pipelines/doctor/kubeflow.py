@@ -147,9 +147,11 @@ class KubeflowChecks:
     def _create_bucket(self) -> tuple[Command, ...]:
         if not storage.is_on_google(self._settings.bucket):
             return ()
-        name, region = split(self._settings.bucket)[0], self._settings.region
+        name, context = split(self._settings.bucket)[0], _GKE_CONTEXT.fullmatch(self._context)
+        region = self._settings.region or (re.sub("-[a-z]$", "", context["location"]) if context else "")
+        project = self._settings.project or (context["project"] if context else "")
         create = f"gcloud storage buckets create gs://{name} --uniform-bucket-level-access"
-        create += f" --location={region}" if region else ""
+        create += f" --location={region}" * bool(region) + f" --project={project}" * bool(project)
         return (Command(create, f"gcloud storage buckets describe gs://{name}"),)
 
     def _s3(self) -> str:
@@ -237,6 +239,12 @@ class KubeflowChecks:
         place = f"--cluster={context['cluster']} --location={context['location']} --project={context['project']}"
         flags = f"--machine-type={machine.machine_type}" + f" --tpu-topology={machine.tpu_topology}" * (hosts > 1)
         flags += f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}" + " --spot" * machine.spot
+        # By default a node may only read from buckets: https://cloud.google.com/kubernetes-engine/docs/how-to/access-scopes
+        flags += " --scopes=cloud-platform"
+        if not re.search("-[a-z]$", context["location"]):  # A slice is in one zone, and not each has the machine.
+            where = f"name={machine.machine_type} AND zone~^{context['location']}-"
+            zone = f"gcloud compute machine-types list --filter='{where}' --format='value(zone)' --limit=1"
+            flags += f' --node-locations="$({zone} --project={context["project"]})"'
         create = f"gcloud container node-pools create {name} {place} {flags}"
         return (Command(create, f"gcloud container node-pools describe {name} {place}"),)
 
@@ -248,9 +256,15 @@ class KubeflowChecks:
     def _queue(self) -> str:
         """Check the queue: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
         name, namespace = self._settings.kueue_queue, self._namespace
-        place = ("kueue.x-k8s.io", "v1beta1", namespace, "localqueues", name)
+
+        def find(version: str) -> None:
+            self._ask("get_namespaced_custom_object", "kueue.x-k8s.io", version, namespace, "localqueues", name)
+
         with lacking(f"there is no LocalQueue {name} in {namespace}", f"kubectl get localqueues -n {namespace}"):
-            self._ask("get_namespaced_custom_object", *place)
+            try:
+                find("v1beta2")
+            except MissingError:  # Before Kueue 0.15; 0.20 serves no other: its release notes.
+                find("v1beta1")
         return f"{name} in {namespace}"
 
     def _retries(self) -> str:
@@ -292,7 +306,8 @@ class KubeflowChecks:
         return f"{self._namespace}:{_RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER}"
 
     def _install_jobsets(self) -> tuple[Command, ...]:
-        return (Command(f"kubectl apply --server-side --context={self._context} -f {_JOBSETS}"),)
+        apply = f"kubectl apply --server-side --context={self._context} -f {_JOBSETS}"
+        return (Command(apply, f"kubectl get crd {PLURAL}.{GROUP} --context={self._context}"),)
 
     def _grant_jobsets(self) -> tuple[Command, ...]:
         """Return the commands for a role with all rights that the step needs, and for its binding."""

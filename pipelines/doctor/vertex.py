@@ -164,7 +164,9 @@ class VertexChecks:
         """Check that the services are enabled: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
         project = self._settings.project
         needed = [_VERTEX_AI, STORAGE]
-        if repository_of(self._image):
+        beam, serving = self._config.data.engine == BEAM, self._deploy.serving_image or SERVING_IMAGE
+        images = (self._image, other_steps_image(), BEAM_IMAGE if beam else "", serving)
+        if any(map(repository_of, filter(None, images))):
             needed.append(_REGISTRY)
         if not self._settings.service_account or self._settings.network:
             needed.append(_COMPUTE)  # Its default account runs pipelines that name no account.
@@ -178,12 +180,22 @@ class VertexChecks:
 
         def lack(name: str) -> Finding:
             enable = Command(f"gcloud services enable {name} --project={project}")
-            # A role can be granted to the service's own account only after that account exists.
-            account = Command(f"gcloud beta services identity create --service={name} --project={project}")
-            commands = (enable, account) if name == _VERTEX_AI else (enable,)
+            commands = (enable, *self._create_agent()) if name == _VERTEX_AI else (enable,)
             return Finding("APIs", Status.ERROR, f"{name} is not enabled", enable.text, commands)
 
         return map(lack, disabled)
+
+    def _create_agent(self) -> tuple[Command, ...]:
+        """Return the commands for Vertex AI's own account, which gets no role where it is made on request.
+
+        https://cloud.google.com/iam/docs/create-service-agents. The first APIs are those that the checks ask.
+        """
+        project = self._settings.project
+        return (
+            *(Command(f"gcloud services enable {name} --project={project}") for name in (RESOURCES, IAM)),
+            Command(f"gcloud beta services identity create --service={_VERTEX_AI} --project={project}"),
+            self._bind_project(self._agent, "roles/aiplatform.serviceAgent"),
+        )
 
     def _submitter(self) -> str:
         place = f"v3/projects/{self._settings.project}:testIamPermissions"
@@ -396,16 +408,22 @@ class VertexChecks:
     def _request_quota(self, machine: MachineSpec) -> tuple[Command, ...]:
         """Return the commands that ask for the quota; a person decides, and the answer comes by e-mail.
 
-        https://cloud.google.com/sdk/gcloud/reference/quotas/preferences/create.
+        https://cloud.google.com/sdk/gcloud/reference/beta/quotas/preferences/create; until gcloud 578 there is no other
+        track. A quota of a region has one preference, for the largest machine. Nothing else waits for the answer.
         """
-        project, (quota, needed) = self._settings.project, _quota_of(machine)
-        name = f"tpu-pipelines-{machine.name}{'-spot' * machine.spot}-{machine.region}"
+        project, (quota, _) = self._settings.project, _quota_of(machine)
+        alike = [_quota_of(other) for other in self._machines if other.region == machine.region]
+        most = max(needed for name, needed in alike if name == quota)
+        kind = quota.removeprefix("CustomModelTraining").removesuffix("PerProjectPerRegion").lower()
+        name = f"tpu-pipelines-{kind}-{machine.region}"
+        email = self._who.partition(":")[2].rstrip('"')
         ask = (
-            f"gcloud quotas preferences create --service={_VERTEX_AI} --quota-id={quota} --preferred-value={needed} "
-            f"--dimensions=region={machine.region} --preference-id={name} --project={project}"
+            f"gcloud beta quotas preferences create --service={_VERTEX_AI} --quota-id={quota} --preferred-value={most} "
+            f"--dimensions=region={machine.region} --preference-id={name} --email={email} --project={project} ||\n"
+            f"  echo 'The quota was not asked for: https://console.cloud.google.com/iam-admin/quotas?project={project}'"
         )
         enable = Command(f"gcloud services enable {_CLOUD_QUOTAS} --project={project}")
-        return enable, Command(ask, f"gcloud quotas preferences describe {name} --project={project}")
+        return enable, Command(ask, f"gcloud beta quotas preferences describe {name} --project={project}")
 
     # What it is connected to
 
@@ -421,7 +439,7 @@ class VertexChecks:
             raise LackError(
                 f"{network} has no private services access",
                 "gcloud services vpc-peerings connect --service=servicenetworking.googleapis.com "
-                f"--network={network.rpartition('/')[2]} --ranges=RANGE",
+                f"--network={network.rpartition('/')[2]} --ranges=RANGE --project={network.split('/')[1]}",
             )
         return network
 
@@ -508,16 +526,15 @@ class VertexChecks:
     # The commands that grant a role
 
     def _bind_project(self, member: str, role: str = _USER) -> Command:
-        # Without --condition, gcloud asks where another binding of the policy has one.
-        bound = _bind(f"gcloud projects add-iam-policy-binding {self._settings.project}", member, role)
-        return Command(f"{bound} --condition=None")
+        return _bind(f"gcloud projects add-iam-policy-binding {self._settings.project}", member, role)
 
     def _bind_account(self, member: str) -> Command:
         return _bind(f"gcloud iam service-accounts add-iam-policy-binding {self._account}", member, _ACTING)
 
 
 def _bind(command: str, member: str, role: str) -> Command:
-    return Command(f"{command} --member={member} --role={role}")
+    # Without --condition, gcloud asks where another binding of the policy has one.
+    return Command(f"{command} --member={member} --role={role} --condition=None")
 
 
 def _bind_bucket(name: str, member: str, role: str) -> Command:

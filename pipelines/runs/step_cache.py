@@ -132,7 +132,7 @@ class StepCache:
         try:
             outputs = typed_json.decode(storage.read_bytes(str(path)))
             located = {key: self._locate(value["uri"]) for key, value in outputs.items() if _is_artifact(value)}
-        except (InputError, ValueError, AttributeError, TypeError):
+        except (InputError, ValueError, AttributeError, TypeError, OSError):
             return None
         if None in located.values():
             return None

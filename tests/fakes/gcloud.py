@@ -31,7 +31,9 @@ echo "$*" >>"$FOLDER/commands"
 # Rule: a flag that a command does not have is an error, and a required one that is left out
 # (https://cloud.google.com/sdk/gcloud/reference: services enable, beta services identity create, storage buckets create
 # and add-iam-policy-binding, iam service-accounts create and add-iam-policy-binding, projects add-iam-policy-binding,
-# artifacts repositories create and add-iam-policy-binding, quotas preferences create, container node-pools create)
+# artifacts repositories create and add-iam-policy-binding, beta quotas preferences create, container node-pools create)
+# Rule: up to release 578 quotas are in the beta track alone (google-cloud-sdk lib/surface/quotas/__init__.py)
+# Rule: an increase of a quota needs an address (google/api/cloudquotas/v1/resources.proto, contact_email)
 _FLAGS = {
     "services enable": ((), ("project",)),
     "beta services identity create": (("service",), ("project",)),
@@ -42,7 +44,7 @@ _FLAGS = {
     "projects add-iam-policy-binding": (("member", "role"), ("condition",)),
     "artifacts repositories create": (("repository-format",), ("location", "project")),
     "artifacts repositories add-iam-policy-binding": (("member", "role"), ("location", "project", "condition")),
-    "quotas preferences create": (
+    "beta quotas preferences create": (
         ("preferred-value", "quota-id", "service"),
         ("project", "dimensions", "preference-id", "email", "justification"),
     ),
@@ -50,7 +52,7 @@ _FLAGS = {
         (),
         (
             *("cluster", "location", "project", "machine-type", "tpu-topology", "num-nodes", "enable-autoscaling"),
-            *("min-nodes", "max-nodes", "spot"),
+            *("min-nodes", "max-nodes", "spot", "scopes", "node-locations"),
         ),
     ),
 }
@@ -88,7 +90,8 @@ def apply(command: str, cloud: GoogleCloud) -> None:
         cloud.accounts[f"{name}@{flags['project']}.iam.gserviceaccount.com"] = Account(policy={"bindings": []})
     elif verb == "artifacts repositories create":
         cloud.repositories[name] = {"bindings": []}
-    elif verb == "quotas preferences create":
+    elif verb == "beta quotas preferences create":
+        assert "@" in flags["email"], command
         _, _, region = flags["dimensions"].partition("=")
         cloud.quotas[flags["quota-id"]] = {**cloud.quotas[flags["quota-id"]], region: int(flags["preferred-value"])}
     elif verb.endswith("add-iam-policy-binding"):

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.fakes.google_cloud import COMPUTE, Account, bind
+from tests.pipelines.doctor.test_script import AGENT
 from tpu_pipelines.cli.main import main
 
 MACHINE = ("--set", "machine=v5e-4")
@@ -106,8 +107,12 @@ def test_the_script_is_a_file_of_commands_for_what_is_missing(cloud, capfd, tmp_
     cloud.services.discard("aiplatform.googleapis.com")
     assert main(["doctor", "digits", *MACHINE, "--script", str(script)]) == 2
     assert f"bash {script}" in capfd.readouterr().err
-    assert script.read_text().splitlines()[-3:] == [
-        "# APIs: aiplatform.googleapis.com is not enabled",
+    lines = script.read_text().splitlines()
+    assert lines[lines.index("# APIs: aiplatform.googleapis.com is not enabled") + 1 :] == [
         "gcloud services enable aiplatform.googleapis.com --project=my-project",
+        "gcloud services enable cloudresourcemanager.googleapis.com --project=my-project",
+        "gcloud services enable iam.googleapis.com --project=my-project",
         "gcloud beta services identity create --service=aiplatform.googleapis.com --project=my-project",
+        f"gcloud projects add-iam-policy-binding my-project --member={AGENT} --role=roles/aiplatform.serviceAgent "
+        "--condition=None",
     ]

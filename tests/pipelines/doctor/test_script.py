@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import gcloud
-from tests.fakes.google_cloud import ME, TRAINER
+from tests.fakes.google_cloud import ME, PROJECT_NUMBER, TRAINER
 from tests.pipelines.doctor.test_kubeflow import _examine, servers, world  # noqa: F401
 from tests.pipelines.doctor.test_vertex import examine, fake, service  # noqa: F401
 from tpu_components.core.base.states import Status
 from tpu_components.train_model.jobset import RIGHTS
 from tpu_pipelines.doctor.findings import Command, Finding, as_script, errors_in
 
+AGENT = f"serviceAccount:service-{PROJECT_NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 
 
@@ -55,11 +56,12 @@ def test_the_script_for_an_empty_project_makes_all_but_the_images(fake, tmp_path
     )
     trainer = f"serviceAccount:{TRAINER} --role"
     assert grants == [
-        ("gs://my-bucket", trainer, "roles/storage.objectAdmin"),
+        ("gs://my-bucket", trainer, "roles/storage.objectAdmin --condition"),
+        ("my-project", f"{AGENT} --role", "roles/aiplatform.serviceAgent --condition"),
         ("my-project", trainer, "roles/aiplatform.user --condition"),
         ("my-project", f"user:{ME} --role", "roles/aiplatform.user --condition"),
-        (TRAINER, trainer, "roles/iam.serviceAccountUser"),
-        (TRAINER, f"user:{ME} --role", "roles/iam.serviceAccountUser"),
+        (TRAINER, trainer, "roles/iam.serviceAccountUser --condition"),
+        (TRAINER, f"user:{ME} --role", "roles/iam.serviceAccountUser --condition"),
     ]
 
 
@@ -109,7 +111,10 @@ def test_a_cluster_gets_its_pool_jobsets_and_the_rights_to_them(world):  # noqa:
     at = lines.index(f"gcloud container node-pools describe {pool} >/dev/null 2>&1 ||")
     assert lines[at + 1] == (
         f"  gcloud container node-pools create {pool} --machine-type=ct5lp-hightpu-4t --tpu-topology=4x4 "
-        "--num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=4"
+        "--num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=4 --scopes=cloud-platform "
+        '--node-locations="$(gcloud compute machine-types list '
+        "--filter='name=ct5lp-hightpu-4t AND zone~^us-central1-' --format='value(zone)' --limit=1 --project=my-project)"
+        '"'
     )
     gcloud.apply(lines[at + 1].removeprefix("  gcloud "), world.google.cloud)
     assert "gcloud storage buckets describe gs://my-bucket >/dev/null 2>&1 ||" in lines
