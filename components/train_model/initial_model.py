@@ -1,6 +1,7 @@
 """The model whose weights a training starts with."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,21 @@ class InitialModel:
         import keras
 
         trained = load_trained_model(self.directory)
-        ours, theirs = ([(each.name, tuple(each.shape)) for each in one.weights] for one in (model, trained))
+        ours, theirs = _shapes(model), _shapes(trained)
         if ours != theirs:
-            place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-            differ = f"{len(ours)} and {len(theirs)}" if place is None else f"{ours[place]} and {theirs[place]}"
+            pairs = itertools.zip_longest(ours, theirs, fillvalue="no more")
+            differ = next(f"{our} and {their}" for our, their in pairs if our != their)
             raise InputError(
                 f"Cannot start with the weights of {self.name}: expected those of the same model, and the weights of "
                 f"the two differ, {differ}. Set the model and its parameters as they were, or remove "
                 "training.initial_model."
             )
         return [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in trained.weights]
+
+
+def _shapes(model: Any) -> list[str]:
+    """Return name and shape of every weight."""
+    return [f"{weight.name} {tuple(weight.shape)}" for weight in model.weights]
 
 
 def find_initial_model(named: str, scratch: Path) -> InitialModel | None:
