@@ -215,6 +215,13 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
         share, asked = most / sum(counts.values()), config.gate.minimum.get("accuracy", 1.0)
         if asked <= share:
             yield f"gate.minimum.accuracy={asked:g} is reached by always answering {name!r}, {share:.2f} of them all"
+        if overview.is_imbalanced and not config.training.weighs_classes:
+            rare, least = min(counts.items(), key=lambda item: item[1])
+            yield (
+                f"the classes differ much in size, {most:,} of {name!r} and {least:,} of {rare!r}: "
+                "training.balance_classes=true lets them weigh the same, and gate.max_regression={macro_f1: 0} judges "
+                "all classes alike"
+            )
 
 
 def platform_checks(config: Config, target: str, settings: Settings) -> list[Check]:

@@ -46,6 +46,7 @@ KINDS = {
 }
 _OF_MANY = {".tar": "webdataset", ".parquet": "parquet", ".tfrecord": "tfrecords", ".tfrecords": "tfrecords"}
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".npz": "npz", ".txt": "corpus", **_OF_MANY}
+_IMBALANCE = 10  # Ratio of the largest class to the smallest from which classes are balanced.
 _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
 _LOOK_SECONDS = 10.0
@@ -92,6 +93,14 @@ class DataOverview(Displayed):
     def bad_share(self) -> float:
         """Expected share of bad examples: the larger one of unusable and of damaged examples."""
         return max(len(self.unusable) / max(1, self.num_inputs), len(self.damaged) / max(1, self.num_looked_at))
+
+    @property
+    def is_imbalanced(self) -> bool:
+        """Whether one class of several is so much larger than another that training should balance them."""
+        counts = self.class_examples.values()
+        return self.params.asked == CLASSIFICATION and max(counts, default=0) > _IMBALANCE * max(
+            1, min(counts, default=0)
+        )
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

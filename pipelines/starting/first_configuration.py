@@ -16,7 +16,7 @@ import yaml
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
-from tpu_components.core.examples.interface import CLASSIFICATION, CORPUS, IMAGE, TASKS, TEXT
+from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.results.metric_table import HIGHER, direction
 from tpu_components.core.sources.params import WriteParams, split_source
@@ -37,7 +37,6 @@ _SIDES = (32, 48, 64, 96)  # Sides of the training images; a CPU is slow with la
 _SMALL_PIXELS = 128 * 128  # Images of one size are not resized up to this number of pixels.
 _WANTED_STEPS = 1_500
 _TEXT_LEARNING_RATE = 0.003
-_IMBALANCE = 10  # Ratio of the largest class to the smallest from which classes are balanced.
 _BETTER = 0.1  # Macro F1 above that of a constant answer that is first asked for.
 _WIDTH = 110
 
@@ -113,7 +112,7 @@ def plan_start(
     data, reasons = _choose_data(overview, model)
     training, more = _choose_training(overview, is_ours=bool(files))
     raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
-    if _is_imbalanced(overview):
+    if overview.is_imbalanced:
         training["balance_classes"] = True
         more["training.balance_classes"] = "The classes differ much in size: a rare one weighs as much as a common one."
         constant = 1 / len(overview.class_examples)  # Macro F1 of always answering one class is at most this.
@@ -220,13 +219,6 @@ def _input_size(model: str) -> list[int] | None:
     return [int(side) for side in shapes[0]] if shapes else None
 
 
-def _is_imbalanced(overview: DataOverview) -> bool:
-    counts = overview.class_examples.values()
-    return overview.params.asked == CLASSIFICATION and max(counts, default=0) > _IMBALANCE * max(
-        1, min(counts, default=0)
-    )
-
-
 def _choose_training(overview: DataOverview, is_ours: bool) -> tuple[dict[str, Any], Reasons]:
     examples = overview.split_examples[TRAIN]
     # At least 20 steps per epoch, so that a trial of three epochs learns beyond the warmup.
@@ -255,7 +247,7 @@ def _hints(overview: DataOverview) -> list[str]:
     examples = overview.split_examples.get(TEST, 0)
     if examples < 100:
         hints.append(f"{examples:,} test examples tell models apart only if they differ much; more data would help")
-    if _is_imbalanced(overview):
+    if overview.is_imbalanced:
         hints.append("the classes differ much in size: they are balanced in training, and judged by macro_f1")
     return hints
 

@@ -1,4 +1,7 @@
-"""The project's step with what Keras names, beside Keras's own `fit`: `python -m tests.oracles.keras_names jax`."""
+"""The project's step with what Keras names, beside Keras's own `fit`, in float64.
+
+`python -m tests.oracles.keras_names jax` prints the largest distance of a weight.
+"""
 
 import json
 import sys
@@ -84,6 +87,14 @@ def compare(kind: str, name: str, is_jax: bool) -> float:
 def main(backend: str) -> dict[str, dict[str, float | str]]:
     """The distance of everything that Keras has, or why it is refused."""
     device.prepare(backend, "cpu", 1, "float32")
+    import keras
+
+    if backend == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     said: dict[str, dict[str, float | str]] = {}
     for kind in ("optimizer", "learning_rate_schedule", "loss"):
         for name in compiling._classes(kind):

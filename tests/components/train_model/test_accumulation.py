@@ -11,7 +11,7 @@ from tpu_components.train_model import train_model
 
 
 @pytest.mark.heavy  # Three trainings for each optimizer.
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lion"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lion", "adamw", "rmsprop", "adafactor", "muon"])
 def test_a_training_ended_within_an_accumulation_continues_to_the_same_weights(
     tiny, digits_records, tmp_path, optimizer
 ):

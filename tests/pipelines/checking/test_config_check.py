@@ -117,11 +117,14 @@ def test_data_that_are_not_there_are_an_error_and_downloads_a_hint(tmp_path):
         (["training.accelerator=cpu", "machine=v5e-1"], "leaves the machine"),
         (["training.early_stopping_epochs=3"], "no validation split"),
         (["gate.minimum.accuracy=0.9"], "always answering 'a'"),
+        ([], "19 of 'a' and 1 of 'b': training.balance_classes=true lets them weigh the same"),
     ],
 )
 def test_settings_that_contradict_are_named(overrides, words):
     config = load_config("digits", overrides)
     overview = DataOverview(config.data, "image", {"train": 9, "test": 9}, {"a": 19, "b": 1}, False, (), 0)
     assert [said for said in (*contradictions(config), *contradicted_by(overview, config)) if words in said]
+    weighed = load_config("digits", ["training.class_weights={a: 0.1}"])
+    assert not [said for said in contradicted_by(overview, weighed) if "differ much" in said]
     plain = load_config("digits")
     assert list(contradictions(plain)) == []
