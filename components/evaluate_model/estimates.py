@@ -376,7 +376,7 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
         influence += np.where(kind, rights - centers, 0) @ scales
         fewest = np.minimum(fewest, decide)
     area = _mean_over_classes(areas, influence * (num_examples / num_labels), fewest)
-    # Its standard error is smallest where it is by chance too high: Student's quantile of half as many examples.
+    # Where the area is too high by chance, its standard error is too low. Half as many degrees of freedom compensate.
     return dataclasses.replace(area, freedom=min(area.freedom, _num_deciding(fewest) / 2))
 
 
@@ -411,9 +411,9 @@ def mean_average_precision(positive: np.ndarray, scores: np.ndarray, members: An
     decide = _count_deciding(positive, members)
     centers, scales = _centers(areas * counts, counts, decide)
     influence = (np.where(positive, precision - centers, 0) + others) @ scales * (num_examples / num_labels)
-    # A positive example is one of those that its precision is of: the precision of few is above that of many, by the
-    # share of negatives among the others, divided by the number of all. The first of all has no others: those of the
-    # label's other positive examples count, which is rather too much.
+    # The precision at a positive example is computed over the examples ranked at or above it, and counts the example
+    # itself. It is therefore too high, by (share of negatives among the other examples) / rank. Rank 1 has no other
+    # examples: the mean share of the label's other positive examples is used, which corrects slightly too much.
     others_are_negative = number * (1 - precision) / np.maximum(number - 1, 1)
     has_others = positive & (number > 1)
     usual = np.where(has_others, others_are_negative, 0).sum(axis=0) / np.maximum(has_others.sum(axis=0), 1)
@@ -469,11 +469,11 @@ def _calibration_interval(
     The error is a sum of absolute gaps between confidence and accuracy, one for each bin. Chance alone gives every bin
     a gap, so that the error is too high, most of all for a calibrated model. The lower bound is the error of gaps that
     are smaller by so much that one as high as the computed one is as rare as the confidence says. The gaps are drawn
-    from Student's distribution. The upper bound ignores that the error is too high.
+    from Student's distribution. The upper bound does not correct for the error's upward bias.
 
     Args:
         bins: See `calibration_bins`.
-        shared: float64[bins, bins]: covariance of the gaps, in units of independent examples' standard errors.
+        shared: float64[bins, bins]: covariance of the gaps, in units of the standard errors of independent examples.
         freedom: Degrees of freedom.
         sure: Confidence.
     """

@@ -31,23 +31,24 @@ class EvaluateParams:
         minimum: Least value of a metric of which more is better, such as {"accuracy": 0.97}.
         maximum: Greatest value of a metric of which less is better, such as {"loss": 0.5}.
         max_regression: Margin by which a metric may be worse than the champion's; 0 means that it has to be better.
-            Either has to be so with `confidence`. In a configuration, the default is the task's own figure: accuracy,
-            micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
-        confidence: Sureness that a comparison with the champion needs: 0.95 promotes about one in twenty, or fewer, of
-            the models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and
+            Both are tested at the level `confidence`. In a configuration, the default is the task's own metric:
+            accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
+        confidence: Confidence level of the comparison with the champion: 0.95 promotes about one in twenty, or fewer,
+            of the models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and
             promotes a tie.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`: 52 for a
             retraining every week promotes falsely in one of twenty years, or fewer. With 1, each decision has the whole
             rate. They are counted beside the registry of the champion.
-        bound_confidence: Sureness that `minimum` and `maximum` need: 0.95 passes about one in twenty, or fewer, of the
+        bound_confidence: Confidence level of `minimum` and `maximum`: 0.95 passes about one in twenty, or fewer, of the
             models that are truly at the bound. 0.5 compares the figure as it is; the reason says how often such a model
-            comes out as high.
-        slices: Properties by which the examples are divided, each part to be judged by itself, so that a better mean
-            hides none that broke: `class`, of multi-label data every label, `length` of texts and `size` of
-            images (pixels of their files), in quarters, and what `data.slice_columns` keeps.
-        slice_minimum: Least accuracy of every slice; of multi-label data F1. A slice fails that is sure to be below.
+            scores as high.
+        slices: Properties by which the examples are divided into parts that are judged separately, so that a better
+            mean does not hide a part that became worse: `class` (for multi-label data, each label), `length` of texts
+            and `size` of images (pixels of their files), in quarters, and what `data.slice_columns` keeps.
+        slice_minimum: Least accuracy of every slice; of multi-label data F1. A slice fails if it is significantly
+            below.
         max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
-            champion's in a slice. A slice fails that is sure to be worse by more.
+            champion's in a slice. A slice fails if it is significantly worse by more.
         beat_baseline: Refuse a model that is no better, by more than chance explains, than the best constant answer:
             the most frequent class, the mean, the frequency of every character.
         split: The split to score.

@@ -43,12 +43,11 @@ class InitialModel:
         trained = load_trained_model(self.directory)
         ours, theirs = _shapes(model), _shapes(trained)
         if ours != theirs:
-            pairs = itertools.zip_longest(ours, theirs, fillvalue="no more")
-            differ = next(f"{our} and {their}" for our, their in pairs if our != their)
+            pairs = itertools.zip_longest(ours, theirs, fillvalue="no further weight")
+            our, their = next(pair for pair in pairs if pair[0] != pair[1])
             raise InputError(
-                f"Cannot start with the weights of {self.name}: expected those of the same model, and the weights of "
-                f"the two differ, {differ}. Set the model and its parameters as they were, or remove "
-                "training.initial_model."
+                f"Cannot start with the weights of {self.name}: this model has {our}, and {self.name} has {their}. Use "
+                "the model and parameters that it was trained with, or remove training.initial_model."
             )
         return [np.asarray(keras.ops.convert_to_numpy(weight)) for weight in trained.weights]
 
@@ -85,7 +84,7 @@ def require_same_data(initial: InitialModel, manifest: Manifest) -> None:
     """Check that a model takes the inputs of a data set, and knows its classes.
 
     Raises:
-        InputError: If it does not; of texts the vocabulary counts too, since it decides what an id means.
+        InputError: If inputs or classes differ. For texts, the vocabulary must be equal too: it maps words to ids.
     """
     info = ModelInfo.load(initial.directory)
     info.check_files(initial.directory)

@@ -37,7 +37,10 @@ _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "resid
 
 
 def fixed_parameters(params: TrainParams) -> list[tuple[str, Any]]:
-    """Return the parameters that must be equal in all sessions of a run; the initial model counts by its digest."""
+    """Return the parameters that must be equal in all sessions of a run, without the initial model.
+
+    That is compared by its digest.
+    """
     free = (*_FREE_TO_CHANGE, "initial_model")
     return sorted((name, value) for name, value in dataclasses.asdict(params).items() if name not in free)
 
@@ -64,7 +67,7 @@ class Session:
         initial: Model whose weights the training starts with; None for new weights.
 
     Attributes:
-        initial: As above.
+        initial: Model whose weights the training started with; None for new weights.
         model: The keras.Model, compiled for `stage`.
         progress: Progress of the run.
         steps: Steps of an epoch.

@@ -137,7 +137,7 @@ def train_model(
 
 
 def _find_initial(params: TrainParams, manifest: Manifest, scratch: Path) -> InitialModel | None:
-    """Return the model that the training starts with; None for new weights, which is said where one is named."""
+    """Return the initial model, or None. A message is logged if one is named and has no version yet."""
     if initial := find_initial_model(params.initial_model, scratch):
         require_same_data(initial, manifest)
         progress.say(STEP, f"starting with the weights of {initial.name}")

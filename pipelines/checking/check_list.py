@@ -219,8 +219,8 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
             rare, least = min(counts.items(), key=lambda item: item[1])
             yield (
                 f"the classes differ much in size, {most:,} of {name!r} and {least:,} of {rare!r}: "
-                "training.balance_classes=true lets them weigh the same, and gate.max_regression={macro_f1: 0} judges "
-                "all classes alike"
+                "training.balance_classes=true gives all classes the same weight, and "
+                "gate.max_regression={macro_f1: 0} judges all classes alike"
             )
 
 

@@ -104,7 +104,7 @@ def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
 
 
 def _check_earlier_model(config: Config, role: str, place: str, class_names: Sequence[str]) -> None:
-    """Check that a model that the run reads has the task and the classes of the data, as far as it is on this machine.
+    """Check that a model that the run reads has the task and the classes of the data; models on gs:// are not checked.
 
     Args:
         config: Configuration of the run.
@@ -121,16 +121,20 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
             info = ModelInfo.load(fetch(version, MODEL_DIR, Path(scratch)))
     else:
         return
-    other = "be another model: --set deploy.model_name=…" if role == "champion" else "start with new weights."
+    advice = (
+        "Register such models under another name: --set deploy.model_name=NAME"
+        if role == "champion"
+        else "Remove training.initial_model to start with new weights."
+    )
     if info.task != config.data.asked:
         raise InputError(
-            f"Cannot use the {role}, {place}: its task is {info.task}, and the data set's is {config.data.asked}. Let "
-            f"another task {other}"
+            f"Cannot use the {role}, {place}: its task is {info.task}, and the data set's is {config.data.asked}. "
+            f"{advice}"
         )
     if info.class_names != class_names:
         raise InputError(
             f"Cannot use the {role}, {place}: it knows the classes {list(info.class_names)}, and the data set has "
-            f"{list(class_names)}. Let other classes {other}"
+            f"{list(class_names)}. {advice}"
         )
 
 

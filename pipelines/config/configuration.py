@@ -89,10 +89,10 @@ class Config:
         return reference(self.deploy.registry, self.deploy.model_name, self.deploy.alias)
 
     def on_registry(self, root: str) -> Self:
-        """Return the configuration with the place of its registry, where it names an initial model of it.
+        """Return the configuration with `root/` before `training.initial_model`, if that names no registry itself.
 
         Args:
-            root: The registry, for an initial model `MODEL@VERSION_OR_ALIAS`.
+            root: Registry of an initial model `MODEL@VERSION`.
         """
         named = self.training.initial_model
         if not re.fullmatch(rf"{MODEL_NAME}@(\d+|{ALIAS})", named):
@@ -336,8 +336,9 @@ def _check_machines(config: Config) -> None:
     machine.require_one_host("evaluate_model works on one host")
     if config.gate.accelerator not in ("auto", "tpu") or config.gate.backend == "tensorflow":
         raise InputError(
-            f"resources.evaluate_model.machine={machine.name} needs gate.accelerator=tpu and gate.backend=jax, or "
-            f"auto. Received: {config.gate.accelerator} and {config.gate.backend}. Leave them out."
+            f"resources.evaluate_model.machine={machine.name} needs gate.accelerator to be tpu or auto, and "
+            f"gate.backend to be jax or auto. Received: {config.gate.accelerator} and {config.gate.backend}. Remove "
+            "both settings."
         )
 
 

@@ -122,8 +122,9 @@ def check_target(config: Config, target: str) -> None:
         if value := getattr(config.resources[step], name):
             is_disk = name == "disk" and step == "train_model"
             raise InputError(
-                f"On Vertex AI a step with a TPU has its host to itself. Received: resources.{step}.{name}={value!r}. "
-                "Leave it out" + ("; machine.boot_disk_size_gb sets the disk." if is_disk else ".")
+                f"On Vertex AI a step with a TPU uses the whole host, so cpu, memory and disk cannot be set. Received: "
+                f"resources.{step}.{name}={value!r}. Leave it out"
+                + ("; machine.boot_disk_size_gb sets the disk." if is_disk else ".")
             )
     for step, asked in config.resources.items():
         if asked.disk and gib(asked.disk) > VERTEX_DISK_GIB:

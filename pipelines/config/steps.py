@@ -50,8 +50,8 @@ class StepResources:
         disk: Local disk, as `200Gi`.
         retries: Number of times that the step is started again when it fails.
         timeout: Seconds after which the step is stopped; 0 is never.
-        machine: TPU of one host for evaluate_model, as `v5e-1`; empty is none. The other steps work on CPUs, and the
-            training's machine has a section of its own.
+        machine: TPU of one host for evaluate_model, as `v5e-1`; empty means no TPU. Other steps cannot have one, and
+            section `machine` has the training's.
 
     Raises:
         InputError: If a value has the wrong form or range.

@@ -166,8 +166,8 @@ def as_script(findings: Iterable[Finding], title: str) -> str:
     lines = [
         "#!/usr/bin/env bash",
         *textwrap.wrap(title, _SCRIPT_WIDTH, **_COMMENT),
-        "# Needs a project with a billing account. A repeated run changes nothing. A new account is known everywhere",
-        "# after a minute: repeat after an error.",
+        "# Needs a project with a billing account. Running this script again changes nothing. A new service account",
+        "# can take a minute to become visible: if a command fails, run the script again.",
         "set -euo pipefail",
     ]
     for finding in findings:

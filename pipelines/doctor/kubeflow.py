@@ -241,7 +241,8 @@ class KubeflowChecks:
         flags += f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}" + " --spot" * machine.spot
         # By default a node may only read from buckets: https://cloud.google.com/kubernetes-engine/docs/how-to/access-scopes
         flags += " --scopes=cloud-platform"
-        if not re.search("-[a-z]$", context["location"]):  # A slice is in one zone, and not each has the machine.
+        # A TPU slice is in one zone, and not every zone of a region has this machine type.
+        if not re.search("-[a-z]$", context["location"]):
             where = f"name={machine.machine_type} AND zone~^{context['location']}-"
             zone = f"gcloud compute machine-types list --filter='{where}' --format='value(zone)' --limit=1"
             flags += f' --node-locations="$({zone} --project={context["project"]})"'
@@ -263,7 +264,7 @@ class KubeflowChecks:
         with lacking(f"there is no LocalQueue {name} in {namespace}", f"kubectl get localqueues -n {namespace}"):
             try:
                 find("v1beta2")
-            except MissingError:  # Before Kueue 0.15; 0.20 serves no other: its release notes.
+            except MissingError:  # All that Kueue serves before 0.15; 0.20 no longer has it (its release notes).
                 find("v1beta1")
         return f"{name} in {namespace}"
 

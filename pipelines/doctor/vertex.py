@@ -186,9 +186,10 @@ class VertexChecks:
         return map(lack, disabled)
 
     def _create_agent(self) -> tuple[Command, ...]:
-        """Return the commands for Vertex AI's own account, which gets no role where it is made on request.
+        """Return the commands that create Vertex AI's service agent and grant its role.
 
-        https://cloud.google.com/iam/docs/create-service-agents. The first APIs are those that the checks ask.
+        A service agent that is created by a command gets no role automatically:
+        https://cloud.google.com/iam/docs/create-service-agents. The first commands enable the APIs that are asked here.
         """
         project = self._settings.project
         return (
@@ -408,8 +409,9 @@ class VertexChecks:
     def _request_quota(self, machine: MachineSpec) -> tuple[Command, ...]:
         """Return the commands that ask for the quota; a person decides, and the answer comes by e-mail.
 
-        https://cloud.google.com/sdk/gcloud/reference/beta/quotas/preferences/create; until gcloud 578 there is no other
-        track. A quota of a region has one preference, for the largest machine. Nothing else waits for the answer.
+        https://cloud.google.com/sdk/gcloud/reference/beta/quotas/preferences/create: up to release 578 only the beta
+        track has it. There is one preference per quota and region, large enough for the largest machine. No other
+        command depends on the answer.
         """
         project, (quota, _) = self._settings.project, _quota_of(machine)
         alike = [_quota_of(other) for other in self._machines if other.region == machine.region]
@@ -420,7 +422,7 @@ class VertexChecks:
         ask = (
             f"gcloud beta quotas preferences create --service={_VERTEX_AI} --quota-id={quota} --preferred-value={most} "
             f"--dimensions=region={machine.region} --preference-id={name} --email={email} --project={project} ||\n"
-            f"  echo 'The quota was not asked for: https://console.cloud.google.com/iam-admin/quotas?project={project}'"
+            f"  echo 'The quota request failed. Send it here: https://console.cloud.google.com/iam-admin/quotas?project={project}'"
         )
         enable = Command(f"gcloud services enable {_CLOUD_QUOTAS} --project={project}")
         return enable, Command(ask, f"gcloud beta quotas preferences describe {name} --project={project}")
@@ -533,7 +535,7 @@ class VertexChecks:
 
 
 def _bind(command: str, member: str, role: str) -> Command:
-    # Without --condition, gcloud asks where another binding of the policy has one.
+    # Without --condition, gcloud prompts if another binding of the policy has a condition.
     return Command(f"{command} --member={member} --role={role} --condition=None")
 
 

@@ -24,7 +24,7 @@ from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 _WITHOUT_EFFECT = (
     *("num_workers", "engine", "engine_tasks", "beam_options"),
     *("checkpoint_seconds", "compile_timeout_seconds", "compile_memory_mib"),
-    "initial_model",  # Its digest counts.
+    "initial_model",  # The key contains the model's digest instead of its name.
 )
 
 

@@ -117,7 +117,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
         judge.slice.require_target(target)
         judge = in_region(judge, settings) if target == "vertex" else judge
         config = dataclasses.replace(config, gate=dataclasses.replace(config.gate, accelerator="tpu"))
-        component = with_image(evaluate_model, IMAGE)  # That of the other steps may have no JAX.
+        component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
         steps["evaluate_model"] = _wrap(config, target, settings, "evaluate_model", component, judge)
     on_s3 = steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
 

@@ -50,7 +50,7 @@ def training_pipeline(
 
     Args:
         config: Parameters of every step. The pipeline's own inputs are the few that an operator changes per run.
-        on_machines: The steps that run on a machine of their own, each as a component wrapped with it.
+        on_machines: Components of the steps that run on a TPU of their own, by step, with the request for it.
         cache_keys: Cache key of each step in a local run. Without them the platform computes keys, and a further step
             lists the source each time.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.

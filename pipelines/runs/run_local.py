@@ -233,10 +233,10 @@ class _LocalRun:
             shutil.rmtree(replaced, ignore_errors=True)
 
     def _pin_initial_model(self, data: str) -> str:
-        """Replace the alias of the initial model by its version; returns the model's digest for the cache keys.
+        """Replace the alias of the initial model with its version; returns the model's digest for the cache keys.
 
-        If this run has made that version, the model that the run started with counts, so that an equal run is found
-        again.
+        If an earlier run of this configuration created that version, this returns the digest of the model that the
+        earlier run started with. The cache keys are then equal, and the results are reused.
         """
         config, named = self._config, self._config.training.initial_model
         if not named:

@@ -46,7 +46,7 @@ KINDS = {
 }
 _OF_MANY = {".tar": "webdataset", ".parquet": "parquet", ".tfrecord": "tfrecords", ".tfrecords": "tfrecords"}
 _BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".npz": "npz", ".txt": "corpus", **_OF_MANY}
-_IMBALANCE = 10  # Ratio of the largest class to the smallest from which classes are balanced.
+_IMBALANCE = 10  # Classes are balanced if the largest has more than so many times the examples of the smallest.
 _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
 _LOOK_SECONDS = 10.0

@@ -88,7 +88,7 @@ class Distribution:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.counts) == len(self.edges) - 1:
-            raise TypeError("distributions is expected to have a count between any two neighbouring edges")
+            raise TypeError("distributions is expected to have one more edge than counts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
             }
         manifest: Self = typed_values.read(_with_nested_input(raw), cls)
         if not (splits := manifest.splits.values()):
-            raise TypeError("splits is expected to have one at least")
+            raise TypeError("splits is expected to have at least one split")
         if len({len(split.class_counts) for split in splits}) > 1:
             raise TypeError("class_counts is expected to have a number for each class, in every split")
         num_targets = len(manifest.class_names) if manifest.task == REGRESSION else 0

@@ -117,7 +117,7 @@ def test_data_that_are_not_there_are_an_error_and_downloads_a_hint(tmp_path):
         (["training.accelerator=cpu", "machine=v5e-1"], "leaves the machine"),
         (["training.early_stopping_epochs=3"], "no validation split"),
         (["gate.minimum.accuracy=0.9"], "always answering 'a'"),
-        ([], "19 of 'a' and 1 of 'b': training.balance_classes=true lets them weigh the same"),
+        ([], "19 of 'a' and 1 of 'b': training.balance_classes=true gives all classes the same weight"),
     ],
 )
 def test_settings_that_contradict_are_named(overrides, words):

@@ -900,7 +900,7 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
     [
         (
             "resources.train_model.memory=64Gi",
-            r"a step with a TPU has its host to itself\. .*train_model\.memory='64Gi'\. Leave it out\.",
+            r"a step with a TPU uses the whole host, .*train_model\.memory='64Gi'\. Leave it out\.",
         ),
         ("resources.train_model.disk=200Gi", r"Leave it out; machine\.boot_disk_size_gb sets the disk\."),
         (
@@ -918,7 +918,7 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
         ),
         (
             "resources.evaluate_model={machine: v5e-1, memory: 64Gi}",
-            r"a step with a TPU has its host to itself\. .*evaluate_model\.memory='64Gi'\. Leave it out\.",
+            r"a step with a TPU uses the whole host, .*evaluate_model\.memory='64Gi'\. Leave it out\.",
         ),
         ("resources.export_model.disk=1Ti", r"a disk of 100 GB, .* Received: resources\.export_model\.disk='1Ti'"),
     ],
@@ -964,8 +964,14 @@ def test_the_evaluation_can_have_a_tpu_of_its_own(tmp_path, target, monkeypatch)
         (["resources.train_model.machine=v5e-1"], r"Only evaluate_model .*Use section machine\."),
         (["resources.evaluate_model.machine=v5e-16"], r"works on one host, and v5e-16 has 4 hosts"),
         (["resources.evaluate_model.machine=v5e-3"], r"v5e-3.*v5e-4"),
-        (["resources.evaluate_model.machine=v5e-1", "gate.backend=tensorflow"], r"gate\.backend=jax, or auto"),
-        (["resources.evaluate_model.machine=v5e-1", "gate.accelerator=cpu"], r"gate\.accelerator=tpu"),
+        (
+            ["resources.evaluate_model.machine=v5e-1", "gate.backend=tensorflow"],
+            r"gate\.backend to be jax or auto.* auto and tensorflow",
+        ),
+        (
+            ["resources.evaluate_model.machine=v5e-1", "gate.accelerator=cpu"],
+            r"gate\.accelerator to be tpu or auto.* cpu and auto",
+        ),
     ],
 )
 def test_a_machine_that_a_step_cannot_use_is_refused(overrides, message):

@@ -83,9 +83,9 @@ class TrainParams:
         stages: Stages of the training, in order, each with `epochs`, `frozen` (layers that are not trained, by name or
             pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty is a single stage.
         initial_model: Model whose weights the training starts with: `REGISTRY/MODEL@VERSION`, in a configuration also
-            `MODEL@VERSION` of its registry, or a folder that train_model wrote, here or on gs://. An alias, as
-            `digits@champion`, is a version too; if it has none, or nothing is named, the weights are new. Layers,
-            inputs and classes must be the same.
+            `MODEL@VERSION` from the configuration's registry, or a folder that train_model wrote, here or on gs://.
+            VERSION is a number or an alias, as in `digits@champion`. If the alias has no version yet, or this parameter
+            is empty, the training starts with new weights. Layers, inputs and classes must be the same.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations have none.
         loss: A loss of Keras, such as `categorical_focal_crossentropy`; `auto` is the model's own, a function `loss` in

@@ -53,7 +53,7 @@ def test_manifest_comes_back_as_it_was_saved(saved):
 
 
 def test_manifest_of_texts_comes_back_as_it_was_saved(tmp_path):
-    manifest = dataclasses.replace(MANIFEST, input=TEXT, splits={})
+    manifest = dataclasses.replace(MANIFEST, input=TEXT)
     manifest.save(tmp_path)
     assert Manifest.load(tmp_path) == manifest
 
