@@ -52,10 +52,14 @@ def test_manifest_comes_back_as_it_was_saved(saved):
     assert Manifest.load(saved) == MANIFEST
 
 
-def test_manifest_of_texts_comes_back_as_it_was_saved(tmp_path):
+def test_manifest_of_texts_comes_back_as_it_was_saved(saved):
     manifest = dataclasses.replace(MANIFEST, input=TEXT)
-    manifest.save(tmp_path)
-    assert Manifest.load(tmp_path) == manifest
+    manifest.save(saved)
+    assert Manifest.load(saved) == manifest
+    manifest = dataclasses.replace(manifest, splits={})
+    manifest.save(saved)
+    with pytest.raises(InputError, match="splits is expected to have at least one split"):
+        Manifest.load(saved)
 
 
 def test_the_files_fields_are_flat_and_name_the_kind_of_input_and_the_task(saved):
