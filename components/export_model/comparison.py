@@ -123,6 +123,7 @@ class Judge:
 
         Raises:
             InputError: If the process failed.
+            OSError: If it could not read or write a file: an error of this machine's disk, not of a format.
         """
         code, answer, errors = self._finish()
         if code < 0:
@@ -131,7 +132,11 @@ class Judge:
             raise InputError(
                 f"The exported model does not load in a fresh process (exit code {code}): {errors.strip()[-2000:]}"
             )
-        return json.loads(answer.splitlines()[-1])
+        facts: dict[str, dict[str, Any]] = json.loads(answer.splitlines()[-1])
+        for name, measured in facts.items():
+            if number := measured.pop("errno", None):
+                raise OSError(number, os.strerror(number), FORMATS[name].file)
+        return facts
 
     def _send(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # The process has ended; `measure` raises its error.

@@ -1,6 +1,7 @@
 """Rebuilds the model, writes every format, compares the formats in a fresh process, and keeps those that agree."""
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -29,6 +30,8 @@ from tpu_components.export_model.formats import FORMATS, INPUT_FACTS, TrainedMod
 from tpu_components.export_model.params import ExportParams, ExportResult
 
 _STEP = "export_model"
+# What TensorFlow raises for a file that cannot be read again, as DataLossError for its content.
+_OF_THE_DISK = ("UnknownError", "DataLossError")
 
 
 def export_model(params: ExportParams, records_dir: Path, model_dir: Path, output: Path) -> ExportResult:
@@ -241,6 +244,8 @@ def _write_formats(
             except OSError:  # An error of this machine's disk, not of the model.
                 raise
             except Exception as error:  # TensorFlow raises errors of many classes.
+                if type(error).__name__ in _OF_THE_DISK:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path)) from error
                 left_out[name] = str(error) if isinstance(error, InputError) else describe(error)
                 _remove(path)
     return left_out, quantization

@@ -407,7 +407,7 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
             candidates[name] = _load(export_dir / file, work, json.loads((work / TASK_FILE).read_text()))
             candidates[name].answer_untimed()
         except Exception as error:  # Which error a bad file raises depends on the library.
-            facts[name] = {"error": _explain(error)}
+            facts[name] = {"error": _explain(error), "errno": getattr(error, "errno", None)}
     if not (work / EXPECTED_FILE).is_file():  # The export has failed.
         return
     labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
@@ -418,7 +418,7 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
             if task["task"] == "classification" and "error" not in facts[name]:
                 np.save(work / ANSWERS_FILE.format(name), np.concatenate(candidate.answers))
         except Exception as error:  # Which error a bad file raises depends on the library.
-            facts[name] = {"error": _explain(error)}
+            facts[name] = {"error": _explain(error), "errno": getattr(error, "errno", None)}
     print(json.dumps(facts))
 
 

@@ -358,7 +358,7 @@ def naming_full_disk(path: Path) -> Iterator[None]:
     """Say of a disk that is full, or cannot be written, which one it is, in an InputError."""
     try:
         yield
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         if not (fault := _UNWRITABLE.get(_number(error), "")):
             raise
         place = _staging_dir(path) or _existing_parent(path.absolute())
@@ -370,11 +370,17 @@ def naming_full_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _number(error: OSError) -> int:
-    """Return an error's number; of the many that copying a folder collects, the first one's."""
-    if isinstance(error, shutil.Error) and (match := re.search(r"\[Errno (\d+)\]", str(error))):
-        return int(match[1])
-    return error.errno or 0
+def _number(error: OSError | RuntimeError) -> int:
+    """Return the number of a system's error, which libraries may give in the message alone; 0 if there is none.
+
+    Of the many errors that shutil collects while it copies a folder, it is the first one's. HDF5 raises RuntimeError.
+    """
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    if re.fullmatch(r"\d+ requested and \d+ written", str(error)):  # numpy.ndarray.tofile
+        return errno.ENOSPC
+    match = re.search(r"(?:\[Errno |errno = )(\d+)", str(error))
+    return int(match[1]) if match else 0
 
 
 @contextlib.contextmanager
@@ -401,8 +407,8 @@ def naming_faults() -> Iterator[None]:
             "The memory is not enough: expected more than this process may have (see `ulimit -v`). Use a machine with "
             "more, or allow more."
         ) from error
-    except OSError as error:
-        number, name = _number(error), error.filename
+    except (OSError, RuntimeError) as error:
+        number, name = _number(error), getattr(error, "filename", None)
         if number == errno.ESTALE:
             raise PlatformError(
                 f"{name or 'A file'} was changed in the bucket while it was open here: another run of this step, or "

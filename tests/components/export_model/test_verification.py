@@ -1,4 +1,5 @@
 import ast
+import errno
 import json
 import math
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from tpu_components.core.examples.interface import MultiLabel, Regression
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.export_model import verification
+from tpu_components.export_model.comparison import Judge
 from tpu_components.export_model.formats import FORMATS
 
 _SOURCE = Path(verification.__file__)
@@ -106,6 +108,17 @@ def test_a_damaged_format_is_named_and_the_others_are_measured(exported_digits, 
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["float"]["error"].startswith("It does not answer in a fresh process: ")
     assert facts["int8"]["agreement"] <= 1
+
+
+def test_a_file_that_the_disk_cannot_read_is_no_format_to_leave_out(monkeypatch, tmp_path):
+    """A read error in the judging process left the float and int8 formats out, with exit code 0."""
+    facts = {"saved_model": {"agreement": 1.0}, "float": {"error": "It does not answer", "errno": errno.EIO}}
+    monkeypatch.setattr(Judge, "__init__", lambda judge: None)
+    monkeypatch.setattr(Judge, "_finish", lambda judge: (0, json.dumps(facts), ""))
+    with pytest.raises(OSError, match=r"Input/output error: 'model\.tflite'"):
+        Judge().measure()
+    del facts["float"]["errno"]
+    assert Judge().measure() == facts
 
 
 def test_what_a_format_loses_is_an_interval_of_the_paired_difference():

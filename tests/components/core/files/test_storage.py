@@ -492,6 +492,23 @@ def test_a_new_file_is_not_what_a_link_points_at(tmp_path, link):
     assert (tmp_path / "run.log").read_text() == "ours"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "Disable slist on flush dest failure failed (file write failed: errno = 28, error message = 'No')"
+        ),
+        OSError("320 requested and 0 written"),
+    ],
+)
+def test_a_full_disk_is_said_in_words_where_a_library_gives_its_number_in_the_message_or_not_at_all(error):
+    """HDF5 and NumPy's tofile."""
+    with pytest.raises(InputError, match="the disk is full"), storage.naming_faults():
+        raise error
+    with pytest.raises(RuntimeError, match="something else"), storage.naming_faults():
+        raise RuntimeError("something else")
+
+
 def test_a_disk_that_cannot_be_read_is_said_in_words():
     said = r"Cannot read or write a\.png: input/output error\. Check the disk"
     with pytest.raises(PlatformError, match=said), storage.naming_faults():
