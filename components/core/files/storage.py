@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -384,6 +385,23 @@ def _number(error: OSError | RuntimeError) -> int:
 
 
 @contextlib.contextmanager
+def _said_once() -> Iterator[None]:
+    """Print no stack trace of a disk's fault that HDF5 meets again while it frees a file: the first one is raised."""
+    before = sys.unraisablehook
+
+    def say(unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if not isinstance(error, OSError | RuntimeError) or _number(error) not in (*_UNWRITABLE, errno.EIO):
+            before(unraisable)
+
+    sys.unraisablehook = say
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextlib.contextmanager
 def naming_faults() -> Iterator[None]:
     """Raise what the machine lacks as an error in words: for all of a command, or all of a step.
 
@@ -397,7 +415,8 @@ def naming_faults() -> Iterator[None]:
         PlatformError: If a file on a mounted bucket was changed while it was open, or the disk reports an error.
     """
     try:
-        yield
+        with _said_once():
+            yield
     except ModuleNotFoundError as error:
         if not (advice := extras.advice_for(error.name)):
             raise

@@ -509,6 +509,22 @@ def test_a_full_disk_is_said_in_words_where_a_library_gives_its_number_in_the_me
         raise RuntimeError("something else")
 
 
+def test_a_fault_that_a_library_meets_again_while_it_frees_a_file_is_not_printed(monkeypatch):
+    class Freed:
+        def __init__(self, error):
+            self.error = error
+
+        def __del__(self):
+            raise self.error
+
+    said = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: said.append(str(unraisable.exc_value)))
+    with storage.naming_faults():
+        Freed(RuntimeError("Can't decrement id ref count (file write failed: errno = 28)"))
+        Freed(RuntimeError("another one"))
+    assert said == ["another one"]
+
+
 def test_a_disk_that_cannot_be_read_is_said_in_words():
     said = r"Cannot read or write a\.png: input/output error\. Check the disk"
     with pytest.raises(PlatformError, match=said), storage.naming_faults():
