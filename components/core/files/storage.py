@@ -387,18 +387,17 @@ def _number(error: OSError | RuntimeError) -> int:
 @contextlib.contextmanager
 def _said_once() -> Iterator[None]:
     """Print no stack trace of a disk's fault that HDF5 meets again while it frees a file: the first one is raised."""
-    before = sys.unraisablehook
+    ignored, printed = sys.unraisablehook, sys.excepthook  # Cython calls both.
 
-    def say(unraisable: Any) -> None:
-        error = unraisable.exc_value
-        if not isinstance(error, OSError | RuntimeError) or _number(error) not in (*_UNWRITABLE, errno.EIO):
-            before(unraisable)
+    def is_fault(error: Any) -> bool:
+        return isinstance(error, OSError | RuntimeError) and _number(error) in (*_UNWRITABLE, errno.EIO)
 
-    sys.unraisablehook = say
+    sys.unraisablehook = lambda told: None if is_fault(told.exc_value) else ignored(told)
+    sys.excepthook = lambda kind, error, trace: None if is_fault(error) else printed(kind, error, trace)
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook, sys.excepthook = ignored, printed
 
 
 @contextlib.contextmanager
