@@ -245,7 +245,7 @@ def test_a_tag_of_this_version_is_released_with_its_notes_wheel_and_images_by_di
         ],
     )
     digest = "a" * 64
-    assert [line for line in released if "@" in line] == [
+    assert [line for line in released if "@sha256:" in line] == [
         f"- `ghcr.io/me/tpu/{image}@sha256:{digest}`" for image in ("steps", "serving")
     ]
     assert not any(line.startswith("## ") for line in released), "only the section of this version"
