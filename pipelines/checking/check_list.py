@@ -15,6 +15,7 @@ from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.models.bundle import Bundle, data_files, is_reference
 from tpu_components.core.models.lookup import bundle_of
 from tpu_components.core.models.step.augmentation import check_images, check_labels
+from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.sources.kinds import find_source
 from tpu_components.preflight_training import sandbox
 from tpu_pipelines.checking.checks import check_data, check_deploy, check_inputs, check_model, sample_interface
@@ -141,9 +142,12 @@ class ConfigChecks:
             except InputError as error:
                 yield Finding("machine", Status.HINT, f"preflight would be left out. {error}")
 
-    def _deploy(self) -> tuple[Finding, ...]:
+    def _deploy(self) -> Iterator[Finding]:
         check_deploy(self._config_here)
-        return ()
+        named = parse_reference(place := self._config_here.training.initial_model)
+        if named and named[0].find(named[1]) is None:
+            said = f"training.initial_model={place} has no version yet: the training starts with new weights"
+            yield Finding("deploy", Status.HINT, said)
 
     @property
     def _config_here(self) -> Config:

@@ -89,6 +89,15 @@ def test_keys_that_are_no_pair_are_a_mistake_of_deploy_alone(tmp_path):
     assert said.startswith(f"signing_key and verify_key are no pair: {other} does not verify what {private} signs.")
 
 
+def test_an_initial_model_that_is_not_there_yet_is_a_hint(tmp_path):
+    (hint,) = (
+        found.said
+        for found in check_config(load_config("digits", ["training.initial_model=shoes@champion"]), tmp_path)
+        if "initial_model" in found.said
+    )
+    assert hint.endswith("registry/shoes@champion has no version yet: the training starts with new weights")
+
+
 def test_photos_of_several_sizes_are_refused_with_what_to_set(image_folder, encode, tmp_path):
     root = image_folder(per_class=10)
     (root / "cat" / "0003.png").write_bytes(encode(1, (9, 12)))
