@@ -173,7 +173,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         raw = {"split_rule_version": 1, "common_words": {}, "num_left_out": 0, **raw}
         if isinstance(splits := raw.get("splits"), dict):
             raw["splits"] = {
-                name: {"distributions": {}, **split} if isinstance(split, dict) else split
+                name: {"distributions": {}, "independence": {}, **split} if isinstance(split, dict) else split
                 for name, split in splits.items()
             }
         manifest: Self = typed_values.read(_with_nested_input(raw), cls)

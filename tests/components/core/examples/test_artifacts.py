@@ -62,6 +62,22 @@ def test_manifest_of_texts_comes_back_as_it_was_saved(saved):
         Manifest.load(saved)
 
 
+def test_a_manifest_of_an_older_version_is_read(saved):
+    """What was added to a manifest since its first version has a value where it is missing."""
+    raw = json.loads((saved / "dataset.json").read_text())
+    old = {
+        key: value for key, value in raw.items() if key not in ("split_rule_version", "common_words", "num_left_out")
+    }
+    for split in old["splits"].values():
+        del split["distributions"], split["independence"]
+    (saved / "dataset.json").write_text(json.dumps(old))
+    manifest = Manifest.load(saved)
+    assert (manifest.split_rule_version, manifest.num_left_out) == (1, 0)
+    assert {name: dict(split.independence) for name, split in manifest.splits.items()} == dict.fromkeys(
+        raw["splits"], {}
+    )
+
+
 def test_the_files_fields_are_flat_and_name_the_kind_of_input_and_the_task(saved):
     raw = json.loads((saved / "dataset.json").read_text())
     fields = {name: raw[name] for name in ("input", "task", "image_shape", "encoding")}
