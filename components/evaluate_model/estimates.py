@@ -377,7 +377,7 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
         fewest = np.minimum(fewest, decide)
     area = _mean_over_classes(areas, influence * (num_examples / num_labels), fewest)
     # Where the area is too high by chance, its standard error is too low. Half as many degrees of freedom compensate.
-    return dataclasses.replace(area, freedom=min(area.freedom, _num_deciding(fewest) / 2))
+    return dataclasses.replace(area, freedom=min(area.freedom, (area.support or 0.0) / 2))
 
 
 def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ from tpu_components.export_model.formats import FORMATS, INPUT_FACTS, TrainedMod
 from tpu_components.export_model.params import ExportParams, ExportResult
 
 _STEP = "export_model"
-# What TensorFlow raises for a file that cannot be read again, as DataLossError for its content.
+# TensorFlow's errors for a file that it cannot read, or whose content is damaged.
 _OF_THE_DISK = ("UnknownError", "DataLossError")
 
 

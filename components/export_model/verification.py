@@ -389,11 +389,12 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
     return Candidate(path, predict, examples, _choose(path, len(inputs)))
 
 
-def _explain(error: Exception) -> str:
-    if isinstance(error, DisagreementError):
-        return str(error)
+def _failure(error: Exception) -> dict[str, Any]:
+    """Return why a format cannot be measured, and the number of a system's error."""
     line, *_ = str(error).strip().splitlines() or [""]
-    return f"It does not answer in a fresh process: {type(error).__name__}: {line}"
+    said = f"It does not answer in a fresh process: {type(error).__name__}: {line}"
+    is_its_own = isinstance(error, DisagreementError)
+    return {"error": str(error) if is_its_own else said, "errno": getattr(error, "errno", None)}
 
 
 def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
@@ -407,7 +408,7 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
             candidates[name] = _load(export_dir / file, work, json.loads((work / TASK_FILE).read_text()))
             candidates[name].answer_untimed()
         except Exception as error:  # Which error a bad file raises depends on the library.
-            facts[name] = {"error": _explain(error), "errno": getattr(error, "errno", None)}
+            facts[name] = _failure(error)
     if not (work / EXPECTED_FILE).is_file():  # The export has failed.
         return
     labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
@@ -418,7 +419,7 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
             if task["task"] == "classification" and "error" not in facts[name]:
                 np.save(work / ANSWERS_FILE.format(name), np.concatenate(candidate.answers))
         except Exception as error:  # Which error a bad file raises depends on the library.
-            facts[name] = {"error": _explain(error), "errno": getattr(error, "errno", None)}
+            facts[name] = _failure(error)
     print(json.dumps(facts))
 
 

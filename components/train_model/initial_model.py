@@ -1,4 +1,4 @@
-"""The model whose weights a training starts with."""
+"""Initial model of a training: an earlier model, whose weights the training starts with."""
 
 import dataclasses
 import itertools
@@ -30,7 +30,7 @@ class InitialModel:
     directory: Path
 
     def weights(self, model: Any) -> list[np.ndarray]:
-        """Return its best weights, in the order of `model.weights`.
+        """Return the weights of its best epoch, in the order of `model.weights`.
 
         Args:
             model: The keras.Model that takes them.
@@ -53,7 +53,7 @@ class InitialModel:
 
 
 def _shapes(model: Any) -> list[str]:
-    """Return name and shape of every weight."""
+    """Return the name and the shape of every weight, as text."""
     return [f"{weight.name} {tuple(weight.shape)}" for weight in model.weights]
 
 
@@ -65,7 +65,7 @@ def find_initial_model(named: str, scratch: Path) -> InitialModel | None:
         scratch: Folder for a model on gs://.
 
     Raises:
-        InputError: If there is no such model or version, or a file is not as it was registered.
+        InputError: If there is no such model or version, or a file of the version was changed after registration.
     """
     if not named:
         return None
@@ -81,7 +81,7 @@ def find_initial_model(named: str, scratch: Path) -> InitialModel | None:
 
 
 def require_same_data(initial: InitialModel, manifest: Manifest) -> None:
-    """Check that a model takes the inputs of a data set, and knows its classes.
+    """Check that a model has the same inputs, task and classes as a data set.
 
     Raises:
         InputError: If inputs or classes differ. For texts, the vocabulary must be equal too: it maps words to ids.

@@ -36,13 +36,14 @@ STEP = "train_model"
 _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "residency", "steps_per_execution")
 
 
-def fixed_parameters(params: TrainParams) -> list[tuple[str, Any]]:
-    """Return the parameters that must be equal in all sessions of a run, without the initial model.
+def fixed_parameters(params: TrainParams, initial: InitialModel | None) -> list[tuple[str, Any]]:
+    """Return the parameters that must be equal in all sessions of a run; the initial model is compared by its digest.
 
-    That is compared by its digest.
+    Without an initial model the list has no entry for it: checkpoints of earlier versions have none either.
     """
-    free = (*_FREE_TO_CHANGE, "initial_model")
-    return sorted((name, value) for name, value in dataclasses.asdict(params).items() if name not in free)
+    fixed = {name: value for name, value in dataclasses.asdict(params).items() if name not in _FREE_TO_CHANGE}
+    del fixed["initial_model"]
+    return sorted((fixed | {"initial_model": initial.digest} if initial else fixed).items())
 
 
 def digest(*facts: Any) -> str:
@@ -113,8 +114,8 @@ class Session:
             warn(used)
         self.stopwatch = Stopwatch(COMPUTE, CHECKPOINT, *([INPUT] if device.backend == "jax" else []))
         identity = digest(
-            *(fixed_parameters(params), manifest.fingerprint, device.backend, device.precision),
-            *(self.model.get_config(), *([initial.digest] if initial else [])),
+            *(fixed_parameters(params, initial), manifest.fingerprint, device.backend, device.precision),
+            self.model.get_config(),
         )
         self.progress = TrainingProgress(identity=identity, batch_size=self.batch_size)
         self.best: Mapping[str, Array] | None = None  # Weights of the best epoch.

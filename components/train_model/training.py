@@ -106,8 +106,8 @@ def train_model(
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     with tempfile.TemporaryDirectory(prefix="initial-") as scratch:
         initial = _find_initial(params, manifest, Path(scratch))
-        facts = (fixed_parameters(params), manifest.fingerprint, *([initial.digest] if initial else []))
-        sessions = Sessions(checkpoint_dir, digest(*facts), started, hosts.is_writer)
+        settings = digest(fixed_parameters(params, initial), manifest.fingerprint)
+        sessions = Sessions(checkpoint_dir, settings, started, hosts.is_writer)
         with heartbeat.required(), sessions.recorded():
             raise_locked_memory()
             device = devices.prepare(params.backend, params.accelerator, params.num_replicas, params.precision, hosts)

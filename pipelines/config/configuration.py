@@ -100,19 +100,24 @@ class Config:
         training = dataclasses.replace(self.training, initial_model=f"{root}/{named}")
         return dataclasses.replace(self, training=training)
 
-    def machine_of(self, step: str) -> MachineSpec | None:
-        """Return the TPU that a step runs on; None if it has none.
+    @property
+    def evaluation_machine(self) -> MachineSpec | None:
+        """The TPU that evaluate_model runs on; None if it has none.
 
         Raises:
             InputError: If the catalogue or the training's region does not have it.
         """
-        if step == "train_model":
-            return self.machine
-        asked = self.resources.get(step, StepResources())
+        asked = self.resources.get("evaluate_model", StepResources())
         if not asked.machine:
             return None
         region = self.machine.region if self.machine else ""
         return MachineSpec(asked.machine, region=region, timeout_seconds=asked.timeout)
+
+    @property
+    def machines(self) -> tuple[MachineSpec, ...]:
+        """All machines that a run may use: the training's, its fallbacks and the evaluation's."""
+        training = self.machine.candidates if self.machine else ()
+        return (*training, *([self.evaluation_machine] if self.evaluation_machine else []))
 
     @property
     def data_location(self) -> str:
@@ -331,7 +336,7 @@ def _check_machines(config: Config) -> None:
                 f"Only evaluate_model can have a TPU as resources.{step}.machine; the other steps work on CPUs. "
                 f"Received: {asked.machine!r}. {advice}"
             )
-    if (machine := config.machine_of("evaluate_model")) is None:
+    if (machine := config.evaluation_machine) is None:
         return
     machine.require_one_host("evaluate_model works on one host")
     if config.gate.accelerator not in ("auto", "tpu") or config.gate.backend == "tensorflow":

@@ -340,7 +340,7 @@ def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, f
         return size.splits.get(name, 0) / 2**30
 
     yield "create_tfrecords", BASE_GIB + 2 * size.held / 2**30
-    if target != "vertex" or config.machine_of("evaluate_model") is None:
+    if target != "vertex" or config.evaluation_machine is None:
         yield "evaluate_model", BASE_GIB + 2 * split_gib(config.gate.split)
     if config.export:
         yield "export_model", BASE_GIB + 2 * split_gib(config.export.split)

@@ -23,7 +23,7 @@ from tpu_pipelines.config.settings import Settings, hide_credentials
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, answer, lacking
 from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis
 from tpu_pipelines.doctor.images import look_at_image
-from tpu_pipelines.pipeline.compile import every_machine
+from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.platforms.tpu_pod import KEYS, node_selectors, steps_on_s3
 
@@ -52,7 +52,8 @@ class KubeflowChecks:
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
         self._settings, self._apis, self._context, self._image = settings, apis, context, image
         self._beam_image = (("Beam image", BEAM_IMAGE, "BEAM_"),) if config.data.engine == BEAM else ()
-        self._machines = every_machine(config, "kubeflow")
+        require_machine(config, "kubeflow")
+        self._machines = config.machines
         self._is_retried = resources_of(config, "train_model", "kubeflow").retries > 0
         self._on_s3 = steps_on_s3(config, settings.bucket)
         self._server = Kubeflow(settings)

@@ -30,7 +30,7 @@ from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
 from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies
 from tpu_pipelines.doctor.images import look_at_image, repository_of
-from tpu_pipelines.pipeline.compile import every_machine
+from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.beam_job import is_on_dataflow
 from tpu_pipelines.platforms.custom_job import in_region
 
@@ -76,7 +76,8 @@ class VertexChecks:
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, image: str) -> None:
         self._config, self._settings, self._apis, self._image = config, settings, apis, image
-        self._machines = [in_region(entry, settings) for entry in every_machine(config, "vertex")]
+        require_machine(config, "vertex")
+        self._machines = [in_region(entry, settings) for entry in config.machines]
         self._deploy = config.deploy or DeployParams("", config.name)
         self._policies = Policies(apis, settings.project)
         self._who = '"user:$(gcloud config get account)"'

@@ -112,13 +112,15 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     machine = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
     made_of = trained(config, made_with["train_model"])
     config = dataclasses.replace(config, training=training)
-    steps = {"train_model": _wrap(config, target, settings, "train_model", train_model, machine, made_of)}
-    if judge := config.machine_of("evaluate_model"):
-        judge.slice.require_target(target)
+    wrap = _WRAPPERS[target]
+    asked = {step: resources_of(config, step, target) for step in ("train_model", "evaluate_model")}
+    steps = {"train_model": wrap(train_model, machine, settings, config.name, asked["train_model"], made_of)}
+    if judge := config.evaluation_machine:
         judge = in_region(judge, settings) if target == "vertex" else judge
         config = dataclasses.replace(config, gate=dataclasses.replace(config.gate, accelerator="tpu"))
         component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
-        steps["evaluate_model"] = _wrap(config, target, settings, "evaluate_model", component, judge)
+        own = asked["evaluate_model"]
+        steps["evaluate_model"] = wrap(component, judge, settings, config.name, own, step="evaluate_model")
     on_s3 = steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
 
     def place(name: str, task: Any) -> Any:
@@ -139,20 +141,6 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
         compiler.Compiler().compile(pipeline, str(path))
         storage.write_bytes(output, path.read_bytes())
     return CompiledPipeline(output, machine, IMAGE, timeout, carried)
-
-
-def _wrap(
-    config: Config,
-    target: str,
-    settings: Settings,
-    step: str,
-    component: Any,
-    machine: MachineSpec,
-    made_of: Mapping[str, str] | None = None,
-) -> Step:
-    """Return a step's component on a machine of a platform; see `as_custom_job` and `as_tpu_pod`."""
-    asked = resources_of(config, step, target)
-    return _WRAPPERS[target](component, machine, settings, config.name, asked, made_of, step)
 
 
 def step_image() -> str:
@@ -194,25 +182,12 @@ def require_machine(config: Config, target: str) -> MachineSpec:
             f"Cannot compile {config.name!r} for {target}: expected a machine to train on, received none. Use "
             "--set machine=v5e-4 or another; `tpu-pipelines machines` lists them."
         )
-    for machine in config.machine.candidates:
+    for machine in config.machines:
         machine.slice.require_target(target)
     training = config.training
     if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator in ("cpu", "gpu")):
         config.machine.require_one_host("The tensorflow backend trains on one host")
     return config.machine
-
-
-def every_machine(config: Config, target: str) -> tuple[MachineSpec, ...]:
-    """Return the machines that a run may use: the training's, its fallbacks and the evaluation's.
-
-    Raises:
-        InputError: If the platform does not offer one of them; see `require_machine`.
-    """
-    machines = require_machine(config, target).candidates
-    if judge := config.machine_of("evaluate_model"):
-        judge.slice.require_target(target)
-        machines = (*machines, judge)
-    return machines
 
 
 def placed(config: Config, target: str, settings: Settings) -> Config:

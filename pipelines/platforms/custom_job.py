@@ -68,7 +68,7 @@ def as_custom_job(
             Cloud Storage.
     """
     from google.protobuf import json_format
-    from kfp import components, dsl
+    from kfp import components
 
     if settings.bucket and not storage.is_on_google(settings.bucket):
         raise InputError(f"Vertex writes to Cloud Storage: expected bucket=gs://…. Received: {settings.bucket!r}.")
@@ -86,10 +86,8 @@ def as_custom_job(
     spec = json_format.MessageToDict(component.pipeline_spec)
     (executor,) = spec["deploymentSpec"]["executors"].values()
     version = digest_of(fingerprint)[:12]
-    job = {
-        "display_name": custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER, step),
-        **_job(_pool(executor["container"], machine, settings), values, machine, f"{name}/{version}", settings),
-    }
+    pool = _pool(executor["container"], machine, settings)
+    job = _job(pool, values, machine, f"{name}/{version}", settings, step)
     executor["container"] = {
         "image": LAUNCHER_IMAGE,
         "command": ["python3", "-u", "-m", _LAUNCHER],
@@ -143,7 +141,12 @@ def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, An
 
 
 def _job(
-    pool: Mapping[str, Any], values: Mapping[str, Any], machine: MachineSpec, folder: str, settings: Settings
+    pool: Mapping[str, Any],
+    values: Mapping[str, Any],
+    machine: MachineSpec,
+    folder: str,
+    settings: Settings,
+    step: str,
 ) -> dict[str, Any]:
     """Return the job that the launcher sends; the launcher drops empty fields.
 
@@ -154,6 +157,7 @@ def _job(
 
     scheduling = {key: values[key] for key in ("timeout", "strategy", "restart_job_on_worker_restart")}
     return {
+        "display_name": custom_job_name(dsl.PIPELINE_JOB_NAME_PLACEHOLDER, step),
         "job_spec": {
             "worker_pool_specs": [pool],
             "scheduling": {**scheduling, **({"disable_retries": True} if machine.disable_retries else {})},

@@ -301,7 +301,7 @@ def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
     """Return the p-value of Fisher's exact test for the numbers of new and of old examples that have something.
 
-    Of more examples than an exact test can count in time, it is that of the chi-squared test.
+    With more than ten million examples the exact test takes too long, and the chi-squared test gives the p-value.
     """
     from scipy import stats
 

@@ -386,7 +386,7 @@ def _number(error: OSError | RuntimeError) -> int:
 
 @contextlib.contextmanager
 def _said_once() -> Iterator[None]:
-    """Print no stack trace of a disk's fault that HDF5 meets again while it frees a file: the first one is raised."""
+    """Suppress stack traces that HDF5 prints when it frees a file after a disk error; that error is raised already."""
     ignored, printed = sys.unraisablehook, sys.excepthook  # Cython calls both.
 
     def is_fault(error: Any) -> bool:

@@ -24,7 +24,7 @@ _MOST_TIMES = 100
 DAMAGED = (
     *(OSError, ValueError, EOFError, TypeError, KeyError, MemoryError, OverflowError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, SyntaxError),
-    SystemError,  # CPython 3.13's tokenizer, by which NumPy reads a header that has a NUL.
+    SystemError,  # CPython 3.13's tokenizer raises it when NumPy parses an array's header that contains a NUL byte.
 )
 
 

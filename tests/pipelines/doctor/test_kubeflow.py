@@ -217,6 +217,12 @@ def _examine(world, *overrides):
     return {one.about: one for one in ask_all(checks)}
 
 
+_IN_A_ZONE = (
+    '--scopes=cloud-platform --node-locations="$(gcloud compute machine-types list '
+    "--filter='name=ct5lp-hightpu-4t AND zone~^us-central1-' --format='value(zone)' --limit=1 --project=my-project)\""
+)
+
+
 @pytest.mark.parametrize(
     ("placement", "state"),
     [({}, Status.ERROR), ({"tpuTopology": "2x4"}, Status.ERROR), ({"tpuTopology": "4x4"}, Status.OK)],
@@ -229,9 +235,9 @@ def test_a_pool_of_several_hosts_is_of_one_topology(world, placement, state):
     assert found.state is state
     if state is Status.ERROR:
         assert "no node pool is of ct5lp-hightpu-4t and 4x4" in found.said
-        assert (
+        assert found.remedy.endswith(
             "--machine-type=ct5lp-hightpu-4t --tpu-topology=4x4 --num-nodes=0 --enable-autoscaling --min-nodes=0 "
-            "--max-nodes=4 --scopes=cloud-platform --node-locations=" in found.remedy
+            f"--max-nodes=4 {_IN_A_ZONE}"
         )
 
 
@@ -241,9 +247,8 @@ def test_a_pool_of_a_slice_is_none_for_a_single_host(world):
     world.google.cloud.node_pools = [{"name": "tpus", **pool}]
     found = _examine(world, "machine=v5e-4")["nodes v5e-4"]
     assert found.state is Status.ERROR
-    assert (
-        "--machine-type=ct5lp-hightpu-4t --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=1 "
-        in found.remedy
+    assert found.remedy.endswith(
+        f"--machine-type=ct5lp-hightpu-4t --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=1 {_IN_A_ZONE}"
     )
 
 
