@@ -12,10 +12,10 @@ from typing import Any
 
 import markupsafe
 import numpy as np
-from PIL import Image
 
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.generation import Alphabet, generate
+from tpu_components.core.examples.images import image_of
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     LANGUAGE_MODEL,
@@ -486,7 +486,7 @@ def _show(key: str, content: np.ndarray | str) -> str:
         if len(plain) <= _TEXT_START + _TEXT_END:
             return plain
         return f"{plain[:_TEXT_START]} […] {plain[-_TEXT_END:]}"
-    image = Image.fromarray(content.squeeze(-1) if content.shape[-1] == 1 else content)
+    image = image_of(content)
     image.thumbnail((2 * _PICTURE_PIXELS, 2 * _PICTURE_PIXELS))  # Twice: screens of phones are dense.
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)

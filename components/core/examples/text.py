@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.interface import AnyInput, TextInput
+from tpu_components.core.examples.interface import PADDING, UNKNOWN, AnyInput, TextInput
 from tpu_components.core.files import storage
 
 WORDS = "words"
 START, END = "start", "end"
 VOCABULARY_FILE = "vocabulary.txt"
-PADDING, UNKNOWN = 0, 1
 MAX_CSV_FIELD_CHARACTERS = 1 << 20  # Limits a quote that is never closed.
 _RESERVED = (b"[PAD]", b"[UNK]")  # Their brackets are in no token.
 _BREAK = "<br */?>|\ufeff"  # U+FEFF is the byte-order mark that some editors begin a file with.
