@@ -26,6 +26,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.fingerprint import code_of
+from tpu_components.core.base.frameworks import jax, keras, tf
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.models.lookup import build_model, source_files
@@ -138,8 +139,6 @@ def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
 
 def _without_values(make: Callable[[], Any]) -> Any:
     """Call a function that creates variables, so that these have shapes but no values and take no memory."""
-    import jax
-
     made: list[Any] = []
 
     def run() -> tuple[()]:
@@ -219,7 +218,6 @@ def trace_program(model: Any, task: Task, compilation: Compilation, devices: Seq
 def _lower_tensorflow(model: Any, task: Task, compilation: Compilation) -> Lowered:
     """Lower the step of one replica, which does not sum the gradients over replicas."""
     import numpy as np
-    import tensorflow as tf
     from jax._src.compiler import get_compile_options
     from jax.extend.mlir import hlo_to_stablehlo, ir
     from jax.interpreters.mlir import make_ir_context
@@ -391,8 +389,6 @@ def _explain(chain: Sequence[BaseException], text: str) -> str:
 
 def _operation(chain: Sequence[BaseException]) -> str:
     """Return the outermost operation of keras.ops in the traceback, for example `nonzero`; empty if there is none."""
-    import keras
-
     for frame, _ in _frames(chain):
         itself, code = frame.f_locals.get("self"), frame.f_code
         if isinstance(itself, keras.Operation) and not isinstance(itself, keras.Layer):
@@ -427,8 +423,6 @@ def _first_sentence(error: BaseException) -> str:
 
 def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, str]:
     """Return the innermost layer and the line of the model's code in the traceback or the text; empty if unknown."""
-    import keras
-
     own = {str(path.resolve()) for path in source_files(task.training.model)}
     layer = source = ""
     # TensorFlow's errors list the lines that made the operation; its paths lack the first slash.
@@ -445,8 +439,6 @@ def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, 
 
 
 def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[dict[str, Any]]:
-    import keras
-
     objection = None  # It is the same on every machine.
     for number, compilation in enumerate(compilations):
         yield {"started": number}

@@ -19,6 +19,7 @@ from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import jax, tf
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import storage
 from tpu_components.core.machines.device import Device, describe_host
@@ -105,11 +106,7 @@ def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
 def _devices(device: Device) -> list[str]:
     """Return the backend's names of the devices that it trains on."""
     if device.backend == "jax":
-        import jax
-
         return [f"{chip.platform} {chip.device_kind}" for chip in jax.devices()]
-    import tensorflow as tf
-
     return [str(chip.name) for chip in tf.config.list_logical_devices()]
 
 

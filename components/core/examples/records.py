@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import google_crc32c
 import numpy as np
 
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples import images
 from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, TRAIN, Manifest
@@ -212,7 +213,6 @@ def static_options() -> Any:
 
     Autotuning is off: its thread sleeps for up to a minute between rounds, and an iterator that ends waits for it.
     """
-    tf = tensorflow()
     options = tf.data.Options()
     options.autotune.enabled = False
     options.deterministic = True
@@ -230,7 +230,6 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool 
         image_shape: The shape wanted; an image of another size is resized (bilinear, antialiased).
         reduced: Whether a larger JPEG file is decoded at a reduced scale; see `images.reduction`.
     """
-    tf = tensorflow()
     height, width, channels = image_shape
 
     def decode_at(ratio: int) -> Any:
@@ -312,7 +311,6 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
           float32[batch, num_classes or num_targets];
         - with `with_keys`: `key` string[batch], and for texts `text` string[batch].
     """
-    tf = tensorflow()
     inputs, interface = manifest.input, manifest.interface
     feature, task, is_corpus = inputs.feature, interface.task, isinstance(inputs, CorpusInput)
     is_cut = inputs.fed_shape != inputs.shape and not with_margin
@@ -341,7 +339,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
 
 def _parse_images(inputs: ImageInput, stored: Any) -> Any:
     """Parse stored images, string[batch], to uint8[batch, *fed_shape]."""
-    tf, shape = tensorflow(), inputs.fed_shape
+    shape = inputs.fed_shape
     if inputs.encoding == RAW:
         return tf.reshape(tf.io.decode_raw(stored, tf.uint8, fixed_length=math.prod(shape)), (-1, *shape))
     from tpu_components.core.examples.decoding import decode_batch
@@ -352,7 +350,6 @@ def _parse_images(inputs: ImageInput, stored: Any) -> Any:
 
 def _parse_tokens(inputs: TextInput | CorpusInput, stored: Any) -> Any:
     """Parse stored IDs, string[batch], to int32[batch, stored_tokens]."""
-    tf = tensorflow()
     num_bytes = inputs.stored_tokens * np.dtype(inputs.stored_dtype).itemsize
     ids = tf.io.decode_raw(stored, inputs.stored_dtype, little_endian=True, fixed_length=num_bytes)
     return tf.cast(tf.reshape(ids, (-1, inputs.stored_tokens)), inputs.dtype)
@@ -371,7 +368,6 @@ def read_batches(
 
     Examples are batched before they are parsed, because one op parses hundreds of examples.
     """
-    tf = tensorflow()
     files = shard_paths(directory, manifest, split)
     parts = parts_of_shards([shard.num_examples for shard in manifest.split(split).shards], share)
     serialized = tf.data.TFRecordDataset([files[shard] for shard in parts[:, 0]], buffer_size=_READ_BUFFER_BYTES)

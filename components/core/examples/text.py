@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import keras, tf
 from tpu_components.core.examples.interface import PADDING, UNKNOWN, AnyInput, TextInput
 from tpu_components.core.files import storage
 
@@ -140,11 +141,6 @@ def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Calla
     Also returns its lookup table, a keras.layers.StringLookup. A module that saves the function must reference the
     table.
     """
-    import keras
-
-    from tpu_components.core.examples.records import tensorflow
-
-    tf = tensorflow()
     lookup = keras.layers.StringLookup(
         vocabulary=[token.decode() for token in vocabulary], mask_token="", num_oov_indices=1, dtype="int64"
     )
