@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 import types
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -303,7 +302,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
 
 def read_outcome(raw: Any) -> Outcome:
     """Read an outcome from its JSON form."""
-    return typing.cast(Outcome, typed_values.read(raw, Outcome))
+    return typed_values.read(raw, Outcome)
 
 
 def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:

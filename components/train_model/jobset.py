@@ -156,8 +156,7 @@ def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path
 
 def _pod(manifest: Mapping[str, Any]) -> dict[str, Any]:
     (replicated,) = manifest["spec"]["replicatedJobs"]
-    pod: dict[str, Any] = replicated["template"]["spec"]["template"]["spec"]
-    return pod
+    return replicated["template"]["spec"]["template"]["spec"]
 
 
 @dataclasses.dataclass(frozen=True)

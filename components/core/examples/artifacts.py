@@ -13,7 +13,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
-from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files import typed_json
 from tpu_components.core.files.typed_json import JsonFile
 
 MANIFEST_FILE = "dataset.json"
@@ -200,7 +200,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         return Interface(self.input, len(self.class_names), self.task, mean, std)
 
     @classmethod
-    def load(cls, directory: Path, verify: bool = True) -> Self:
+    def load(cls, directory: Path | str, verify: bool = True) -> Self:
         """Read `dataset.json`, and check that every shard is there, whole and unchanged.
 
         Args:
@@ -211,7 +211,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
             InputError: If the manifest is missing or malformed, or a shard does not match it.
         """
         manifest = super().load(directory)
-        manifest.check_shards(directory, verify)
+        manifest.check_shards(Path(directory), verify)
         return manifest
 
     @classmethod
@@ -221,9 +221,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         Raises:
             InputError: If it is missing or malformed.
         """
-        if not storage.is_remote(place):
-            return super().load(Path(place))
-        return typed_json.load(f"{place.rstrip('/')}/{MANIFEST_FILE}", cls._what, cls._step, cls.parse)
+        return super().load(place.rstrip("/"))
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
         """Check the size of every shard, and with `verify` the checksums of the shards of a share of the examples.

@@ -233,10 +233,9 @@ def decode_jpeg(content: bytes, colorspace: str, size: tuple[int, int], ratio: i
     if ratio > 1:
         options |= {"min_factor": ratio, "min_height": -(-size[0] // ratio), "min_width": -(-size[1] // ratio)}
     try:
-        pixels: np.ndarray = simplejpeg.decode_jpeg(content, colorspace=colorspace, **options)
+        return simplejpeg.decode_jpeg(content, colorspace=colorspace, **options)
     except ValueError as error:
         raise UnreadableImageError(f"damaged JPEG: {error}") from error
-    return pixels
 
 
 def image_of(pixels: np.ndarray) -> Image.Image:
@@ -397,8 +396,7 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ..
 def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:
     """Encode uint8[height, width, 1 or 3] as JPEG, with colours at half the resolution, like cameras."""
     kind, sampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", "420")
-    content: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, kind, sampling)
-    return content
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, kind, sampling)
 
 
 def encode_png(pixels: np.ndarray) -> bytes:

@@ -331,7 +331,7 @@ def test_every_example_fits_every_chip(example, tmp_path):
         assert (outcome.verdict, outcome.objection) == (FITS, ""), (machine, outcome.reason)
         assert outcome.cost.unknown_loops == 0
         assert outcome.peak_bytes < load_catalogue().find(machine).generation.hbm_usable_bytes
-        assert sum(one.num_bytes for one in outcome.cost.collectives) >= 2 * outcome.parameters
+        assert sum(num_bytes for num_bytes, _ in outcome.cost.collectives) >= 2 * outcome.parameters
         assert outcome.cost.guessed_cycles < 0.1 * outcome.cost.cycles
 
 

@@ -119,7 +119,8 @@ def test_saving_twice_gives_the_same_bytes(saved):
 
 def test_a_missing_manifest_is_refused(tmp_path):
     with pytest.raises(
-        InputError, match=f"Cannot read {tmp_path}/dataset.json: there is no such file. Expected a folder"
+        InputError,
+        match=f"Cannot read '{tmp_path}/dataset.json': there is no such file. Check the path. Expected a file",
     ):
         Manifest.load(tmp_path)
 
@@ -127,7 +128,7 @@ def test_a_missing_manifest_is_refused(tmp_path):
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(
-        InputError, match=r"file/dataset.json: there is no such file. Expected a folder written by create"
+        InputError, match=r"file/dataset.json': there is no such file. Check the path. Expected a file that create"
     ):
         Manifest.load(tmp_path / "file")
 
@@ -210,7 +211,7 @@ def test_model_info_comes_back_as_it_was_saved(tmp_path):
 
 def test_a_missing_model_is_refused(tmp_path):
     with pytest.raises(
-        InputError, match=r"model.json: there is no such file. Expected a folder written by train_model"
+        InputError, match=r"model.json': there is no such file. Check the path. Expected a file that train_model wrote"
     ):
         ModelInfo.load(tmp_path)
 
