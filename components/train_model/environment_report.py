@@ -116,6 +116,10 @@ def probe_folder(folder: Path) -> dict[str, str]:
     scratch = folder / f"probe-{os.getpid()}"
     file, other = scratch / "file", scratch / "other"
 
+    def write() -> None:
+        scratch.mkdir()
+        file.write_text("one")
+
     def append() -> None:
         with open(file, "a") as stream:
             stream.write(", two")
@@ -135,7 +139,7 @@ def probe_folder(folder: Path) -> dict[str, str]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     tried: dict[str, Callable[[], Any]] = {
-        "write": lambda: (scratch.mkdir(), file.write_text("one")),
+        "write": write,
         "append": append,
         "replace": lambda: (other.write_text("other"), other.replace(file)),
         "rename a folder": rename_folder,
