@@ -206,7 +206,7 @@ def test_a_file_of_something_else_is_refused_by_name(folder, file, content):
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_missing_file_is_refused_by_name(tmp_path, file):
-    with pytest.raises(InputError, match=f"Cannot read {tmp_path}/{file}: there is no such file"):
+    with pytest.raises(InputError, match=f"Cannot read '{tmp_path}/{file}': there is no such file"):
         type(FILES[file]).load(tmp_path)
 
 

@@ -39,6 +39,9 @@ from tpu_components.core.examples.slice_values import SIZE, load_groups, load_sl
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
+from tpu_components.core.models.measuring import adapt, direction_of, measured_by
+from tpu_components.core.models.stepping import StepModel
+from tpu_components.core.models.trained import load_trained_model, predict
 from tpu_components.core.pages.blocks import Block
 from tpu_components.core.registry.held_out import FOLDER, HeldOutSet
 from tpu_components.core.registry.opening import parse_reference
@@ -265,9 +268,6 @@ def _show_examples(
     model_dir: Path,
     scores: "Scores",
 ) -> list[Block]:
-    from tpu_components.core.models.stepping import StepModel
-    from tpu_components.core.models.trained import load_trained_model
-
     def pick(indices: Sequence[int]) -> Mapping[int, Any]:
         pick_some = records.pick_texts if isinstance(manifest.input, TextInput) else records.pick_inputs
         return pick_some(records_dir, manifest, params.split, indices)
@@ -421,9 +421,6 @@ def score(
     params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, model_dirs: Sequence[Path]
 ) -> Scores:
     """Let every model answer every example of a split once."""
-    from tpu_components.core.models.measuring import adapt, direction_of, measured_by
-    from tpu_components.core.models.trained import load_trained_model, predict
-
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
     further = {metric.name: adapt(metric, manifest.interface) for metric in measured_by(models[0])}

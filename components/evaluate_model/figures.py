@@ -413,9 +413,9 @@ def find_slices(
 
 def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mapping[str, np.ndarray]) -> Iterator[_Part]:
     if name != CLASS:
-        values = properties[name]
-        groups = _by_value(values) if values.dtype.kind == "U" else _in_quarters(values, _UNITS[name])
-        for value, rows in groups:
+        names, places = _by_value(properties[name], _UNITS.get(name, ""))
+        for i, value in enumerate(names):
+            rows = np.flatnonzero(places == i)
             yield name, value, len(rows), rows
     elif manifest.task == CLASSIFICATION:
         for i in np.unique(labels).tolist():
@@ -427,18 +427,15 @@ def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mappi
                 yield name, manifest.class_names[i], count, (slice(None), slice(i, i + 1))
 
 
-def _by_value(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    names, places = np.unique(values, return_inverse=True)
-    for i, name in enumerate(names.tolist()):
-        yield name, np.flatnonzero(places == i)
-
-
-def _in_quarters(amounts: np.ndarray, unit: str) -> Iterator[tuple[str, np.ndarray]]:
-    edges = np.unique(np.quantile(amounts, np.linspace(0, 1, _NUM_QUARTERS + 1)[1:], method="inverted_cdf"))
-    quarters = np.searchsorted(edges, amounts)  # The first that its amount is not above.
-    for i in range(len(edges)):
-        rows = np.flatnonzero(quarters == i)
-        yield f"{amounts[rows].min():,} to {amounts[rows].max():,} {unit}", rows
+def _by_value(values: np.ndarray, unit: str) -> tuple[list[str], np.ndarray]:
+    """Return the names of texts, or of quarters of numbers, and which of them each example has, int[num_examples]."""
+    if values.dtype.kind == "U":
+        names, places = np.unique(values, return_inverse=True)
+        return names.tolist(), places
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, _NUM_QUARTERS + 1)[1:], method="inverted_cdf"))
+    places = np.searchsorted(edges, values)  # The first edge that the value is not above.
+    parts = [values[places == i] for i in range(len(edges))]
+    return [f"{part.min():,} to {part.max():,} {unit}" for part in parts], places
 
 
 def _judge(

@@ -87,15 +87,14 @@ def decide(
         # None at all, or the challenger itself, where it is judged again.
         rules.append(Rule(True, "", "there is no other champion to beat"))
     else:
+        rivals = [("the champion's", champion, differences or {})]
+        if best:  # Else margins add up: each model worse by less than the margin, for years.
+            whose = f"that of version {best.number}, the best that was promoted:"
+            rivals.append((whose, best.metrics, best.differences))
         for metric, allowed in params.max_regression.items():
-            values, difference = (challenger.get(metric), champion.get(metric)), (differences or {}).get(metric)
-            sign = directions.get(metric) or direction(metric)
-            passed, text = _compare(metric, sign, *values, allowed, params.confidence, difference)
-            rules.append(Rule(passed, metric, text))
-            if best and allowed:  # Else margins add up: each model worse by less than the margin, for years.
-                values, difference = (challenger.get(metric), best.metrics.get(metric)), best.differences.get(metric)
-                whose = f"that of version {best.number}, the best that was promoted:"
-                passed, text = _compare(metric, sign, *values, allowed, params.confidence, difference, whose)
+            for whose, theirs, known in rivals if allowed else rivals[:1]:
+                values, sign = (challenger.get(metric), theirs.get(metric)), directions.get(metric) or direction(metric)
+                passed, text = _compare(metric, sign, *values, allowed, params.confidence, known.get(metric), whose)
                 rules.append(Rule(passed, metric, text))
     rules += _check_slices(params, slices)
     if baseline is not None and params.beat_baseline:
@@ -136,7 +135,7 @@ def _compare(
     allowed: float,
     confidence: float,
     difference: Difference | None,
-    whose: str = "the champion's",
+    whose: str,
 ) -> tuple[bool, str]:
     if challenger is None or champion is None:
         return False, f"{metric} cannot be compared: {_why_undefined(metric)}"

@@ -12,10 +12,10 @@ from typing import Any
 
 import markupsafe
 import numpy as np
-from PIL import Image
 
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.generation import Alphabet, generate
+from tpu_components.core.examples.images import image_of
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     LANGUAGE_MODEL,
@@ -160,13 +160,14 @@ def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, 
     stages = training.get("stages", ())
     rates = dict.fromkeys(stage["learning_rate"] or training["learning_rate"] for stage in stages)
     shown_rates = " then ".join(f"{rate:g}" for rate in rates or [training["learning_rate"]])
-    batch = f"{training['batch_size_per_replica']:,}"
-    if training["num_replicas"] > 1:
-        batch += f" × {training['num_replicas']:,}"
+    several = f" × {training['num_replicas']:,}" if training["num_replicas"] > 1 else ""
+    batch = f"{training['batch_size_per_replica']:,}{several}"
     host = f" of {training['host']}" if training.get("host") else ""
     subtitle = f"{page.now()}, learning rate {shown_rates}, batch {batch}, trained on {replicas}{host}"
     frozen = (f"{stage['epochs']} with {', '.join(stage['frozen']) or 'nothing'} frozen" for stage in stages)
     in_stages = f" ({', then '.join(frozen)})" if stages else ""
+    synchronized = f"synchronised: by the batch of all {training['num_replicas']} replicas"
+    copies = manifest.split(split).statistics.get("num_also_in_train")
     facts = {
         "Model": info.name,
         "Data": manifest.source,
@@ -177,24 +178,33 @@ def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, 
         "Trained on": f"{replicas}, {training['backend']}, {training['precision']}",
         "Training": f"{training['epochs']} epochs{in_stages}, {training['seconds']:,.0f} s, "
         f"{training['examples_per_second']:,.0f} {manifest.input.plural}/s",
+        "Started from": training.get("initial_model", ""),
+        "Goodput": _describe_goodput(training),
+        "Best epoch": f"{training['best_epoch']}{_BEST_EPOCH.get(training.get('judged_by', ''), '')}",
+        "Batch normalisation": synchronized if training.get("num_synchronized_layers") else "",
+        **_describe_texts(manifest, split),
+        "Also in train": "" if copies is None else f"{copies:,} {manifest.input.plural}, exact copies",
     }
-    if initial := training.get("initial_model"):
-        facts["Started from"] = initial
-    if paid := training.get("paid_seconds"):
-        parts = ", ".join(f"{paid[part]:,.0f} {words}" for part, words in _GOODPUT.items())
-        sessions = "1 session" if training["sessions"] == 1 else f"{training['sessions']:,} sessions"
-        facts["Goodput"] = f"{training['goodput']:.0%} of {sum(paid.values()):,.0f} s in {sessions}: {parts}"
-    facts["Best epoch"] = f"{training['best_epoch']}{_BEST_EPOCH.get(training.get('judged_by', ''), '')}"
-    if training.get("num_synchronized_layers"):
-        facts["Batch normalisation"] = f"synchronised: by the batch of all {training['num_replicas']} replicas"
-    texts, told = manifest.input, manifest.split(split).statistics
-    if isinstance(texts, TextInput):
-        side = "last" if texts.truncate == START else "first"
-        facts["Texts"] = f"the {side} {texts.num_tokens} tokens of each; {told['num_truncated']:,} are longer"
-        facts["Unknown words"] = f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens"
-    if (copies := told.get("num_also_in_train")) is not None:
-        facts["Also in train"] = f"{copies:,} {manifest.input.plural}, exact copies"
     return f"{page.run_name()}: {title}" if page.run_name() else title, subtitle, facts
+
+
+def _describe_goodput(training: Mapping[str, Any]) -> str:
+    if not (paid := training.get("paid_seconds")):
+        return ""
+    parts = ", ".join(f"{paid[part]:,.0f} {words}" for part, words in _GOODPUT.items())
+    sessions = "1 session" if training["sessions"] == 1 else f"{training['sessions']:,} sessions"
+    return f"{training['goodput']:.0%} of {sum(paid.values()):,.0f} s in {sessions}: {parts}"
+
+
+def _describe_texts(manifest: Manifest, split: str) -> dict[str, str]:
+    texts, told = manifest.input, manifest.split(split).statistics
+    if not isinstance(texts, TextInput):
+        return {}
+    side = "last" if texts.truncate == START else "first"
+    return {
+        "Texts": f"the {side} {texts.num_tokens} tokens of each; {told['num_truncated']:,} are longer",
+        "Unknown words": f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens",
+    }
 
 
 def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
@@ -235,9 +245,7 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
         )
     ]
     if figures["roc"]:
-        roc = page.draw(
-            "roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, figures["roc"])
-        )
+        roc = page.draw("roc", "false positive rate", "true positive rate", lambda axes: _plot_roc(axes, figures))
         calibration.append(Section("ROC", [f"Positive is {rows[1]['name']}.", [roc]]))
     confused = _matrix(rows, counts) if len(rows) <= _MAX_MATRIX_CLASSES else _confused_pairs(rows, counts)
     return [confused], calibration
@@ -372,8 +380,8 @@ def _plot_reliability(axes: "page.Axes", figures: Mapping[str, Any]) -> None:
     _finish_unit_square(axes, "perfect")
 
 
-def _plot_roc(axes: "page.Axes", points: Sequence[Mapping[str, float]]) -> None:
-    rates = ([0, *(point[name] for point in points)] for name in ("false_positive_rate", "true_positive_rate"))
+def _plot_roc(axes: "page.Axes", figures: Mapping[str, Any]) -> None:
+    rates = ([0, *(point[name] for point in figures["roc"])] for name in ("false_positive_rate", "true_positive_rate"))
     axes.plot(*rates, color=page.BLUE, label="model")
     _finish_unit_square(axes, "chance")
 
@@ -486,7 +494,7 @@ def _show(key: str, content: np.ndarray | str) -> str:
         if len(plain) <= _TEXT_START + _TEXT_END:
             return plain
         return f"{plain[:_TEXT_START]} […] {plain[-_TEXT_END:]}"
-    image = Image.fromarray(content.squeeze(-1) if content.shape[-1] == 1 else content)
+    image = image_of(content)
     image.thumbnail((2 * _PICTURE_PIXELS, 2 * _PICTURE_PIXELS))  # Twice: screens of phones are dense.
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)

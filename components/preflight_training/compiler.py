@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 import types
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.fingerprint import code_of
+from tpu_components.core.base.frameworks import jax, keras, tf
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.models.lookup import build_model, source_files
@@ -84,23 +84,6 @@ class Compilation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
-    """Memory of a device during a step.
-
-    Attributes:
-        peak_bytes: Peak memory use.
-        argument_bytes: Memory that stays in use between steps.
-        temporary_bytes: Memory that a step adds.
-        held_bytes: Memory that training counts when it decides whether data fit beside the program.
-    """
-
-    peak_bytes: int
-    argument_bytes: int
-    temporary_bytes: int
-    held_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Outcome:
     """The outcome of a compilation.
 
@@ -110,10 +93,10 @@ class Outcome:
         layer: Layer that the reason names; empty if none.
         source: `file:line` in the model's code; empty if unknown.
         compile_seconds: Time of the compilation.
-        memory: Memory of the program; None unless it fits.
+        peak_bytes: Peak memory use of a device; the memory that is needed, if the program does not fit; 0 if unknown.
+        held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless it fits.
         cost: Cost of the program; None unless it fits.
         parameters: Number of trainable parameters.
-        needed_bytes: Memory of a device that a program needs that does not fit; 0 if the compiler does not name it.
         objection: Reason for which train_model would refuse a model that fits; empty if it would not.
         stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
         is_resident: Whether the training split lies in the devices' memory.
@@ -125,19 +108,14 @@ class Outcome:
     layer: str = ""
     source: str = ""
     compile_seconds: float = 0.0
-    memory: Memory | None = None
+    peak_bytes: int = 0
+    held_bytes: int = 0
     cost: ProgramCost | None = None
     parameters: int = 0
-    needed_bytes: int = 0
     objection: str = ""
     stage: int = 0
     is_resident: bool = False
     is_cached: bool = dataclasses.field(default=False, compare=False)
-
-    @property
-    def used_bytes(self) -> int:
-        """Peak memory of a device if the program fits, else the memory that it needs; 0 if unknown."""
-        return self.memory.peak_bytes if self.memory else self.needed_bytes
 
 
 def versions() -> dict[str, str]:
@@ -160,8 +138,6 @@ def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
 
 def _without_values(make: Callable[[], Any]) -> Any:
     """Call a function that creates variables, so that these have shapes but no values and take no memory."""
-    import jax
-
     made: list[Any] = []
 
     def run() -> tuple[()]:
@@ -201,11 +177,12 @@ Lowered = tuple[str, Callable[[], tuple[str, Any]]]
 def _topology(compilation: Compilation) -> Any:
     from jax.experimental import topologies
 
-    bounds = compilation.chips_per_host_bounds
-    options: dict[str, Any] = {"chips_per_host_bounds": bounds} if bounds else {}
-    if compilation.chip_config:
-        options["chip_config_name"] = compilation.chip_config
-    return topologies.get_topology_desc(platform="tpu", topology_name=compilation.topology, **options)
+    options = {
+        "chips_per_host_bounds": compilation.chips_per_host_bounds,
+        "chip_config_name": compilation.chip_config,
+    }
+    known = {name: value for name, value in options.items() if value}
+    return topologies.get_topology_desc(platform="tpu", topology_name=compilation.topology, **known)
 
 
 def _lower_jax(model: Any, task: Task, compilation: Compilation) -> Lowered:
@@ -240,7 +217,6 @@ def trace_program(model: Any, task: Task, compilation: Compilation, devices: Seq
 def _lower_tensorflow(model: Any, task: Task, compilation: Compilation) -> Lowered:
     """Lower the step of one replica, which does not sum the gradients over replicas."""
     import numpy as np
-    import tensorflow as tf
     from jax._src.compiler import get_compile_options
     from jax.extend.mlir import hlo_to_stablehlo, ir
     from jax.interpreters.mlir import make_ir_context
@@ -314,9 +290,8 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
     outcome = Outcome(
         FITS,
         compile_seconds=time.monotonic() - start,
-        memory=Memory(
-            stats.peak_memory_in_bytes, stats.argument_size_in_bytes, stats.temp_size_in_bytes, held_bytes(stats)
-        ),
+        peak_bytes=stats.peak_memory_in_bytes,
+        held_bytes=held_bytes(stats),
         cost=read_cost(compiled_text, layers, compilation.bytes_per_cycle),
         parameters=sum(math.prod(variable.shape) for variable in model.trainable_variables),
         stage=stage,
@@ -327,7 +302,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
 
 def read_outcome(raw: Any) -> Outcome:
     """Read an outcome from its JSON form."""
-    return typing.cast(Outcome, typed_values.read(raw, Outcome))
+    return typed_values.read(raw, Outcome)
 
 
 def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:
@@ -341,7 +316,7 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
     needed = re.search(r"required[^(]*\(([\d.]+)([KMG])\)|Used ([\d.]+)([KMG]) of", text)
     needed_bytes = 0
     if verdict == DOES_NOT_FIT and needed:
-        number, unit = needed[1] or needed[3], needed[2] or needed[4]
+        number, unit = filter(None, needed.groups())
         needed_bytes = int(float(number) * {"K": 2**10, "M": 2**20, "G": 2**30}[unit])
     reason, seconds = _explain(chain, text), time.monotonic() - start
     if host_call := _called_in(task, _HOST_CALLS):
@@ -351,7 +326,7 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
         reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
     elif not source and (operation := _operation(chain)) and (called := _called_in(task, (operation,))):
         source = called[1]
-    return Outcome(verdict, reason, layer, source, seconds, needed_bytes=needed_bytes)
+    return Outcome(verdict, reason, layer, source, seconds, peak_bytes=needed_bytes)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -413,8 +388,6 @@ def _explain(chain: Sequence[BaseException], text: str) -> str:
 
 def _operation(chain: Sequence[BaseException]) -> str:
     """Return the outermost operation of keras.ops in the traceback, for example `nonzero`; empty if there is none."""
-    import keras
-
     for frame, _ in _frames(chain):
         itself, code = frame.f_locals.get("self"), frame.f_code
         if isinstance(itself, keras.Operation) and not isinstance(itself, keras.Layer):
@@ -449,8 +422,6 @@ def _first_sentence(error: BaseException) -> str:
 
 def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, str]:
     """Return the innermost layer and the line of the model's code in the traceback or the text; empty if unknown."""
-    import keras
-
     own = {str(path.resolve()) for path in source_files(task.training.model)}
     layer = source = ""
     # TensorFlow's errors list the lines that made the operation; its paths lack the first slash.
@@ -467,8 +438,6 @@ def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, 
 
 
 def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[dict[str, Any]]:
-    import keras
-
     objection = None  # It is the same on every machine.
     for number, compilation in enumerate(compilations):
         yield {"started": number}

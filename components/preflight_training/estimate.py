@@ -186,9 +186,7 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     accuracy = accuracy_of(generation)
     compute = accuracy.factor * cost.cycles / generation.clock_hz
     flops = sum(product.flops * product.times for layer in cost.layers.values() for product in layer.products)
-    transfers = [(collective.num_bytes, collective.times) for collective in cost.collectives]
-    if extra_bytes:
-        transfers.append((extra_bytes, 1))
+    transfers = [*cost.collectives, *([(extra_bytes, 1)] if extra_bytes else [])]
     summing = ring_milliseconds(transfers, machine.chips, generation.ici_bytes_per_second)
     communication = None if summing is None else accuracy.factor * summing
     total_ms = compute * 1e3 + (communication or 0.0)

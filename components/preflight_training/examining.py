@@ -202,23 +202,17 @@ class Examination:
 
     def _beside_validation(self, outcome: Outcome, program: tuple[Slice, int]) -> Outcome:
         """Add the validation split to the memory of a program with a resident training split, as training does."""
-        memory, num_bytes = outcome.memory, self._validation_bytes
-        if memory is None or not num_bytes:
+        num_bytes = self._validation_bytes
+        if outcome.verdict != FITS or not num_bytes:
             return outcome
-        needed = memory.held_bytes + num_bytes
+        needed = outcome.held_bytes + num_bytes
         if needed > program[0].generation.hbm_usable_bytes:
             reason = (
                 f"the {num_bytes:,} bytes that it is validated on have no room beside the program and the training "
                 "split"
             )
-            return Outcome(DOES_NOT_FIT, reason, compile_seconds=outcome.compile_seconds, needed_bytes=needed)
-        with_validation = dataclasses.replace(
-            memory,
-            peak_bytes=memory.peak_bytes + num_bytes,
-            argument_bytes=memory.argument_bytes + num_bytes,
-            held_bytes=needed,
-        )
-        return dataclasses.replace(outcome, memory=with_validation)
+            return Outcome(DOES_NOT_FIT, reason, compile_seconds=outcome.compile_seconds, peak_bytes=needed)
+        return dataclasses.replace(outcome, peak_bytes=outcome.peak_bytes + num_bytes, held_bytes=needed)
 
     def _report(
         self, paid: PaidMachine, outcome: Outcome, data: DataFacts, has_namesakes: bool, target: str
@@ -246,7 +240,7 @@ class Examination:
             batch_size_per_replica=params.training.batch_size_per_replica,
             global_batch=batch_size,
             parameters=outcome.parameters,
-            peak_bytes=outcome.used_bytes,
+            peak_bytes=outcome.peak_bytes,
             capacity_bytes=machine.generation.hbm_usable_bytes,
             largest_batch=self._largest_batch(machine, outcome),
             epochs=params.run_epochs,
@@ -347,15 +341,13 @@ class Examination:
         def attempt(batch_size: int) -> Trial:
             progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
             (tried,) = self._compile([(machine, batch_size)], outcome.is_resident)
-            if tried.verdict not in (FITS, DOES_NOT_FIT):
-                return Trial(None)
-            return Trial(tried.verdict == FITS, tried.used_bytes)
+            return Trial({FITS: True, DOES_NOT_FIT: False}.get(tried.verdict), tried.peak_bytes)
 
         if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self._params.find_largest_batch):
             return find_largest_batch(attempt, asked, capacity)
-        if outcome.memory is None or self._params.training.sharding == FULLY_SHARDED:
+        if outcome.verdict != FITS or self._params.training.sharding == FULLY_SHARDED:
             return None  # A fully sharded step gathers all weights, whatever the batch.
-        return estimate_largest_batch(attempt, asked, outcome.memory.peak_bytes, capacity)
+        return estimate_largest_batch(attempt, asked, outcome.peak_bytes, capacity)
 
 
 def _most_fed(data: DataFacts) -> float:

@@ -135,19 +135,6 @@ class LayerCost:
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
-    """A transfer between devices: its kind, the bytes each device gives, and how often it runs in a step.
-
-    An all-gather or reduce-scatter takes half the time of an all-reduce of the same array. It counts as an all-reduce
-    of half the bytes.
-    """
-
-    kind: str
-    num_bytes: int
-    times: int
-
-
-@dataclasses.dataclass(frozen=True)
 class ProgramCost:
     """The cost of one step of a program on one device.
 
@@ -155,7 +142,7 @@ class ProgramCost:
         cycles: Cycles of the computation, loops counted by trip.
         guessed_cycles: Part of `cycles` for which the compiler has no estimate; computed from the bytes moved.
         layers: Costs by layer.
-        collectives: Transfers between devices.
+        collectives: Bytes that each device gives in a transfer between devices, and how often it runs in a step.
         unknown_loops: Number of loops whose trip count is unknown; their operations count once.
         host_calls: Operations that call the host in every step.
     """
@@ -163,7 +150,7 @@ class ProgramCost:
     cycles: float
     guessed_cycles: float
     layers: Mapping[str, LayerCost]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[tuple[int, int], ...]
     unknown_loops: int
     host_calls: tuple[str, ...]
 
@@ -311,14 +298,18 @@ class _Program:
             read = [min(num_bytes, _ROWS_IN_A_WORD * instruction.num_bytes) for num_bytes in read]
         return (instruction.num_bytes + sum(read)) / self._bytes_per_cycle, True
 
-    def collectives(self, instruction: Instruction, scope: Scope, times: int) -> Iterator[Collective]:
-        """Yield the operation itself if it is a collective, or the collectives in the computations that it calls."""
+    def collectives(self, instruction: Instruction, scope: Scope, times: int) -> Iterator[tuple[int, int]]:
+        """Yield bytes and repetitions of an operation if it is a collective, or of those in what it calls.
+
+        An all-gather or reduce-scatter takes half the time of an all-reduce of the same array. It counts as an
+        all-reduce of half the bytes.
+        """
         kind = instruction.opcode.removesuffix("-start")
         if kind in _COLLECTIVES:
             num_bytes = sum(scope[name].num_bytes for name in instruction.operands if name in scope)
             if kind in ("all-gather", "reduce-scatter"):
                 num_bytes = max(num_bytes, instruction.num_bytes) // 2
-            yield Collective(kind, num_bytes, times)
+            yield num_bytes, times
         elif kind in ("call", "async", "fusion"):
             for name in instruction.called("to_apply", "calls"):
                 for inner in self.computations[name].values():
@@ -361,12 +352,11 @@ def _calls_host(instruction: Instruction) -> bool:
 def _takes_time(instruction: Instruction) -> bool:
     """Return whether an operation takes computation time; transfers and calls of the host do not."""
     opcode = instruction.opcode
-    if opcode in _FREE or opcode == "while" or opcode.endswith(("-start", "-done", "-update")):
-        return False
-    if _is_transfer(instruction) or _calls_host(instruction):
+    is_free = opcode in _FREE or opcode == "while" or opcode.endswith(("-start", "-done", "-update"))
+    if is_free or _is_transfer(instruction) or _calls_host(instruction):
         return False
     is_name = re.match(r"\w*(Bitcast|AllocateBuffer)", instruction.attribute(_TARGET))
-    return not (is_name and not instruction.attribute(_CYCLES))
+    return not is_name or bool(instruction.attribute(_CYCLES))
 
 
 def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> ProgramCost:
@@ -383,7 +373,7 @@ def read_cost(text: str, layers: Sequence[str], bytes_per_cycle: float) -> Progr
     entry = program.computations[program.entry].values()
     blocks = (step.called("body")[0] for step in entry if step.opcode == "while" and step.op_name == LOOP_NAME)
     costs: defaultdict[str, LayerCost] = defaultdict(LayerCost)
-    collectives: list[Collective] = []
+    collectives: list[tuple[int, int]] = []
     host_calls, unknown_loops, guessed_cycles = [], 0, 0.0
     for instruction, scope, times in program.operations(next(blocks, program.entry)):
         if instruction.opcode == "while":

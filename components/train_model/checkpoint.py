@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import jax, keras
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.train_model.parts import Array, ArrayInParts, PartsManifest, bounds_of, open_parts
@@ -58,14 +59,10 @@ class TrainingProgress:
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
     """Return a copy of every variable's value, by name; of a variable that is sharded over hosts, this host's parts."""
-    import keras
-
     if keras.backend.backend() != "jax":
         # Convert to a tensor first: NumPy cannot read a variable that is mirrored on several devices.
         tensors = {name: keras.ops.convert_to_tensor(variable) for name, variable in variables.items()}
         return {name: np.array(np.asarray(tensor)) for name, tensor in tensors.items()}
-    import jax
-
     values = {name: variable.value for name, variable in variables.items()}
     # Starts all copies from the device at once. On a CPU nothing is copied, and the next step would change the memory.
     copies = jax.device_get({name: _parts_here(value) for name, value in values.items()})
@@ -196,12 +193,8 @@ def hold(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
 
 def _placed(array: Array, variable: Any) -> Any:
     """Return the value in the sharding of the variable. Hosts do not wait for each other."""
-    import keras
-
     if keras.backend.backend() != "jax":
         return array
-    import jax
-
     if jax.process_count() == 1:
         return np.asarray(array)
 

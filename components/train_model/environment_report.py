@@ -19,6 +19,7 @@ from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import jax, tf
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import storage
 from tpu_components.core.machines.device import Device, describe_host
@@ -65,10 +66,7 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
         **describe_environment(device, folder),
     }
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch) / "report.json"
-            path.write_text(json.dumps(report))
-            storage.upload(path, uri) if storage.is_remote(uri) else storage.write_json(Path(uri), report)
+        storage.write_file(uri, json.dumps(report).encode())
     except (InputError, PlatformError) as error:  # A missing report must not fail the training.
         progress.say("train_model", f"could not write the environment report: {error}")
 
@@ -77,18 +75,16 @@ def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
     """Return user, devices, host, library versions and the permissions in a folder, ready for JSON."""
     import resource  # A smoke test runs on Linux.
 
-    device_files = {}
-    for path in (path for pattern in _DEVICE_FILES for path in sorted(Path("/dev").glob(pattern))):
-        access = "may be used" if os.access(path, os.R_OK | os.W_OK) else "may not be used"
-        device_files[str(path)] = f"{path.stat().st_mode & 0o777:o}, {access}"
-    libraries = {}
-    for name in _LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            libraries[name] = metadata.version(name)
+    device_files = [path for pattern in _DEVICE_FILES for path in sorted(Path("/dev").glob(pattern))]
+    installed = {package.name: package.version for package in metadata.distributions()}
     return {
         "user": {"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups()},
         "locked_memory_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],  # -1: no limit.
-        "device_files": device_files,
+        "device_files": {
+            str(path): f"{path.stat().st_mode & 0o777:o}, "
+            + ("may be used" if os.access(path, os.R_OK | os.W_OK) else "may not be used")
+            for path in device_files
+        },
         "devices": _devices(device),
         "hosts": {**tell_hosts(os.environ), "host name": socket.gethostname()},
         "host": {
@@ -97,7 +93,7 @@ def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
             "free_disk_bytes": shutil.disk_usage(tempfile.gettempdir()).free,
         },
         "python": sys.version.split()[0],
-        "libraries": libraries,
+        "libraries": {name: installed[name] for name in _LIBRARIES if name in installed},
         "mount": {"folder": str(folder), **probe_folder(folder)},
     }
 
@@ -105,11 +101,7 @@ def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
 def _devices(device: Device) -> list[str]:
     """Return the backend's names of the devices that it trains on."""
     if device.backend == "jax":
-        import jax
-
         return [f"{chip.platform} {chip.device_kind}" for chip in jax.devices()]
-    import tensorflow as tf
-
     return [str(chip.name) for chip in tf.config.list_logical_devices()]
 
 
@@ -140,9 +132,6 @@ def probe_folder(folder: Path) -> dict[str, str]:
         (scratch / "folder").rename(scratch / "renamed")
         (scratch / "renamed" / "file").read_text()
 
-    def link() -> None:
-        os.link(file, scratch / "link")
-
     def lock() -> None:
         import fcntl
 
@@ -154,7 +143,7 @@ def probe_folder(folder: Path) -> dict[str, str]:
         "append": append,
         "replace": lambda: (other.write_text("other"), other.replace(file)),
         "rename a folder": rename_folder,
-        "hard link": link,
+        "hard link": lambda: os.link(file, scratch / "link"),
         "chmod": lambda: file.chmod(0o600),
         "lock": lock,
     }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import keras
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.models.trained import load_trained_model
 from tpu_components.core.registry.opening import parse_reference
@@ -38,8 +39,6 @@ class InitialModel:
         Raises:
             InputError: If the two models do not have weights of the same names and shapes.
         """
-        import keras
-
         trained = load_trained_model(self.directory)
         ours, theirs = _shapes(model), _shapes(trained)
         if ours != theirs:

@@ -84,12 +84,12 @@ def train_on_hosts(
     with contextlib.closing(_JobSet(name)) as jobset, heartbeat.beating(followed):
         try:
             state = jobset.state()
-            if state.is_failed:
+            if state and state.failure is not None:
                 _raise_again(failure)
-            if state.is_failed or (state.is_complete and not result_file.is_file()):
+            if state and (state.failure is not None or (state.is_complete and not result_file.is_file())):
                 jobset.delete()
-                state = State()
-            if not state.is_there:
+                state = None
+            if state is None:
                 shutil.rmtree(folder, ignore_errors=True)
                 storage.copy_tree(records_dir, folder / "records")
                 with termination.put_off():  # Otherwise SIGTERM could come between creation and `follow`.
@@ -156,8 +156,7 @@ def _with_command(manifest: Mapping[str, Any], params: TrainParams, folder: Path
 
 def _pod(manifest: Mapping[str, Any]) -> dict[str, Any]:
     (replicated,) = manifest["spec"]["replicatedJobs"]
-    pod: dict[str, Any] = replicated["template"]["spec"]["template"]["spec"]
-    return pod
+    return replicated["template"]["spec"]["template"]["spec"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,18 +164,14 @@ class State:
     """State of a JobSet.
 
     Attributes:
-        is_there: Whether the JobSet exists.
         is_complete: Whether all hosts have succeeded.
-        is_failed: Whether it has failed and is not restarted.
+        failure: Message of the cluster, if the JobSet has failed and is not restarted; else None.
         restarts: Number of times that all hosts were restarted.
-        reason: Message of the cluster about the failure.
     """
 
-    is_there: bool = False
-    is_complete: bool = False
-    is_failed: bool = False
-    restarts: int = 0
-    reason: str = ""
+    is_complete: bool
+    failure: str | None
+    restarts: int
 
 
 class _Printed:
@@ -247,21 +242,17 @@ class _JobSet:
         """Close the connections to the cluster; the client's own `close` leaves them open."""
         self._client.rest_client.pool_manager.clear()
 
-    def state(self) -> State:
-        """Ask the cluster for the state of the JobSet."""
+    def state(self) -> State | None:
+        """Ask the cluster for the state of the JobSet; None if there is none."""
         try:
             jobset = self._ask(self._objects.get_namespaced_custom_object, *self._place, self.name)
         except MissingError:
-            return State()
+            return None
         status = jobset.get("status", {})
-        conditions = {item["type"]: item for item in status.get("conditions", ()) if item["status"] == "True"}
-        return State(
-            True,
-            "Completed" in conditions,
-            "Failed" in conditions,
-            int(status.get("restarts", 0)),
-            conditions.get("Failed", {}).get("message", ""),
-        )
+        messages = {
+            item["type"]: item.get("message", "") for item in status.get("conditions", ()) if item["status"] == "True"
+        }
+        return State("Completed" in messages, messages.get("Failed"), int(status.get("restarts", 0)))
 
     def create(self, manifest: dict[str, Any]) -> None:
         """Create the JobSet, unless an earlier attempt of this step has created it.
@@ -300,18 +291,17 @@ class _JobSet:
         while True:
             state = self.state()  # Read before the logs, so that no line is printed after the last read.
             self._relay()
+            if state is None:
+                raise PlatformError(f"The jobset {self.name} was deleted while it trained. Run the step again.")
             if state.restarts > restarts:
                 restarts = state.restarts
                 progress.say(_STEP, f"all hosts start again (restart {restarts})")
             if state.is_complete:
                 return
-            if not state.is_there:
-                raise PlatformError(f"The jobset {self.name} was deleted while it trained. Run the step again.")
-            self.has_failed = state.is_failed
-            if state.is_failed and self._mistake:
-                raise InputError(self._mistake)
-            if state.is_failed:
-                raise PlatformError(f"The jobset {self.name} failed: {state.reason} {self._last}".strip())
+            self.has_failed = state.failure is not None
+            if self.has_failed:
+                failed = PlatformError(f"The jobset {self.name} failed: {state.failure} {self._last}".strip())
+                raise InputError(self._mistake) if self._mistake else failed
             time.sleep(poll_seconds)
 
     def delete(self) -> None:
@@ -320,7 +310,7 @@ class _JobSet:
             self._ask(
                 self._objects.delete_namespaced_custom_object, *self._place, self.name, propagation_policy="Foreground"
             )
-            Backoff().until(lambda: not self.state().is_there, 1.0, _GONE_SECONDS)
+            Backoff().until(lambda: self.state() is None, 1.0, _GONE_SECONDS)
 
     def _relay(self) -> None:
         pods = self._ask(self._pods.list_namespaced_pod, self.namespace, label_selector=f"{NAME_LABEL}={self.name}")

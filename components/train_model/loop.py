@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tpu_components.core.base.frameworks import jax, keras
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.base.progress import Progress
 from tpu_components.core.examples.feeding import EpochReader, draw_order
@@ -40,8 +41,6 @@ class FitLoop:
 
     def run_epoch(self, bar: Progress) -> dict[str, float]:
         """See `Loop`."""
-        import keras
-
         session = self._session
         epoch, first = session.progress.epoch, session.progress.step
 
@@ -134,8 +133,6 @@ def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
 
     On several hosts each passes the whole array and puts its own part on its devices.
     """
-    import jax
-
     if jax.process_count() == 1:
         return jax.device_put(array, None if mesh is None else shared(mesh, axis))
     return jax.make_array_from_callback(array.shape, shared(mesh, axis), lambda index: array[index])
@@ -143,8 +140,6 @@ def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
 
 def put_part(array: Any, mesh: Any, axis: int | None) -> Any:
     """Return an array on the devices of a mesh, sharded along an axis; each host passes only its own part."""
-    import jax
-
     if jax.process_count() == 1:
         return put(array, mesh, axis)
     return jax.make_array_from_process_local_data(shared(mesh, axis), array)
@@ -161,9 +156,6 @@ def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> A
         share: This host's share of the whole.
         length: Size of the first axis of the whole array.
     """
-    import jax
-    from jax import numpy as jnp
-
     if share == WHOLE:
         return put(array, mesh)
     own_devices = mesh.size // share.count
@@ -173,7 +165,7 @@ def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> A
     padded[: len(array)] = array
 
     def join(parts: Any) -> Any:
-        return jnp.concatenate([parts[host * rows : host * rows + len(own)] for host, own in enumerate(ranges)])
+        return jax.numpy.concatenate([parts[host * rows : host * rows + len(own)] for host, own in enumerate(ranges)])
 
     return jax.jit(join, out_shardings=shared(mesh, None))(put_part(padded, mesh, 0))
 

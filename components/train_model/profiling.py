@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base import progress
+from tpu_components.core.base.frameworks import jax, tf
 
 PROFILES = "plugins/profile"  # Folder below the log directory, expected by TensorBoard's plugin.
 COMPUTE, INPUT, HOST, CHECKPOINT = "compute", "input", "host", "checkpoint"
@@ -114,9 +115,5 @@ class StepProfile:
 def profiler(backend: str) -> tuple[Callable[[str], Any], Callable[[], Any]]:
     """Return the functions that start and stop a backend's profiler."""
     if backend == "jax":
-        import jax
-
         return jax.profiler.start_trace, jax.profiler.stop_trace
-    import tensorflow as tf
-
     return tf.profiler.experimental.start, tf.profiler.experimental.stop

@@ -14,6 +14,7 @@ import numpy as np
 
 from tpu_components.core.base import progress, termination
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import keras
 from tpu_components.core.examples.artifacts import TRAIN, Manifest
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.machines.device import Device
@@ -89,8 +90,6 @@ class Session:
         sessions: Sessions,
         initial: InitialModel | None = None,
     ) -> None:
-        import keras
-
         self.params, self.manifest, self.device, self.company = params, manifest, device, company
         self.initial = initial
         self.checkpoint_dir, self.sessions, self.is_writer = checkpoint_dir, sessions, company.hosts.is_writer
@@ -130,8 +129,6 @@ class Session:
 
     def _compile(self, stage: PlannedStage) -> None:
         """Compile the model for a stage: its trainable layers and a new optimizer."""
-        import keras
-
         if stage is not self.stages[0]:  # Makes random draws independent of the step that the session started at.
             keras.utils.set_random_seed((self.params.seed + stage.number) % 2**32)
         self.stage, self.num_trainable = stage, self.freezer.freeze(stage.frozen)

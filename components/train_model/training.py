@@ -20,6 +20,7 @@ import numpy as np
 
 from tpu_components.core.base import progress, termination
 from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.frameworks import keras, tf
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import (
     ARCHITECTURE_FILE,
@@ -268,8 +269,6 @@ class _Training:
         if session.parts is not None:
             session.parts.check_folder()
         is_continued = session.restore(self._replay)
-        import tensorflow as tf
-
         curves = tf.summary.create_noop_writer()
         if session.is_writer:
             if not is_continued:  # Delete the curves of another run.
@@ -345,8 +344,6 @@ class _Training:
             num_examples: Examples of the epoch in this session.
             curves: TensorFlow's summary writer.
         """
-        import tensorflow as tf
-
         session, stopwatch = self._session, self._session.stopwatch
         now, metric = session.progress, session.manifest.interface.task.metric
         now.waited_seconds = session.waited_seconds
@@ -481,8 +478,6 @@ class _Training:
 
     def save(self, output: Path, result: TrainResult) -> None:
         """Write the model's folder atomically."""
-        import keras
-
         session, manifest, initial = self._session, self._session.manifest, self._session.initial
         keras.distribution.set_distribution(None)  # Only this host builds the copy that verifies the saved model.
         progress.say(STEP, _time_line(result.time))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base.frameworks import jax, keras
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, VALIDATION, Manifest
@@ -86,8 +87,6 @@ class SharedModel:
     """
 
     def __init__(self, model: Any, batch_shape: Sequence[int], mesh: Any, share: Share = WHOLE) -> None:
-        import jax
-
         self._model, self._batch_shape, self._mesh = model, tuple(batch_shape), mesh
         self._own_batch = batch_shape[0] // share.count
         self._held: Any = None
@@ -105,10 +104,7 @@ class SharedModel:
 
     def _answer_batch(self, values: Any, inputs: Any, number: Any) -> Any:
         """Return the model's outputs for a batch; `values` are those of all variables, frozen or not."""
-        import keras
-        from jax import lax
-
-        batch = lax.dynamic_index_in_dim(inputs, number, keepdims=False).reshape(self._batch_shape)
+        batch = jax.lax.dynamic_index_in_dim(inputs, number, keepdims=False).reshape(self._batch_shape)
         with keras.StatelessScope(state_mapping=list(zip(self._model.variables, values, strict=True))):
             return self._model(batch, training=False)
 
@@ -131,8 +127,6 @@ class SharedModel:
 
 def _own_parts(arrays: Sequence[Any]) -> Sequence[np.ndarray]:
     """Return this host's rows of arrays that are sharded along their first axis."""
-    import jax
-
     if jax.process_count() == 1:
         return jax.device_get(arrays)
     in_rows = [sorted(array.addressable_shards, key=lambda part: part.index[0].start) for array in arrays]

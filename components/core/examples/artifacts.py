@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-import json
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -13,7 +13,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
-from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files import typed_json
 from tpu_components.core.files.typed_json import JsonFile
 
 MANIFEST_FILE = "dataset.json"
@@ -130,8 +130,24 @@ class Quarantined:
     reason: str
 
 
+class _FlatInput:
+    """A JSON file whose field `input` is the kind of the input; the fields of the input are beside it."""
+
+    input: AnyInput
+
+    def as_dict(self) -> dict[str, Any]:
+        """See `JsonFile`."""
+        fields = as_fields(self.input)
+        return {**dataclasses.asdict(typing.cast(Any, self)), "input": fields.pop("kind"), **fields}
+
+    @staticmethod
+    def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields with those of the input in a mapping of their own."""
+        return {**raw, "input": {**raw, "kind": raw["input"]}}
+
+
 @dataclasses.dataclass(frozen=True)
-class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="create_tfrecords"):
+class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="create_tfrecords"):
     """`dataset.json`: what a folder of TFRecords holds.
 
     Attributes:
@@ -163,20 +179,10 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     num_left_out: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """See `JsonFile`; the fields of the input are at the top level."""
-        return _with_flat_input(self)
-
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """See `JsonFile`."""
-        raw = {"split_rule_version": 1, "common_words": {}, "num_left_out": 0, **raw}
-        if isinstance(splits := raw.get("splits"), dict):
-            raw["splits"] = {
-                name: {"distributions": {}, "independence": {}, **split} if isinstance(split, dict) else split
-                for name, split in splits.items()
-            }
-        manifest: Self = typed_values.read(_with_nested_input(raw), cls)
+        manifest = super().parse(raw)
         if not (splits := manifest.splits.values()):
             raise TypeError("splits is expected to have at least one split")
         if len({len(split.class_counts) for split in splits}) > 1:
@@ -194,7 +200,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         return Interface(self.input, len(self.class_names), self.task, mean, std)
 
     @classmethod
-    def load(cls, directory: Path, verify: bool = True) -> Self:
+    def load(cls, directory: Path | str, verify: bool = True) -> Self:
         """Read `dataset.json`, and check that every shard is there, whole and unchanged.
 
         Args:
@@ -205,7 +211,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
             InputError: If the manifest is missing or malformed, or a shard does not match it.
         """
         manifest = super().load(directory)
-        manifest.check_shards(directory, verify)
+        manifest.check_shards(Path(directory), verify)
         return manifest
 
     @classmethod
@@ -215,9 +221,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         Raises:
             InputError: If it is missing or malformed.
         """
-        if not storage.is_remote(place):
-            return super().load(Path(place))
-        return typed_json.load(f"{place.rstrip('/')}/{MANIFEST_FILE}", cls._what, cls._step, cls.parse)
+        return super().load(place.rstrip("/"))
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
         """Check the size of every shard, and with `verify` the checksums of the shards of a share of the examples.
@@ -246,20 +250,6 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         return self.splits[name]
 
 
-def _with_flat_input(artifact: Any) -> dict[str, Any]:
-    """Return a dataclass as a mapping for JSON, with the fields of its `input` moved to the top level."""
-    raw = dataclasses.asdict(artifact)
-    fields = as_fields(artifact.input)
-    return {**raw, "input": fields.pop("kind"), **fields}
-
-
-def _with_nested_input(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `_with_flat_input`: move the input's fields from the top level back into a nested mapping."""
-    fields = typed_values.read({**raw, "kind": raw["input"]}, AnyInput, "input", any_version=True)
-    of_input = json.loads(json.dumps(dataclasses.asdict(fields)))  # With defaults for older files.
-    return {**{name: value for name, value in raw.items() if name not in of_input}, "input": of_input}
-
-
 def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
     advice = "The records changed after they were written: write them again with create_tfrecords."
     if not path.is_file():
@@ -277,11 +267,11 @@ def _check_shard(path: Path, shard: Shard, verify: bool) -> None:
 
 def file_crc32c(path: Path) -> str:
     """Return the CRC32C of a file, as eight hex digits."""
-    crc = 0
+    checksum = google_crc32c.Checksum()
     with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            crc = google_crc32c.extend(crc, chunk)
-    return f"{crc:08x}"
+        for _ in checksum.consume(file, 1 << 22):
+            pass
+    return checksum.hexdigest().decode()
 
 
 def file_sha256(path: Path) -> str:
@@ -291,7 +281,7 @@ def file_sha256(path: Path) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", step="train_model"):
+class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of a model", step="train_model"):
     """`model.json`: what a trained model is and how it came to be.
 
     Attributes:
@@ -342,16 +332,6 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
         both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
         same_answers = (self.class_names, self.task) == (manifest.class_names, manifest.task)
         return self.fits(manifest) or (both_texts and same_answers)
-
-    def as_dict(self) -> dict[str, Any]:
-        """See `JsonFile`; the fields of the input are at the top level."""
-        return _with_flat_input(self)
-
-    @classmethod
-    def parse(cls, raw: Any) -> Self:
-        """See `JsonFile`."""
-        info: Self = typed_values.read(_with_nested_input({"digests": {}, **raw}), cls)
-        return info
 
 
 def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, Manifest
-from tpu_components.core.examples.records import static_options, tensorflow
+from tpu_components.core.examples.records import static_options
 
 AUTO, HOST, DEVICE = "auto", "host", "device"
 RESIDENCIES = (AUTO, HOST, DEVICE)  # Places of the training split during training.
@@ -105,7 +106,6 @@ class InMemoryReader:
     """Batches gathered from a split held in RAM, in an order drawn anew for every epoch."""
 
     def __init__(self, examples: records.Examples, cut: Cut, seed: int) -> None:
-        tf = tensorflow()
         with tf.device("CPU"):
             # Tensors, not arrays: an array would be copied into the graph of every epoch.
             self._inputs, self._labels = tf.constant(examples.inputs), tf.constant(examples.labels)
@@ -113,7 +113,7 @@ class InMemoryReader:
 
     def batches(self, epoch: int, start_step: int) -> Any:
         """See `EpochReader`."""
-        tf, cut = tensorflow(), self._cut
+        cut = self._cut
         order = draw_order(cut.num_examples, cut.batch_size, self._seed, epoch, cut.share)
         weights = (np.arange(order.size) < cut.own_examples).astype(np.float32).reshape(order.shape)
         dataset = tf.data.Dataset.from_tensor_slices((order[start_step:], weights[start_step:]))
@@ -141,7 +141,7 @@ class StreamingReader:
 
     def batches(self, epoch: int, start_step: int) -> Any:
         """See `EpochReader`."""
-        tf, cut = tensorflow(), self._cut
+        cut = self._cut
         files = np.array(records.shard_paths(self._directory, self._manifest, TRAIN))
         counts = np.array([shard.num_examples for shard in self._manifest.split(TRAIN).shards])
         order = np.random.default_rng((self._seed, epoch)).permutation(len(files))
@@ -161,7 +161,6 @@ class StreamingReader:
     @functools.cached_property
     def _stages(self) -> tuple[Any, Any]:
         """The stages of an epoch that take 60 ms to build, built once."""
-        tf = tensorflow()
 
         def read(files: Any, ranges: Any) -> Any:
             if self._cut.share == WHOLE:
@@ -177,7 +176,7 @@ class StreamingReader:
 
     def _parse(self, batches: Any, start_step: Any) -> Any:
         """Parse batches of serialized examples, from a step on, to batches for `EpochReader.batches`."""
-        tf, cut = tensorflow(), self._cut
+        cut = self._cut
 
         def weigh(step: Any, fields: Any) -> Any:
             position = step * cut.own_batch + tf.range(cut.own_batch, dtype=tf.int64)

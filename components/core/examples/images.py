@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import io
 import math
-import re
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +25,6 @@ _PLUGIN_FORMATS = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
 # ISO 14496-12: the first box of such a file, and the brands of HEIC (ISO 23008-12) and AVIF in it.
 _BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"hevc": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF"}
 _EXIF_IN_JPEG = b"Exif\0"
-_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xdb-\xfe]")  # Of a JPEG file, with its size: ITU-T T.81, table B.1.
-_MAX_SEGMENTS = 1000  # That are looked into one by one; a photo has some tens.
 _EXIF_ORIENTATION = 0x0112
 _TIFF_SIDES = _WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 322, 323  # TIFF 6.0, sections 8 and 15.
 _TIFF_TYPES = {3: "H", 4: "I"}  # Of sides: SHORT and LONG.
@@ -64,7 +61,7 @@ def _formats() -> tuple[str, ...]:
 
 def _orientation(jpeg: bytes) -> int:
     """Read the EXIF orientation of a JPEG file, from 1 (upright) to 8; 1 if it has none."""
-    if _EXIF_IN_JPEG not in jpeg or _EXIF_IN_JPEG not in _before_pixels(jpeg):
+    if _EXIF_IN_JPEG not in jpeg:
         return 1
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
@@ -72,16 +69,6 @@ def _orientation(jpeg: bytes) -> int:
     except Exception:  # Damaged metadata turn nothing; whether the pixels are damaged is found by reading them.
         return 1
     return orientation if orientation in range(1, 9) else 1
-
-
-def _before_pixels(jpeg: bytes) -> bytes:
-    """Return the segments of a JPEG file before its pixels; the whole file if its structure is unusual."""
-    place = 2
-    for _ in range(_MAX_SEGMENTS):
-        if not _SEGMENT.match(jpeg, place):
-            break
-        place += 2 + int.from_bytes(jpeg[place + 2 : place + 4])
-    return jpeg[:place] if jpeg.startswith(_START_OF_SCAN, place) else jpeg
 
 
 def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -141,8 +128,9 @@ def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = F
     if isinstance(content, bytes):
         return open_image(content, rule, keep_size=keep_size).decode()
     height, width, channels = content.shape
-    pixels = _convert_pixels(content, rule.channels or channels)
-    return Picture(resize_pixels(pixels, rule.image_size or (height, width)), (height, width))
+    if rule.channels not in (0, channels):
+        content = _pixels(image_of(content).convert(_MODES[rule.channels]))
+    return Picture(resize_pixels(content, rule.image_size or (height, width)), (height, width))
 
 
 def decode_pixels(content: bytes | np.ndarray, rule: ImageRule) -> np.ndarray:
@@ -245,26 +233,21 @@ def decode_jpeg(content: bytes, colorspace: str, size: tuple[int, int], ratio: i
     if ratio > 1:
         options |= {"min_factor": ratio, "min_height": -(-size[0] // ratio), "min_width": -(-size[1] // ratio)}
     try:
-        pixels: np.ndarray = simplejpeg.decode_jpeg(content, colorspace=colorspace, **options)
+        return simplejpeg.decode_jpeg(content, colorspace=colorspace, **options)
     except ValueError as error:
         raise UnreadableImageError(f"damaged JPEG: {error}") from error
-    return pixels
 
 
-def _convert_pixels(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """Return uint8[height, width, channels]: the same picture in grey (1) or colour (3)."""
-    if pixels.shape[2] == channels:
-        return pixels
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    return np.asarray(image.convert(_MODES[channels])).reshape(*pixels.shape[:2], channels)
+def image_of(pixels: np.ndarray) -> Image.Image:
+    """Return pixels, uint8[height, width, 1 or 3], as an image of Pillow."""
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def resize_pixels(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
     """Return uint8[*image_size, channels]: the same picture at another size (bilinear, antialiased)."""
     if pixels.shape[:2] == image_size:
         return pixels
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    return _pixels(_fit(image, ImageRule(image_size, 0)))
+    return _pixels(_fit(image_of(pixels), ImageRule(image_size, 0)))
 
 
 def _fit(image: Any, rule: ImageRule) -> Any:
@@ -312,7 +295,7 @@ class _WatchedFile(io.BytesIO):
 def _open_with_pillow(content: bytes, rule: ImageRule, watch: Callable[[], None] | None) -> Any:
     if not content:
         raise UnreadableImageError("empty file")
-    with _naming_damage(_brand(content)):
+    with _naming_damage(_BRANDS.get(content[8:12], "") if content[4:8] == b"ftyp" else ""):
         file = _WatchedFile(content, watch) if watch else io.BytesIO(content)
         image: Any = Image.open(file, formats=rule.formats or _formats())
         _check_size(*_decoded_size(image, content), rule.max_pixels)
@@ -375,13 +358,9 @@ def _load(image: Any, rule: ImageRule) -> tuple[Any, bool]:
         return image if image.mode == mode else image.convert(mode), was_turned
 
 
-def _brand(content: bytes) -> str:
-    """Return `HEIC` or `AVIF` if a file has this format; otherwise empty."""
-    return _BRANDS.get(content[8:12], "") if content[4:8] == b"ftyp" else ""
-
-
 @contextlib.contextmanager
 def _naming_damage(brand: str = "") -> Iterator[None]:
+    """Raise UnreadableImageError for whatever Pillow raises; `brand` is `HEIC` or `AVIF` for a file of this format."""
     try:
         with warnings.catch_warnings(action="ignore"):  # Odd metadata is no concern here; size is checked.
             yield
@@ -417,14 +396,13 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ..
 def encode_jpeg(pixels: np.ndarray, quality: int) -> bytes:
     """Encode uint8[height, width, 1 or 3] as JPEG, with colours at half the resolution, like cameras."""
     kind, sampling = ("GRAY", "Gray") if pixels.shape[2] == 1 else ("RGB", "420")
-    content: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, kind, sampling)
-    return content
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, kind, sampling)
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
     """Encode uint8[height, width, 1 or 3] as PNG, which is lossless."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "PNG")
+    image_of(pixels).save(buffer, "PNG")
     return buffer.getvalue()
 
 

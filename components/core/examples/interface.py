@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base.frameworks import keras
+
 IMAGE, TEXT, CORPUS = "image", "text", "corpus"
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
 LANGUAGE_MODEL = "language_model"
@@ -333,9 +335,8 @@ class Regression(Task):
         """The loss: squared errors in standard deviations."""
 
         def standardised_squared_error(targets: Any, outputs: Any) -> Any:
-            from keras import ops
-
-            return ops.mean(ops.square((targets - outputs) / ops.array(self.std, "float32")), axis=-1)
+            deviations = (targets - outputs) / keras.ops.array(self.std, "float32")
+            return keras.ops.mean(keras.ops.square(deviations), axis=-1)
 
         return standardised_squared_error
 

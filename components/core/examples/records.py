@@ -11,13 +11,14 @@ import io
 import itertools
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import google_crc32c
 import numpy as np
 
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples import images
 from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, TRAIN, Manifest
@@ -38,67 +39,43 @@ class DamagedRecordError(Exception):
     """A TFRecord or TFRecord file cannot be read. The message is the reason, without the name of the file."""
 
 
-def _decode_error() -> type[Exception]:
-    """Return protobuf's error class for malformed messages, which is not a ValueError."""
-    from google.protobuf.message import DecodeError
-
-    return DecodeError
+# tensorflow/core/example/example.proto and feature.proto as a FileDescriptorProto, in protobuf's text format.
+_DESCRIPTOR = """
+name: "example.proto" package: "tensorflow" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".tensorflow.FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".tensorflow.Int64List" oneof_index: 0 }
+}
+message_type {
+  name: "Features"
+  nested_type {
+    name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tensorflow.Feature" }
+  }
+  field {
+    name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tensorflow.Features.FeatureEntry"
+  }
+}
+message_type {
+  name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.Features" }
+}
+"""
 
 
 @functools.cache
 def _example_class() -> Any:
     """Return the message class of tf.train.Example, built from its descriptor so that no TensorFlow is needed."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
-    label, kind = descriptor_pb2.FieldDescriptorProto.Label, descriptor_pb2.FieldDescriptorProto.Type
-
-    def message(name: str) -> Any:
-        return file.message_type.add(name=name)
-
-    message("BytesList").field.add(name="value", number=1, label=label.LABEL_REPEATED, type=kind.TYPE_BYTES)
-    message("FloatList").field.add(name="value", number=1, label=label.LABEL_REPEATED, type=kind.TYPE_FLOAT)
-    message("Int64List").field.add(name="value", number=1, label=label.LABEL_REPEATED, type=kind.TYPE_INT64)
-    feature = message("Feature")
-    feature.oneof_decl.add(name="kind")
-    kinds = (("bytes_list", 1, "BytesList"), ("float_list", 2, "FloatList"), ("int64_list", 3, "Int64List"))
-    for name, number, type_name in kinds:
-        feature.field.add(
-            name=name,
-            number=number,
-            label=label.LABEL_OPTIONAL,
-            type=kind.TYPE_MESSAGE,
-            type_name=f".tensorflow.{type_name}",
-            oneof_index=0,
-        )
-    features = message("Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, label=label.LABEL_OPTIONAL, type=kind.TYPE_STRING)
-    entry.field.add(
-        name="value",
-        number=2,
-        label=label.LABEL_OPTIONAL,
-        type=kind.TYPE_MESSAGE,
-        type_name=".tensorflow.Feature",
-    )
-    features.field.add(
-        name="feature",
-        number=1,
-        label=label.LABEL_REPEATED,
-        type=kind.TYPE_MESSAGE,
-        type_name=".tensorflow.Features.FeatureEntry",
-    )
-    message("Example").field.add(
-        name="features",
-        number=1,
-        label=label.LABEL_OPTIONAL,
-        type=kind.TYPE_MESSAGE,
-        type_name=".tensorflow.Features",
-    )
     # A pool of our own: TensorFlow registers the same names in the default one.
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.Add(text_format.Parse(_DESCRIPTOR, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
@@ -211,16 +188,14 @@ def read_fields(frame: bytes) -> dict[str, list[Any]]:
     payload = frame[_HEADER_BYTES:-_FOOTER_BYTES]
     if _masked_crc(payload) != frame[-_FOOTER_BYTES:]:
         raise DamagedRecordError("damaged record: its checksum does not match")
+    from google.protobuf.message import DecodeError  # Not a ValueError.
+
     try:
         features = _example_class().FromString(payload).features.feature
-    except _decode_error() as error:
+    except DecodeError as error:
         raise DamagedRecordError(f"no tf.train.Example: {error}") from error
-    return {name: _values_of(features[name]) for name in features}
-
-
-def _values_of(feature: Any) -> list[Any]:
-    kind = feature.WhichOneof("kind")
-    return list(getattr(feature, kind).value) if kind else []
+    kinds = {name: features[name].WhichOneof("kind") for name in features}
+    return {name: list(getattr(features[name], kind).value) if kind else [] for name, kind in kinds.items()}
 
 
 def tensorflow() -> Any:
@@ -238,7 +213,6 @@ def static_options() -> Any:
 
     Autotuning is off: its thread sleeps for up to a minute between rounds, and an iterator that ends waits for it.
     """
-    tf = tensorflow()
     options = tf.data.Options()
     options.autotune.enabled = False
     options.deterministic = True
@@ -256,7 +230,6 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool 
         image_shape: The shape wanted; an image of another size is resized (bilinear, antialiased).
         reduced: Whether a larger JPEG file is decoded at a reduced scale; see `images.reduction`.
     """
-    tf = tensorflow()
     height, width, channels = image_shape
 
     def decode_at(ratio: int) -> Any:
@@ -338,76 +311,48 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
           float32[batch, num_classes or num_targets];
         - with `with_keys`: `key` string[batch], and for texts `text` string[batch].
     """
-    tf = tensorflow()
     inputs, interface = manifest.input, manifest.interface
-    task, parse_input = interface.task, _parser(inputs)
-    finish = _next_characters(inputs) if isinstance(inputs, CorpusInput) else None
+    feature, task, is_corpus = inputs.feature, interface.task, isinstance(inputs, CorpusInput)
     is_cut = inputs.fed_shape != inputs.shape and not with_margin
-    spec = {
-        inputs.feature: tf.io.FixedLenFeature([], tf.string),
-        LABEL_FEATURE: tf.io.FixedLenFeature(
-            () if isinstance(inputs, CorpusInput) else interface.target_shape, task.stored_dtype
-        ),
-    }
+    names = [feature]
     if with_keys:
-        for name in (KEY_FEATURE, TEXT_FEATURE) if isinstance(inputs, TextInput) else (KEY_FEATURE,):
-            spec[name] = tf.io.FixedLenFeature([], tf.string)
+        names += [KEY_FEATURE, TEXT_FEATURE] if isinstance(inputs, TextInput) else [KEY_FEATURE]
+    spec = {name: tf.io.FixedLenFeature([], tf.string) for name in names}
+    # A record of a corpus has the number of targets that count.
+    spec[LABEL_FEATURE] = tf.io.FixedLenFeature(() if is_corpus else interface.target_shape, task.stored_dtype)
 
     def parse(batch: Any) -> Any:
         fields = tf.io.parse_example(batch, spec)
-        whole = parse_input(fields[inputs.feature])
-        fields[inputs.feature] = images.middle(whole, inputs.shape) if is_cut else whole
         fields[LABEL_FEATURE] = tf.cast(fields[LABEL_FEATURE], task.target_dtype)
-        return fields | finish(fields) if finish else fields
+        if isinstance(inputs, ImageInput):
+            whole = _parse_images(inputs, fields[feature])
+            fields[feature] = images.middle(whole, inputs.shape) if is_cut else whole
+            return fields
+        ids = _parse_tokens(inputs, fields[feature])
+        if not is_corpus:
+            return fields | {feature: ids}
+        counts = tf.range(inputs.num_tokens) >= inputs.num_tokens - fields[LABEL_FEATURE][:, None]
+        return fields | {feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
 
     return serialized.map(parse, num_parallel_calls=2, deterministic=True)
 
 
-@functools.singledispatch
-def _parser(inputs: Any) -> Callable[[Any], Any]:
-    """Return a function that parses stored inputs, string[batch], to dtype[batch, *shape]."""
-    raise TypeError(f"No reader for inputs of {type(inputs)}.")
-
-
-@_parser.register
-def _(inputs: ImageInput) -> Callable[[Any], Any]:
-    tf = tensorflow()
+def _parse_images(inputs: ImageInput, stored: Any) -> Any:
+    """Parse stored images, string[batch], to uint8[batch, *fed_shape]."""
     shape = inputs.fed_shape
-
-    def parse_raw(stored: Any) -> Any:
+    if inputs.encoding == RAW:
         return tf.reshape(tf.io.decode_raw(stored, tf.uint8, fixed_length=math.prod(shape)), (-1, *shape))
+    from tpu_components.core.examples.decoding import decode_batch
 
-    def parse_encoded(stored: Any) -> Any:
-        from tpu_components.core.examples.decoding import decode_batch
-
-        decoded = tf.numpy_function(lambda files: decode_batch(files, inputs), [stored], tf.uint8)
-        return tf.ensure_shape(decoded, (None, *shape))
-
-    return parse_raw if inputs.encoding == RAW else parse_encoded
+    decoded = tf.numpy_function(lambda files: decode_batch(files, inputs), [stored], tf.uint8)
+    return tf.ensure_shape(decoded, (None, *shape))
 
 
-@_parser.register
-def _(inputs: TextInput | CorpusInput) -> Callable[[Any], Any]:
-    tf = tensorflow()
+def _parse_tokens(inputs: TextInput | CorpusInput, stored: Any) -> Any:
+    """Parse stored IDs, string[batch], to int32[batch, stored_tokens]."""
     num_bytes = inputs.stored_tokens * np.dtype(inputs.stored_dtype).itemsize
-
-    def parse(stored: Any) -> Any:
-        ids = tf.io.decode_raw(stored, inputs.stored_dtype, little_endian=True, fixed_length=num_bytes)
-        return tf.cast(tf.reshape(ids, (-1, inputs.stored_tokens)), inputs.dtype)
-
-    return parse
-
-
-def _next_characters(inputs: CorpusInput) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return a function from stored IDs to inputs and targets: the next IDs, or 0 where a target does not count."""
-    tf = tensorflow()
-
-    def predict_next(fields: Mapping[str, Any]) -> dict[str, Any]:
-        ids, num_counted = fields[inputs.feature], fields[LABEL_FEATURE]
-        counts = tf.range(inputs.num_tokens) >= inputs.num_tokens - num_counted[:, None]
-        return {inputs.feature: ids[:, :-1], LABEL_FEATURE: tf.where(counts, ids[:, 1:], PADDING)}
-
-    return predict_next
+    ids = tf.io.decode_raw(stored, inputs.stored_dtype, little_endian=True, fixed_length=num_bytes)
+    return tf.cast(tf.reshape(ids, (-1, inputs.stored_tokens)), inputs.dtype)
 
 
 def read_batches(
@@ -423,7 +368,6 @@ def read_batches(
 
     Examples are batched before they are parsed, because one op parses hundreds of examples.
     """
-    tf = tensorflow()
     files = shard_paths(directory, manifest, split)
     parts = parts_of_shards([shard.num_examples for shard in manifest.split(split).shards], share)
     serialized = tf.data.TFRecordDataset([files[shard] for shard in parts[:, 0]], buffer_size=_READ_BUFFER_BYTES)

@@ -37,8 +37,7 @@ def _resizer() -> tuple[Any, Any]:
     if not hasattr(_of_thread, "resizer"):
         bilinear = ResizeOptions(ResizeAlg.convolution(FilterType.bilinear), use_alpha=False)
         _of_thread.resizer = Resizer(), bilinear
-    own: tuple[Any, Any] = _of_thread.resizer
-    return own
+    return _of_thread.resizer
 
 
 def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes, tuple[int, ...], Picture]:

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.interface import AnyInput, TextInput
+from tpu_components.core.base.frameworks import keras, tf
+from tpu_components.core.examples.interface import PADDING, UNKNOWN, AnyInput, TextInput
 from tpu_components.core.files import storage
 
 WORDS = "words"
 START, END = "start", "end"
 VOCABULARY_FILE = "vocabulary.txt"
-PADDING, UNKNOWN = 0, 1
 MAX_CSV_FIELD_CHARACTERS = 1 << 20  # Limits a quote that is never closed.
 _RESERVED = (b"[PAD]", b"[UNK]")  # Their brackets are in no token.
 _BREAK = "<br */?>|\ufeff"  # U+FEFF is the byte-order mark that some editors begin a file with.
@@ -141,11 +141,6 @@ def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Calla
     Also returns its lookup table, a keras.layers.StringLookup. A module that saves the function must reference the
     table.
     """
-    import keras
-
-    from tpu_components.core.examples.records import tensorflow
-
-    tf = tensorflow()
     lookup = keras.layers.StringLookup(
         vocabulary=[token.decode() for token in vocabulary], mask_token="", num_oov_indices=1, dtype="int64"
     )

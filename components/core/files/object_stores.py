@@ -142,15 +142,10 @@ class GoogleStorage:
         last = None if end is None else end - 1  # The last byte is included.
         return self.bucket(bucket).blob(name).download_as_bytes(start=start, end=last)
 
-    def size(self, bucket: str, name: str) -> int:
-        """Return the size of an object in bytes."""
-        blob = self.bucket(bucket).blob(name)
-        blob.reload()
-        return int(blob.size)
-
-    def exists(self, bucket: str, name: str) -> bool:
-        """Return whether there is an object."""
-        return bool(self.bucket(bucket).blob(name).exists())
+    def size(self, bucket: str, name: str) -> int | None:
+        """Return the size of an object in bytes; None if there is none."""
+        blob = self.bucket(bucket).get_blob(name)
+        return None if blob is None else int(blob.size)
 
     def download(self, bucket: str, name: str, path: str) -> None:
         """Copy an object to a local file."""
@@ -245,21 +240,16 @@ class S3:
         part = {} if end is None else {"Range": f"bytes={start}-{end - 1}"}
         return s3_client().get_object(Bucket=bucket, Key=name, **part)["Body"].read()
 
-    def size(self, bucket: str, name: str) -> int:
+    def size(self, bucket: str, name: str) -> int | None:
         """See `GoogleStorage.size`."""
-        return int(s3_client().head_object(Bucket=bucket, Key=name)["ContentLength"])
-
-    def exists(self, bucket: str, name: str) -> bool:
-        """See `GoogleStorage.exists`."""
         from botocore.exceptions import ClientError
 
         try:
-            s3_client().head_object(Bucket=bucket, Key=name)
+            return int(s3_client().head_object(Bucket=bucket, Key=name)["ContentLength"])
         except ClientError as error:
             if _status_of(error) != 404:
                 raise
-            return False
-        return True
+            return None
 
     def download(self, bucket: str, name: str, path: str) -> None:
         """See `GoogleStorage.download`."""
@@ -325,13 +315,9 @@ class HuggingFaceHub:
         """See `GoogleStorage.read`."""
         return self._ask("cat_file", bucket, name, start=start, end=end)
 
-    def size(self, bucket: str, name: str) -> int:
+    def size(self, bucket: str, name: str) -> int | None:
         """See `GoogleStorage.size`."""
-        return int(self._ask("info", bucket, name)["size"])
-
-    def exists(self, bucket: str, name: str) -> bool:
-        """See `GoogleStorage.exists`."""
-        return bool(self._ask("isfile", bucket, name))
+        return int(self._ask("info", bucket, name)["size"]) if self._ask("isfile", bucket, name) else None
 
     def download(self, bucket: str, name: str, path: str) -> None:
         """See `GoogleStorage.download`."""

@@ -41,6 +41,11 @@ _UNWRITABLE = {
     errno.EFBIG: "a file may not become as large here (see `ulimit -f`)",
 }
 _FORBIDDEN = {errno.EACCES: "permission denied", errno.EPERM: "permission denied"}
+_OUTAGES = {
+    errno.ESTALE: "{} was changed in the bucket while it was open here: another run of this step, or somebody else, "
+    "writes to the same place. Run again once nothing else writes there.",
+    errno.EIO: "Cannot read or write {}: input/output error. Check the disk or the mount, then run again.",
+}
 _REMOTE_PART_BYTES = 8 << 20  # Of a file in a bucket that is read from its start to its end.
 _OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
 # How a descriptor is opened: bytes as they are on Windows, which lacks the other flags, and no wait for a pipe.
@@ -100,11 +105,6 @@ def list_files(root: str) -> list[StoredFile]:
     return list(each_file(root))
 
 
-def list_known(root: str) -> list[StoredFile]:
-    """List what `list_files` lists; nothing of a folder in a bucket that does not exist."""
-    return list(_in_bucket(root, store) if (store := store_of(root)) else _on_disk(root))
-
-
 def each_file(root: str) -> Iterator[StoredFile]:
     """Yield what `list_files` lists, one folder at a time in memory, where it lies on a disk.
 
@@ -117,6 +117,13 @@ def each_file(root: str) -> Iterator[StoredFile]:
         raise InputError(f"Found no files in {root!r}: expected a folder with data in it. Check the path.")
     yield first
     yield from files
+
+
+def list_known(root: str) -> list[StoredFile]:
+    """List what `list_files` lists; nothing where there is no such folder, or no file in it."""
+    if store := store_of(root):
+        return list(_in_bucket(root, store))
+    return list(_on_disk(root)) if Path(root).is_dir() else []
 
 
 def _in_bucket(root: str, store: ObjectStore) -> Iterator[StoredFile]:
@@ -136,7 +143,7 @@ def _on_disk(root: str) -> Iterator[StoredFile]:
             f"{os.path.abspath(root)!r} here."
         )
     try:
-        yield from _walk(str(root))
+        yield from _walk(str(root), "", frozenset())
     except PermissionError as error:
         raise InputError(f"Cannot list {error.filename!r}: permission denied. Change its mode or its owner.") from error
 
@@ -146,32 +153,14 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in _OF_THE_SYSTEM
 
 
-def _walk(root: str) -> Iterator[StoredFile]:
-    """Yield the files below a folder, sorted by name; without a generator for each, through all of which each would go.
+def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[StoredFile]:
+    """Yield the files below a folder, sorted by name as it is with the folders': "a.txt" comes before "a/b".
 
-    Names are sorted as they are with their folders': "a.txt" comes before "a/b".
+    Args:
+        directory: The folder.
+        prefix: Folders between the first one and the files, each with a slash.
+        above: Device and inode of every folder that holds this one.
     """
-    above: list[tuple[int, int]] = []
-    open_folders = [(_sorted_entries(root, above), "")]
-    while open_folders:
-        entries, prefix = open_folders[-1]
-        entry = next(entries, None)
-        if entry is None:
-            open_folders.pop()
-            above.pop()
-        elif entry.is_dir():
-            open_folders.append((_sorted_entries(entry.path, above), f"{prefix}{entry.name}/"))
-        else:
-            try:
-                status = entry.stat()
-            except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
-                yield StoredFile(prefix + entry.name, 0, "missing")
-            else:
-                yield _stored(prefix + entry.name, status)
-
-
-def _sorted_entries(directory: str, above: list[tuple[int, int]]) -> "Iterator[os.DirEntry[str]]":
-    """Open a folder below those in `above`, to which it is added."""
     here = os.stat(directory)
     identity = here.st_dev, here.st_ino
     if identity in above:
@@ -179,11 +168,17 @@ def _sorted_entries(directory: str, above: list[tuple[int, int]]) -> "Iterator[o
             f"Cannot list {directory!r}: it links back to a folder that holds it, so every file would be found again "
             "and again. Remove that link."
         )
-    above.append(identity)
     with os.scandir(directory) as scanned:
         entries = [entry for entry in scanned if not is_hidden(entry.name)]
-    entries.sort(key=lambda entry: f"{entry.name}/" if entry.is_dir() else entry.name)
-    return iter(entries)
+    for entry in sorted(entries, key=lambda entry: f"{entry.name}/" if entry.is_dir() else entry.name):
+        name = prefix + entry.name
+        if entry.is_dir():
+            yield from _walk(entry.path, f"{name}/", above | {identity})
+            continue
+        try:
+            yield _stored(name, entry.stat())
+        except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
+            yield StoredFile(name, 0, "missing")
 
 
 def read_bytes(uri: str) -> bytes:
@@ -244,11 +239,10 @@ def open_file(uri: str) -> io.BufferedReader:
     Raises:
         InputError: If there is no such file, or it may not be read.
     """
-    if store := store_of(uri):
-        with store.reach(uri) as place:
-            return io.BufferedReader(_RemoteFile(uri, store.size(*place)), _REMOTE_PART_BYTES)
-    if not Path(uri).is_file():
-        raise InputError(f"Cannot read {uri!r}: expected a file, received none or something else. Check the path.")
+    if (size := _size(uri)) is None:
+        raise InputError(f"Cannot read {uri!r}: there is no such file, or it is a folder. Check the path.")
+    if is_remote(uri):
+        return io.BufferedReader(_RemoteFile(uri, size), _REMOTE_PART_BYTES)
     try:
         return open(uri, "rb")
     except PermissionError as error:
@@ -283,17 +277,20 @@ class _RemoteFile(io.RawIOBase):
 
 def exists(uri: str) -> bool:
     """Return whether there is a file, here or in a bucket."""
+    return _size(uri) is not None
+
+
+def _size(uri: str) -> int | None:
+    """Return the size of a file in bytes; None if there is no such file."""
     if not (store := store_of(uri)):
-        return Path(uri).is_file()
+        return os.stat(uri).st_size if Path(uri).is_file() else None
     with store.reach(uri) as place:
-        return store.exists(*place)
+        return store.size(*place)
 
 
 def names_in(root: str) -> set[str]:
     """Return the names of the files in a folder, here or in a bucket; none where there is no such folder."""
-    if store := store_of(root):
-        return {file.name for file in _in_bucket(root, store) if "/" not in file.name}
-    return {path.name for path in Path(root).glob("*")}
+    return {file.name for file in list_known(root) if "/" not in file.name}
 
 
 def join(root: str, name: str) -> str:
@@ -427,16 +424,8 @@ def naming_faults() -> Iterator[None]:
         ) from error
     except (OSError, RuntimeError) as error:
         number, name = _number(error), getattr(error, "filename", None)
-        if number == errno.ESTALE:
-            raise PlatformError(
-                f"{name or 'A file'} was changed in the bucket while it was open here: another run of this step, or "
-                "somebody else, writes to the same place. Run again once nothing else writes there."
-            ) from error
-        if number == errno.EIO:
-            raise PlatformError(
-                f"Cannot read or write {name or 'a file'}: input/output error. Check the disk or the mount, then run "
-                "again."
-            ) from error
+        if number in _OUTAGES:
+            raise PlatformError(_OUTAGES[number].format(name or "a file")) from error
         if not (fault := (_UNWRITABLE | _FORBIDDEN).get(number, "")):
             raise
         what = "use" if number in _FORBIDDEN else "write"
@@ -562,27 +551,20 @@ def require_free_bytes(path: Path, num_bytes: int) -> None:
             )
 
 
-@contextlib.contextmanager
-def _staged_file(path: Path) -> Iterator[Path]:
-    with naming_full_disk(path):
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        os.fchmod(handle, 0o644)  # mkstemp's files are private; these are for others to read.
-        os.close(handle)
-        staged = Path(name)
-        try:
-            yield staged
-            os.replace(staged, path)
-        finally:
-            staged.unlink(missing_ok=True)
-
-
 def write_bytes(path: Path, content: bytes) -> None:
     """Write one local file whole or not at all, durable once this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _staged_file(path) as staged, open(staged, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    with naming_full_disk(path):
+        handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            with open(handle, "wb") as file:
+                os.fchmod(handle, 0o644)  # mkstemp's files are private; these are for others to read.
+                file.write(content)
+                file.flush()
+                os.fsync(handle)
+            os.replace(staged, path)
+        finally:
+            Path(staged).unlink(missing_ok=True)
 
 
 def write_file(uri: str, content: bytes) -> None:

@@ -48,7 +48,7 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
     """Read a JSON file that a step wrote.
 
     Args:
-        path: The file; text where it may lie in a bucket.
+        path: The file, here or in a bucket.
         what: Name of what it should be, for the message.
         step: Who writes it.
         parse: Turns parsed JSON into a value, or raises KeyError, TypeError or ValueError.
@@ -57,15 +57,11 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
         InputError: If it is missing or malformed; names the file and the field.
     """
     try:
-        raw = decode(path.read_bytes() if isinstance(path, Path) else storage.read_bytes(path))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise InputError(
-            f"Cannot read {path}: there is no such file. Expected a folder written by {step}; check the path."
-        ) from error
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror}. Check its mode and its owner.") from error
+        content = storage.read_bytes(str(path))
+    except InputError as error:
+        raise InputError(f"{error} Expected a file that {step} wrote.") from error
+    try:
+        raw = decode(content)
     except ValueError as error:
         raise InputError(f"Cannot read {path}: it is not valid JSON ({error}). Run {step} again.") from error
     try:
@@ -103,13 +99,13 @@ class JsonFile:
         storage.write_json(directory / self._name, self.as_dict())
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read the file from a folder.
+    def load(cls, directory: Path | str) -> Self:
+        """Read the file from a folder, which may lie in a bucket where it is text.
 
         Raises:
             InputError: If it is missing or malformed; names it and the field.
         """
-        return load(directory / cls._name, cls._what, cls._step, cls.parse)
+        return load(f"{directory}/{cls._name}", cls._what, cls._step, cls.parse)
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
@@ -118,5 +114,4 @@ class JsonFile:
         Raises:
             KeyError, TypeError, ValueError: If it is malformed.
         """
-        value: Self = read(raw, cls, any_version=True)
-        return value
+        return read(raw, cls, any_version=True)

@@ -93,5 +93,4 @@ def _read_array(file: IO[bytes], num_bytes: int) -> np.ndarray:
     if math.prod(shape) * kind.itemsize > num_bytes:
         raise ValueError(f"an array of {kind}{list(shape)} in {num_bytes:,} bytes")
     file.seek(0)
-    array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-    return array
+    return np.lib.format.read_array(file, allow_pickle=False)

@@ -77,8 +77,7 @@ class HeldOutSet:
             InputError: If a file of it cannot be read.
         """
         entries, sets = list[PastDecision](), dict[str, np.ndarray]()
-        is_new = not storage.is_remote(place) and not Path(place).is_dir()
-        for file in [] if is_new else storage.list_known(place):
+        for file in storage.list_known(place):
             content = storage.read_bytes(storage.join(place, file.name))
             try:
                 if file.name.endswith(EXAMPLES_FILE):

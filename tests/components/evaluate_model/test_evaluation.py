@@ -243,7 +243,7 @@ def test_champion_of_another_data_set_is_refused(digits_records, trained_digits,
 
 def test_missing_champion_is_refused_by_path(digits_records, trained_digits, tmp_path):
     params = dataclasses.replace(_CPU, champion=str(tmp_path / "gone"))
-    with pytest.raises(InputError, match=r"gone/model\.json: there is no such file"):
+    with pytest.raises(InputError, match=r"gone/model\.json': there is no such file"):
         evaluate_model(params, digits_records, trained_digits, tmp_path / "evaluation")
 
 

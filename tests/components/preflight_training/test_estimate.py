@@ -15,7 +15,7 @@ from tpu_components.preflight_training.estimate import (
     time_layers,
     time_step,
 )
-from tpu_components.preflight_training.hlo import Collective, LayerCost, MatrixProduct, ProgramCost
+from tpu_components.preflight_training.hlo import LayerCost, MatrixProduct, ProgramCost
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_memory_of_a_device_moves_its_chips_bandwidth_in_the_time_of_a_cycle():
 
 def test_a_generations_accuracy_corrects_all_times_alike(monkeypatch):
     """Compute, communication and layers keep their shares; the interval is of the whole."""
-    cost, machine = _cost(collectives=[Collective("all-reduce", 90_000_000, 3)]), _machine("v5e-8")
+    cost, machine = _cost(collectives=[(90_000_000, 3)]), _machine("v5e-8")
     plain = time_step(cost, machine)
     monkeypatch.setattr(estimate, "accuracy_of", lambda generation: Accuracy(1.2, 0.9, 1.5, 0, 0))
     step = time_step(cost, machine)
@@ -89,17 +89,17 @@ def test_guessed_share_is_of_all_cycles():
 
 def test_a_ring_sums_gradients_through_both_its_directions():
     """8 chips: 7/8 of the bytes twice, through two links of 45 GB/s, and half the ring's hops of 1 µs."""
-    step = time_step(_cost(collectives=[Collective("all-reduce", 90_000_000, 3)]), _machine("v5e-8"))
+    step = time_step(_cost(collectives=[(90_000_000, 3)]), _machine("v5e-8"))
     assert step.communication_ms == pytest.approx(3 * (2 * 7 / 8 * 90e6 / 90e9 + 4e-6) * 1e3)
     assert step.total_ms == step.compute_ms + step.communication_ms
 
 
 def test_one_chip_has_nobody_to_talk_to():
-    assert time_step(_cost(collectives=[Collective("all-reduce", 10**9, 1)]), _machine("v5e-1")).communication_ms == 0
+    assert time_step(_cost(collectives=[(10**9, 1)]), _machine("v5e-1")).communication_ms == 0
 
 
 def test_communication_is_unknown_where_no_source_gives_the_links_speed():
-    step = time_step(_cost(collectives=[Collective("all-reduce", 10**9, 1)]), _machine("v2-8"))
+    step = time_step(_cost(collectives=[(10**9, 1)]), _machine("v2-8"))
     assert step.communication_ms is None
     assert step.total_ms == step.compute_ms
 
@@ -107,7 +107,7 @@ def test_communication_is_unknown_where_no_source_gives_the_links_speed():
 def test_gradients_that_the_program_does_not_sum_are_added():
     """The TensorFlow backend's program is that of one replica."""
     assert gradient_bytes(1000) == 4000
-    inside = time_step(_cost(collectives=[Collective("all-reduce", 4_000_000, 1)]), _machine("v3-8"))
+    inside = time_step(_cost(collectives=[(4_000_000, 1)]), _machine("v3-8"))
     beside = time_step(_cost(), _machine("v3-8"), extra_bytes=4_000_000)
     assert beside.communication_ms == inside.communication_ms > 0
 

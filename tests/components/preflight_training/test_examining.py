@@ -11,7 +11,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import PaidMachine, parse_machine
 from tpu_components.preflight_training import PreflightParams, preflight_training, sandbox
-from tpu_components.preflight_training.compiler import FITS, Memory, Outcome
+from tpu_components.preflight_training.compiler import FITS, Outcome
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.hlo import LayerCost, MatrixProduct, ProgramCost
@@ -30,7 +30,7 @@ def fitting(tmp_path, monkeypatch):
     """A compiler for which every program fits, and takes 150,000 cycles; the folder that it keeps nothing in."""
     layers = {"dense": LayerCost(150_000, 150_000, [MatrixProduct(32, 64, 10, 2.0 * 32 * 64 * 10, is_forward=True)])}
     cost = ProgramCost(150_000, 0, layers, (), 0, ())
-    outcome = Outcome(FITS, memory=Memory(1 << 20, 1 << 19, 1 << 19, 1 << 20), cost=cost, parameters=650)
+    outcome = Outcome(FITS, peak_bytes=1 << 20, held_bytes=1 << 20, cost=cost, parameters=650)
     monkeypatch.setattr(sandbox, "compile_all", lambda task, compilations, *_: [outcome] * len(compilations))
     return tmp_path
 

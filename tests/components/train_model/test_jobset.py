@@ -82,14 +82,14 @@ def _train(script, **options):
 
 def test_what_host_0_prints_is_relayed_once_and_the_last_line_too(cluster, capfd):
     script = 'echo "host $TPU_WORKER_ID of $TPU_WORKER_HOSTNAMES"; sleep 0.3; echo trained'
-    assert _train(script) == State(True, True)
+    assert _train(script) == State(True, None, restarts=0)
     assert capfd.readouterr().err == "host 0 of 127.0.0.1,127.0.0.1\ntrained\n"
 
 
 def test_of_a_long_log_only_the_end_is_fetched_and_a_new_log_is_read_from_its_beginning(cluster, capfd, monkeypatch):
     monkeypatch.setattr(jobset, "_OVERLAP_SECONDS", 0)
     lines = "for i in $(seq 14); do echo line $i; sleep 0.1; done"
-    assert _train(lines) == State(True, True)
+    assert _train(lines) == State(True, None, restarts=0)
     assert capfd.readouterr().err == "".join(f"line {i}\n" for i in range(1, 15))
     first, *others = [query for query in cluster.log_queries if query["timestamps"].lower() == "true"]
     assert "sinceSeconds" not in first
@@ -114,7 +114,7 @@ def test_a_mistake_is_told_as_the_host_told_it_and_starts_nothing_again(cluster)
 
 def test_a_lost_host_is_told_and_all_start_again(cluster, tmp_path, capfd):
     lose = f'[ "$TPU_WORKER_ID" = 0 ] || [ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; echo gone; kill -9 $$; }}'
-    assert _train(f"{lose}; sleep 0.2; {_GOOD}") == State(True, True, restarts=1)
+    assert _train(f"{lose}; sleep 0.2; {_GOOD}") == State(True, None, restarts=1)
     err = capfd.readouterr().err
     assert "host 1 ended with exit code 137: gone\n" in err
     assert "all hosts start again (restart 1)\n" in err
@@ -160,7 +160,7 @@ def test_hosts_that_nobody_follows_save_end_and_are_not_started_again_for_long(c
             time.sleep(0.02)
         said = (tmp_path / "followed").read_text()
     (tmp_path / "followed").write_text(said)  # It was killed: nothing is tidied up.
-    while not training.state().is_failed:
+    while training.state().failure is None:
         time.sleep(0.05)
     assert _running(cluster) == []
     assert training.state().restarts <= 2
@@ -194,7 +194,7 @@ def test_who_starts_it_again_finds_it(cluster):
         jobset._JobSet("digits-1").create(_manifest("sleep 60"))
     assert list(cluster.jobsets) == [("default", "digits-1")]
     jobset._JobSet("digits-1").delete()
-    assert jobset._JobSet("digits-1").state() == State()
+    assert jobset._JobSet("digits-1").state() is None
 
 
 def test_it_belongs_to_the_run_and_may_what_the_step_may(cluster, monkeypatch):

@@ -140,7 +140,7 @@ def test_a_folder_is_probed_and_left_as_it_was(tmp_path):
 def test_a_report_that_cannot_be_left_spoils_no_training(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv(REPORT_VARIABLE, "gs://nobody-has-this-one/report.json")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    monkeypatch.setattr(storage, "upload", _refuse)
+    monkeypatch.setattr(storage, "write_file", _refuse)
     monkeypatch.setattr(environment_report, "describe_environment", lambda device, folder: {})
     environment_report.leave_report(None, tmp_path, surroundings_result(), time.time())
     assert "could not write the environment report: no such bucket" in capfd.readouterr().err

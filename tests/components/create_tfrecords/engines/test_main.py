@@ -44,7 +44,7 @@ def test_a_range_without_a_plan_is_a_mistake(command, image_folder, tmp_path):
     words = ("--plan", tmp_path / "none", "--number", 0, "--output", tmp_path / "parts")
     code, _, told = command("write", "--source", f"images:{image_folder()}", *words)
     assert code == 2
-    assert "plan.json: there is no such file. Expected a folder written by plan_parts" in told
+    assert "plan.json': there is no such file. Check the path. Expected a file that plan_parts wrote" in told
     assert not (tmp_path / "parts").exists()
 
 

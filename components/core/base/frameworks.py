@@ -1,0 +1,34 @@
+"""Keras, JAX and TensorFlow, each imported when something of it is first used: that takes seconds.
+
+`from tpu_components.core.base.frameworks import keras` at the top of a module imports nothing yet, so that command
+lines answer at once, and a step loads no framework that it does not need.
+"""
+
+import importlib
+import os
+import sys
+import typing
+from typing import Any
+
+if typing.TYPE_CHECKING:
+    import jax
+    import keras
+    import tensorflow as tf
+else:
+
+    class _Later:
+        """A module that is imported when one of its attributes is first read."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute.startswith("__"):  # As doctest and inspect ask of every value of a module.
+                raise AttributeError(attribute)
+            if self._name not in sys.modules:
+                os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Without TensorFlow's log messages.
+            return getattr(importlib.import_module(self._name), attribute)
+
+    jax, keras, tf = map(_Later, ("jax", "keras", "tensorflow"))
+
+__all__ = ["jax", "keras", "tf"]
