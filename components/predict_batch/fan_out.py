@@ -16,7 +16,7 @@ from tpu_components.core.step import command_line
 from tpu_components.core.work.resume_state import ResumeState, range_of
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.predicting import answer_files
-from tpu_components.predict_batch.prediction_files import SUMMARY_FILE, collect, plan_answers, publish, state_beside
+from tpu_components.predict_batch.prediction_files import SUMMARY_FILE, plan_answers, publish
 
 _PROGRAM = "python -m tpu_components.predict_batch.fan_out"
 
@@ -63,10 +63,7 @@ def merge_ranges(params: PredictParams, export: str, folders: Sequence[str], dir
             `predict_batch`.
     """
     storage.require_output(directory, SUMMARY_FILE)
-    plan, state = plan_answers(params, export), state_beside(directory)
-    state.begin(plan.digest)
-    collect(plan, list(map(ResumeState, folders)), state)
-    return publish(plan, state, directory)
+    return publish(plan_answers(params, export), list(map(ResumeState, folders)), directory)
 
 
 def _parser() -> argparse.ArgumentParser:
