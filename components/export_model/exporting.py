@@ -2,11 +2,11 @@
 
 import contextlib
 import errno
+import io
 import logging
 import math
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.drift.sketches import save_answers, sketch_outputs
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import BEST_WEIGHTS_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo
@@ -150,21 +151,13 @@ def _finite(score: float) -> float | None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the log messages of TensorFlow's converters while the block runs."""
-    loggers = [logging.getLogger("tensorflow"), logging.getLogger("absl")]
-    levels = [logger.level for logger in loggers]
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        os.dup2(nowhere.fileno(), 2)
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), filter_stderr(lambda line: False):
             yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    finally:
+        logging.disable(before)
 
 
 def try_out(

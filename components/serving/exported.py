@@ -1,18 +1,16 @@
 """Loads an exported model, in any of its formats, as one prediction function."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.examples.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
 from tpu_components.core.examples.generation import Alphabet, Step
 from tpu_components.core.examples.interface import (
@@ -114,25 +112,8 @@ class PromptReader:
         return ids
 
 
-@contextlib.contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Suppress LiteRT's INFO lines on stderr; LiteRT has no setting for them and does not use Python's logging."""
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            said.seek(0)
-            kept = [line for line in said if not line.startswith(b"INFO:")]
-            os.write(2, b"".join(kept))
-
-
-@_without_chatter()
+# LiteRT has no setting for its INFO lines, and does not use Python's logging.
+@filter_stderr(lambda line: not line.startswith(b"INFO:"))
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
     """Load a model from an export folder and run it once on a blank input.
 
