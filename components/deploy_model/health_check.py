@@ -1,34 +1,24 @@
-"""The health check of a registered version: its predictions are compared with those of the evaluated model.
-
-As a command it is the process that predicts: python -m tpu_components.deploy_model.health_check EXPORT_DIR INPUTS
-ANSWERS. INPUTS is a .npy file of the model's inputs, for example uint8[N, height, width, channels]; ANSWERS gets the
-outputs, float32[N, outputs].
-"""
+"""The health check of a registered version: its predictions are compared with those of the evaluated model."""
 
 import base64
 import functools
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.images import encode_png
 from tpu_components.core.examples.interface import TextInput
-from tpu_components.core.files import storage
 from tpu_components.core.registry.reference import EXPORT_DIR
 from tpu_components.core.registry.versions import RegisteredVersion, fetch
+from tpu_components.core.work.workers import in_fresh_process
 from tpu_components.deploy_model.params import DeployParams, HealthCheckResult
 from tpu_components.serving.exported import load_model
 
 _SECONDS = 600  # Far more than the largest model needs.
-_NO_ROOM = 2  # Exit code of the process that predicts, where the disk is full.
 Answer = Callable[[np.ndarray], Mapping[int, np.ndarray]]
 """Inputs of the model, dtype[N, …] → float[outputs] by the example's position."""
 
@@ -95,40 +85,15 @@ def answer_in_fresh_process(version: RegisteredVersion, scratch: Path, inputs: n
     """Predict with the registered export in a new process; returns float64[outputs] by the example's position.
 
     Raises:
-        InputError: If the disk is full.
-        RuntimeError: If the process fails.
+        RuntimeError: If there is no prediction.
     """
     export_dir = fetch(version, EXPORT_DIR, scratch)
-    examples, answers = scratch / "inputs.npy", scratch / "answers.npy"
-    with storage.naming_full_disk(examples):
-        np.save(examples, inputs)
-    command = [sys.executable, "-P", "-m", __name__, str(export_dir), str(examples), str(answers)]
     try:
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS)
-    except subprocess.CalledProcessError as error:
-        if error.returncode == _NO_ROOM:
-            raise InputError(error.stderr.strip().splitlines()[-1]) from error
-        raise RuntimeError(
-            f"a fresh process got no answer (exit code {error.returncode}): {error.stderr.strip()[-2000:]}"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"a fresh process got no answer within {_SECONDS} s") from error
-    return dict(enumerate(np.load(answers).astype(np.float64)))
+        answers = in_fresh_process(_answer, export_dir, inputs, seconds=_SECONDS)
+    except Exception as error:
+        raise RuntimeError(f"a fresh process got no answer: {str(error).rstrip('.')}") from error
+    return dict(enumerate(answers.astype(np.float64)))
 
 
-def main(export_dir: Path, inputs: Path, answers: Path) -> None:
-    """Predict `inputs` with the export and write the outputs to `answers`."""
-    code = 1
-    try:
-        with storage.naming_faults():
-            predicted = load_model(export_dir).predict(np.load(inputs))
-            code = _NO_ROOM
-            with storage.naming_full_disk(answers):
-                np.save(answers, predicted)
-    except (InputError, PlatformError) as error:
-        print(paragraph(str(error)), file=sys.stderr)
-        sys.exit(code)
-
-
-if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+def _answer(export_dir: Path, inputs: np.ndarray) -> np.ndarray:
+    return load_model(export_dir).predict(inputs)

@@ -20,6 +20,7 @@ from tpu_components.core.files import storage
 from tpu_components.export_model import verification
 from tpu_components.export_model.formats import FORMATS, TrainedModel
 from tpu_components.export_model.params import ExportParams
+from tpu_components.serving import lite  # noqa: F401  # `verification` loads it by its path.
 
 _BATCH_SIZE = 256
 _CHUNK = 16 * _BATCH_SIZE

@@ -2,11 +2,11 @@
 
 import contextlib
 import errno
+import io
 import logging
 import math
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.drift.sketches import save_answers, sketch_outputs
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import BEST_WEIGHTS_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo
@@ -150,38 +151,29 @@ def _finite(score: float) -> float | None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the log messages of TensorFlow's converters while the block runs."""
-    loggers = [logging.getLogger("tensorflow"), logging.getLogger("absl")]
-    levels = [logger.level for logger in loggers]
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        os.dup2(nowhere.fileno(), 2)
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), filter_stderr(lambda line: False):
             yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    finally:
+        logging.disable(before)
 
 
 def try_out(
     training: TrainParams,
     interface: Interface,
     required: Sequence[str],
-    work: Path,
-    warn: Callable[[str], None] = lambda warning: None,
-) -> None:
+) -> list[str]:
     """Check before training that a model can be built, trained and exported: convert the untrained model.
 
     Args:
         training: Model and hyper-parameters.
         interface: Required input and output.
         required: Formats that the export must hold; those that may fail are written.
-        work: An empty folder.
-        warn: Called with a warning of `build_model`.
+
+    Returns:
+        Warnings about parts of the model that training does not use.
 
     Raises:
         InputError: If the model cannot be trained or exported.
@@ -192,34 +184,36 @@ def try_out(
     from tpu_components.core.models.step.stages import Freezer
     from tpu_components.core.models.trained import check_rebuilds, load_trained_model, save_architecture
 
-    model, parameters = training.model, training.model_parameters
-    built = build_model(model, interface, parameters, warn)
+    model, parameters, warnings = training.model, training.model_parameters, list[str]()
+    built = build_model(model, interface, parameters, warnings.append)
     freezer = Freezer(built)
     for stage in training.stages:
         freezer.freeze(stage.frozen)
     freezer.freeze(())  # Restore the trainable layers.
     wanted = [name for name, form in FORMATS.items() if form.may_fail and name in required]
-    if wanted:
-        built.save_weights(work / BEST_WEIGHTS_FILE)
-    compile_model(built, interface, training, 1, steps_per_epoch=1, jit_compile=False)
-    save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
-    if used := say_what_is_used(built, training):
-        warn(f"The model {model!r}: {used}.")
-    if not wanted:
-        return
-    classes = tuple(map(str, range(interface.num_classes)))
-    info = ModelInfo(model, parameters, classes, interface.input, interface.task_name, "", {})
+    with tempfile.TemporaryDirectory(prefix="trial-") as folder:
+        work = Path(folder)
+        if wanted:
+            built.save_weights(work / BEST_WEIGHTS_FILE)
+        compile_model(built, interface, training, 1, steps_per_epoch=1, jit_compile=False)
+        save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
+        if used := say_what_is_used(built, training):
+            warnings.append(f"The model {model!r}: {used}.")
+        classes = tuple(map(str, range(interface.num_classes)))
+        info = ModelInfo(model, parameters, classes, interface.input, interface.task_name, "", {})
 
-    def calibrate() -> np.ndarray:
-        return np.random.default_rng(0).integers(0, 256, (8, *interface.input.shape), np.uint8)
+        def calibrate() -> np.ndarray:
+            return np.random.default_rng(0).integers(0, 256, (8, *interface.input.shape), np.uint8)
 
-    trained = TrainedModel(load_trained_model(work), info, work, calibrate)
-    if left_out := _write_formats(trained, work, wanted)[0]:
-        reasons = ". ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise InputError(
-            f"The model {model!r} cannot be exported as export.required={list(required)} asks, found before its "
-            f"training: {reasons}. Or ask for less."
-        )
+        if wanted:
+            trained = TrainedModel(load_trained_model(work), info, work, calibrate)
+            if left_out := _write_formats(trained, work, wanted)[0]:
+                reasons = ". ".join(f"{name}: {reason}" for name, reason in left_out.items())
+                raise InputError(
+                    f"The model {model!r} cannot be exported as export.required={list(required)} asks, found before "
+                    f"its training: {reasons}. Or ask for less."
+                )
+    return warnings
 
 
 def _write_formats(

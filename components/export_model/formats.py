@@ -143,13 +143,10 @@ def _image_signatures(inputs: ImageInput, trained: TrainedModel, module: Any) ->
         )
         return answer(middle(pixels, shape))
 
-    def from_pixels(image: Any) -> Any:
-        return answer(image)
-
     pixels = tf.TensorSpec((None, *shape), tf.uint8, name="image")
     files = tf.TensorSpec((None,), tf.string, name="encoded")
     return {
-        "serving_default": tf.function(from_pixels, input_signature=[pixels]),
+        "serving_default": tf.function(answer, input_signature=[pixels]),
         "encoded": tf.function(from_encoded, input_signature=[files]),
     }
 
@@ -162,14 +159,11 @@ def _text_signatures(inputs: TextInput, trained: TrainedModel, module: Any) -> d
     def from_texts(text: Any) -> Any:
         return answer(tokenize(text))
 
-    def from_tokens(tokens: Any) -> Any:
-        return answer(tokens)
-
     texts = tf.TensorSpec((None,), tf.string, name="text")
     tokens = tf.TensorSpec((None, *inputs.shape), tf.int32, name="tokens")
     return {
         "serving_default": tf.function(from_texts, input_signature=[texts]),
-        "tokens": tf.function(from_tokens, input_signature=[tokens]),
+        "tokens": tf.function(answer, input_signature=[tokens]),
     }
 
 
@@ -183,9 +177,6 @@ def _corpus_signatures(inputs: CorpusInput, trained: TrainedModel, module: Any) 
         tf.constant(characters), tf.range(first_id, len(class_names), dtype=tf.int32)
     )
     module.table = tf.lookup.StaticHashTable(initializer, UNKNOWN)
-
-    def from_passages(tokens: Any) -> Any:
-        return {"probabilities": model(tokens, training=False)}
 
     def from_texts(text: Any) -> Any:
         split = tf.strings.unicode_split(text, "UTF-8")[:, -num_tokens:]
@@ -201,7 +192,7 @@ def _corpus_signatures(inputs: CorpusInput, trained: TrainedModel, module: Any) 
     passages = tf.TensorSpec((None, num_tokens), tf.int32, name="tokens")
     texts = tf.TensorSpec((None,), tf.string, name="text")
     return {
-        "serving_default": tf.function(from_passages, input_signature=[passages]),
+        "serving_default": tf.function(_answering(trained), input_signature=[passages]),
         "text": tf.function(from_texts, input_signature=[texts]),
         "step": tf.function(take_step, input_signature=trained.step_specs),
     }

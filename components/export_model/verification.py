@@ -6,19 +6,17 @@ line: each is loaded and answers while the next one is made, and is timed when s
 
 Prints one JSON line with the measurements by format; a format that does not load or answer has only `error`. The
 answers of a classifier's formats are saved in WORK_DIR. The script must not import this project, and makes it
-unimportable.
+unimportable. It answers with the functions by which LiteRT files are served, from a module that imports nothing either.
 """
 
 import dataclasses
+import importlib.util
 import json
 import math
-import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +44,12 @@ _ONE_SIDED_95 = 1.645  # Standard errors, of a normal distribution.
 _SAME_NUMBER = 0.05  # In standard deviations of a regression's target.
 
 Predict = Callable[[np.ndarray], np.ndarray]
+
+_spec = importlib.util.spec_from_file_location("lite", Path(__file__).parents[1] / "serving" / "lite.py")
+assert _spec is not None
+assert _spec.loader is not None
+lite = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(lite)
 
 
 class DisagreementError(Exception):
@@ -84,47 +88,9 @@ def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str, 
         raise DisagreementError("The SavedModel answers differently to encoded images and to their pixels.")
 
 
-def lite_predictor(path: Path, scale: Any = 1.0, offset: Any = 0.0) -> Predict:
-    """Return a LiteRT file as a function: pixels or ids of N examples → float32[N, outputs], for any N.
-
-    Args:
-        path: The file.
-        scale: Factor of the outputs.
-        offset: Number that is added to the scaled outputs.
-    """
-    factor, addend = np.float32(scale), np.float32(offset)
-    interpreter, size = _interpreter(path, os.cpu_count()), 0
-
-    def predict(inputs: np.ndarray) -> np.ndarray:
-        nonlocal size
-        details = interpreter.get_input_details()[0]
-        if len(inputs) != size:
-            interpreter.resize_tensor_input(details["index"], inputs.shape)
-            interpreter.allocate_tensors()
-            size = len(inputs)
-        # An int8 model takes uint8 on the scale of its calibration, usually 1 with zero point 0.
-        multiple, zero_point = details["quantization"]
-        if details["dtype"] == np.uint8 and (multiple, zero_point) != (1.0, 0):
-            inputs = np.clip(np.round(inputs / multiple) + zero_point, 0, 255)
-        interpreter.set_tensor(details["index"], inputs.astype(details["dtype"]))
-        interpreter.invoke()
-        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-
-    answers: Predict = _one_at_a_time(path) if _takes_one(path) else predict
-    return lambda inputs: answers(inputs) * factor + addend
-
-
-def _interpreter(path: Path, num_threads: int | None) -> Any:
-    from ai_edge_litert.interpreter import Interpreter
-
-    return Interpreter(model_path=str(path), num_threads=num_threads)
-
-
 def _takes_one(path: Path) -> bool:
     """Return whether the batch size of a file is fixed at one."""
-    if path.suffix != ".tflite":
-        return False
-    return bool(_interpreter(path, 1).get_input_details()[0]["shape_signature"][0] == 1)
+    return path.suffix == ".tflite" and bool(lite.takes_one(path))
 
 
 def _choose(path: Path, count: int) -> np.ndarray:
@@ -162,43 +128,15 @@ def _most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
     return low
 
 
-def _one_at_a_time(path: Path) -> Predict:
-    """Return a predictor for a model with loops, whose batch size is fixed at 1; uses one interpreter per core."""
-    count, thread = os.cpu_count() or 1, threading.local()
-
-    def start() -> None:
-        thread.interpreter = _interpreter(path, 1)
-        thread.interpreter.allocate_tensors()
-
-    def predict_one(row: np.ndarray) -> np.ndarray:
-        interpreter = thread.interpreter
-        details = interpreter.get_input_details()[0]
-        interpreter.set_tensor(details["index"], row[None].astype(details["dtype"]))
-        interpreter.invoke()
-        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
-
-    pool = ThreadPoolExecutor(count, initializer=start)
-    return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
-
-
-def step_predictor(path: Path, num_classes: int) -> Predict:
+def _step_by_step(path: Path, num_classes: int) -> Predict:
     """Return a LiteRT step of a language model as a function: int32[N, length] ids → float32[N, length, classes]."""
-    interpreter = _interpreter(path, os.cpu_count())
-    tokens, state = sorted(interpreter.get_input_details(), key=lambda details: details["dtype"] == np.float32)
-    answer = interpreter.get_output_details()[0]
+    step, state_size = lite.load_step(path, 0, num_classes)
 
     def predict(passages: np.ndarray) -> np.ndarray:
-        interpreter.resize_tensor_input(tokens["index"], (len(passages),))
-        interpreter.resize_tensor_input(state["index"], (len(passages), state["shape_signature"][1]))
-        interpreter.allocate_tensors()
         probabilities = np.empty((*passages.shape, num_classes), np.float32)
-        after = np.zeros((len(passages), state["shape_signature"][1]), np.float32)
+        state = np.zeros((len(passages), state_size), np.float32)
         for position in range(passages.shape[1]):
-            interpreter.set_tensor(tokens["index"], np.ascontiguousarray(passages[:, position]))
-            interpreter.set_tensor(state["index"], after)
-            interpreter.invoke()
-            both = interpreter.get_tensor(answer["index"])
-            probabilities[:, position], after = both[:, :num_classes], both[:, num_classes:]
+            probabilities[:, position], state = step(passages[:, position], state)
         return probabilities
 
     return predict
@@ -376,8 +314,10 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
     is_language_model = task["task"] == "language_model"
     examples, some = inputs, np.asarray(inputs[:_ENCODED_CHECKED])
     if path.suffix == ".tflite":
-        units = task.get("scale", 1.0), task.get("offset", 0.0)
-        predict = step_predictor(path, task["num_outputs"]) if is_language_model else lite_predictor(path, *units)
+        if is_language_model:
+            predict = _step_by_step(path, task["num_outputs"])
+        else:
+            predict = lite.load_predictor(path, 0, task.get("scale", 1.0), task.get("offset", 0.0))
     else:
         predict, loaded = _saved_model(path, task["answer"])
         if (work / TEXTS_FILE).is_file():

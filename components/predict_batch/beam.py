@@ -16,7 +16,7 @@ from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.predict_batch.answering import Work, answer_part
 from tpu_components.predict_batch.inputs import location_of
 from tpu_components.predict_batch.params import PredictParams
-from tpu_components.predict_batch.prediction_files import STEP, Plan, collect, file_name
+from tpu_components.predict_batch.prediction_files import STEP, Plan, file_name
 
 
 def options_of(params: PredictParams, export: str) -> dict[str, str]:
@@ -29,23 +29,23 @@ def options_of(params: PredictParams, export: str) -> dict[str, str]:
     return complete(params.beam_options, reads)
 
 
-def answer_with_beam(plan: Plan, options: Mapping[str, str], state: ResumeState) -> None:
-    """Write the missing files by the workers of a Beam runner.
+def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> ResumeState:
+    """Write the missing files by the workers of a Beam runner; returns the resume state that has all.
 
     Args:
         plan: Plan of the files.
         options: Completed options of the pipeline.
-        state: Resume state that gets the files.
+        own: Folder for the files where `temp_location` is not set.
 
     Raises:
         InputError: If a worker reports a mistake of the user, or the runner refuses the options.
         PlatformError: If the runner's job fails.
     """
     job = f"tpu-pipelines-answers-{plan.digest[:16]}"
-    place = storage.join(options.get("temp_location", "") or f"{state.root}/beam", job)
-    there = ResumeState(place)
-    there.begin(plan.digest)
-    finished = there.finished()
+    place = storage.join(options.get("temp_location", "") or f"{own}/beam", job)
+    state = ResumeState(place)
+    state.begin(plan.digest)
+    finished = state.finished()
 
     def pack(number: int) -> bytes:
         keys, contents, kept = plan.contents(number)
@@ -53,14 +53,14 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], state: ResumeState)
         return pack_tasks(plan.digest, arguments, {number: len(keys)}, plan.inputs.are_in_place)
 
     if missing := [number for number, name in enumerate(plan.names) if name not in finished]:
-        there.hand_over(missing, pack)
+        state.hand_over(missing, pack)
         work = plan.work  # One thread: a runner has a worker for each processor.
         if storage.is_remote(place) and not storage.is_remote(work.export):  # Workers may be on other machines.
             storage.upload(Path(work.export), f"{place}/export")
             work = dataclasses.replace(work, export=f"{place}/export")
         arguments = {"work": work, "place": place, "digest": plan.digest, "num_files": len(plan.names)}
         call_for_each(missing, answer_file, arguments, job, options, STEP)
-    collect(plan, [there], state)
+    return state
 
 
 def answer_file(number: int, work: Work, place: str, digest: str, num_files: int) -> None:

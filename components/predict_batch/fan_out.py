@@ -4,21 +4,17 @@ Each command `answer` writes a range of the files to a folder of its own, and `m
 folders may be in a bucket. The bytes are the same as on one machine.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tpu_components.core.files import storage
-from tpu_components.core.step import command_line
+from tpu_components.core.step.command_line import Command, run_commands
 from tpu_components.core.work.resume_state import ResumeState, range_of
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.predicting import answer_files
-from tpu_components.predict_batch.prediction_files import SUMMARY_FILE, collect, plan_answers, publish, state_beside
-
-_PROGRAM = "python -m tpu_components.predict_batch.fan_out"
+from tpu_components.predict_batch.prediction_files import SUMMARY_FILE, plan_answers, publish
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,40 +59,37 @@ def merge_ranges(params: PredictParams, export: str, folders: Sequence[str], dir
             `predict_batch`.
     """
     storage.require_output(directory, SUMMARY_FILE)
-    plan, state = plan_answers(params, export), state_beside(directory)
-    state.begin(plan.digest)
-    collect(plan, list(map(ResumeState, folders)), state)
-    return publish(plan, state, directory)
+    return publish(plan_answers(params, export), list(map(ResumeState, folders)), directory)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=_PROGRAM, description="Answer examples by several commands, to the bytes that one machine writes."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    answer = commands.add_parser("answer", help="Answer one range of the files; for each range, anywhere.")
-    answer.add_argument("--number", required=True, type=int, help="Number of the range, from 0.")
-    answer.add_argument("--ranges", required=True, type=int, help="Number of ranges in all.")
-    merge = commands.add_parser("merge", help="Put the files of all ranges together, once.")
-    merge.add_argument("--parts", required=True, nargs="+", help="Folders that answer wrote, in any order.")
-    for command in (answer, merge):
-        command.add_argument("--export", required=True, help="Folder that export_model wrote, here or in a bucket.")
-        command.add_argument("--output", required=True, help="Folder to write; answer's also in a bucket.")
-        command_line.add_params(command, PredictParams)
-    return parser
-
-
-def _work(arguments: argparse.Namespace) -> tuple[Any, int]:
-    params = command_line.params_from(arguments, PredictParams)
-    if arguments.command == "answer":
-        answered = answer_range(params, arguments.export, arguments.output, arguments.number, arguments.ranges)
-        return answered, command_line.DONE
-    return merge_ranges(params, arguments.export, arguments.parts, Path(arguments.output)), command_line.DONE
+_EXPORT = {"help": "Folder that export_model wrote, here or in a bucket."}
+_NUMBER = {"type": int, "help": "Number of the range, from 0."}
+_RANGES = {"type": int, "help": "Number of ranges in all."}
+_PARTS = {"nargs": "+", "help": "Folders that answer wrote, in any order."}
+_OUTPUT = {"help": "Folder to write; answer's also in a bucket."}
+_COMMANDS = {
+    "answer": Command(
+        answer_range,
+        PredictParams,
+        "Answer one range of the files; for each range, anywhere.",
+        {"export": _EXPORT, "output": _OUTPUT, "number": _NUMBER, "ranges": _RANGES},
+    ),
+    "merge": Command(
+        merge_ranges,
+        PredictParams,
+        "Put the files of all ranges together, once.",
+        {"export": _EXPORT, "parts": _PARTS, "output": {"type": Path, **_OUTPUT}},
+    ),
+}
 
 
 def main() -> int:
     """Run one of the commands; returns the exit code."""
-    return command_line.run(_parser(), _work)
+    return run_commands(
+        "python -m tpu_components.predict_batch.fan_out",
+        "Answer examples by several commands, to the bytes that one machine writes.",
+        _COMMANDS,
+    )
 
 
 if __name__ == "__main__":

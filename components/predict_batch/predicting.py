@@ -22,7 +22,6 @@ from tpu_components.predict_batch.prediction_files import (
     Plan,
     plan_answers,
     publish,
-    state_beside,
 )
 
 
@@ -45,13 +44,16 @@ def predict_batch(params: PredictParams, export: str | Path, directory: Path) ->
     storage.require_output(directory, SUMMARY_FILE)
     options = beam.options_of(params, str(export)) if params.engine == BEAM else {}
     plan = plan_answers(params, str(export))
-    state = state_beside(directory)
-    state.begin(plan.digest)
+    own = directory.parent / f".{directory.name}.begun"
     if params.engine == BEAM:
-        beam.answer_with_beam(plan, options, state)
+        state = beam.answer_with_beam(plan, options, own)
     else:
+        state = ResumeState(str(own))
+        state.begin(plan.digest)
         answer_files(plan, state, range(len(plan.names)))
-    return publish(plan, state, directory)
+    result = publish(plan, [state], directory)
+    shutil.rmtree(own, ignore_errors=True)
+    return result
 
 
 def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:

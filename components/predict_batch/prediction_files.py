@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -92,36 +91,28 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
     return Plan(params, work, model, inputs, digest, names)
 
 
-def state_beside(directory: Path) -> ResumeState:
-    """Return the resume state of an output folder, in a hidden folder beside it."""
-    return ResumeState(str(directory.parent / f".{directory.name}.begun"))
-
-
-def collect(plan: Plan, folders: Sequence[ResumeState], state: ResumeState) -> None:
-    """Copy files that other workers have finished.
+def publish(plan: Plan, folders: Sequence[ResumeState], directory: Path) -> PredictResult:
+    """Write the files of predictions, `set_aside.jsonl` and `predictions.json`; the folder appears whole or not at all.
 
     Args:
         plan: Plan of the files.
         folders: Resume states with the files, in any order.
-        state: Resume state that gets the files that it lacks.
+        directory: Folder to write.
 
     Raises:
-        InputError: If a file is missing, damaged, or of another model, source, parameters or code.
+        InputError: If a file is missing, damaged, or of another model, source, parameters or code, or no example could
+            be read.
     """
-    finished = state.finished()
-    wanted = [name for name in plan.names if name not in finished]
-    for name, piece in zip(wanted, gather(folders, plan.digest, wanted), strict=True):
-        state.finish(name, piece.content, piece.note)
+    with storage.staged_directory(directory) as staged:
+        notes = []
+        for name, piece in zip(plan.names, gather(folders, plan.digest, plan.names, fields=_NOTE), strict=True):
+            storage.write_bytes(staged / name, piece.content)
+            notes.append(piece.note)
+        return _summarize(plan, notes, staged)
 
 
-def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
-    """Write `set_aside.jsonl` and `predictions.json`, publish the folder, and remove the resume state.
-
-    Raises:
-        InputError: If no example could be read.
-    """
-    params, model, num_examples, whole = plan.params, plan.model, len(plan.inputs.keys), Path(state.root, "whole")
-    notes = [state.note(name, _NOTE) for name in plan.names]
+def _summarize(plan: Plan, notes: Sequence[Mapping[str, Any]], staged: Path) -> PredictResult:
+    params, model, num_examples = plan.params, plan.model, len(plan.inputs.keys)
     aside: list[dict[str, Any]] = [item for note in notes for item in note["set_aside"]]
     predicted: Counter[str] = sum((Counter(note["predicted"]) for note in notes), Counter())
     for item in aside[:_SHOWN]:
@@ -134,7 +125,7 @@ def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
     by_class = {name: predicted[name] for name in model.class_names if predicted[name]}
     result = PredictResult(num_examples, num_examples - len(aside), len(aside), len(notes), by_class)
     lines = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in aside)
-    storage.write_bytes(whole / ASIDE_FILE, lines.encode())
+    storage.write_bytes(staged / ASIDE_FILE, lines.encode())
     summary: dict[str, Any] = {
         "model": model.name,
         "task": model.task,
@@ -147,8 +138,6 @@ def publish(plan: Plan, state: ResumeState, directory: Path) -> PredictResult:
         "predicted": by_class,
         "files": [{"name": name, **note["file"]} for name, note in zip(plan.names, notes, strict=True)],
     }
-    storage.write_json(whole / SUMMARY_FILE, summary)
+    storage.write_json(staged / SUMMARY_FILE, summary)
     progress.say(STEP, f"{result.num_predicted:,} {model.input.plural} answered, {len(aside):,} set aside")
-    storage.link_tree(whole, directory)
-    shutil.rmtree(state.root, ignore_errors=True)
     return result

@@ -1,20 +1,16 @@
 """Loads an exported model, in any of its formats, as one prediction function."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import os
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.examples.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
 from tpu_components.core.examples.generation import Alphabet, Step
 from tpu_components.core.examples.interface import (
@@ -31,11 +27,11 @@ from tpu_components.core.examples.interface import (
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
 from tpu_components.core.registry.versions import check_folder
 from tpu_components.core.results.export_info import ExportInfo
+from tpu_components.serving import lite
+from tpu_components.serving.lite import Predict
 
 BATCH_SIZE = 64
 FLOAT, _SAVED_MODEL = "float", "saved_model"
-
-Predict = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,25 +112,8 @@ class PromptReader:
         return ids
 
 
-@contextlib.contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Suppress LiteRT's INFO lines on stderr; LiteRT has no setting for them and does not use Python's logging."""
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            said.seek(0)
-            kept = [line for line in said if not line.startswith(b"INFO:")]
-            os.write(2, b"".join(kept))
-
-
-@_without_chatter()
+# LiteRT has no setting for its INFO lines, and does not use Python's logging.
+@filter_stderr(lambda line: not line.startswith(b"INFO:"))
 def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -> ExportedModel:
     """Load a model from an export folder and run it once on a blank input.
 
@@ -158,10 +137,8 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
     try:
         form, file = _choose_format(export_dir, info.left_out, use_int8)
         name, task, inputs, class_names = info.model, info.task, info.input, info.class_names
-        scale = np.asarray(info.output.scale or 1.0, np.float32)
-        offset = np.asarray(info.output.offset or 0.0, np.float32)
         if isinstance(inputs, CorpusInput):
-            load_step = _saved_step if form == _SAVED_MODEL else _lite_step
+            load_step = _saved_step if form == _SAVED_MODEL else lite.load_step
             step, state_size = load_step(file, num_threads, len(class_names))
             predict = _last_answers(step, state_size, len(class_names))
             prompts = PromptReader(inputs, class_names)
@@ -171,7 +148,7 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
             if form == _SAVED_MODEL:
                 predict = _saved_predictor(file, inputs, info.output.name)
             else:
-                predict = _lite_predictor(file, num_threads, scale, offset)
+                predict = lite.load_predictor(file, num_threads, info.output.scale or 1.0, info.output.offset or 0.0)
             model = ExportedModel(name, class_names, inputs, predict, reader, task, form)
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
@@ -234,82 +211,6 @@ def _saved_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, i
         return answer["probabilities"], answer["state"]
 
     return step, int(signature.structured_input_signature[1]["state"].shape[1])
-
-
-def _interpreter(path: Path, num_threads: int) -> Any:
-    """Load a LiteRT file; 0 threads are one per core."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    return Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
-
-
-def _lite_predictor(path: Path, num_threads: int, factor: Any, addend: Any) -> Predict:
-    """Return a LiteRT file as a function, whose outputs are `factor * output + addend`.
-
-    export_model/verification.py has a copy on purpose: a verification should not share code with what it verifies.
-    """
-    interpreter = _interpreter(path, num_threads)
-    details, answer = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
-    scale, zero_point = details["quantization"]
-    size = 0
-
-    def predict(inputs: np.ndarray) -> np.ndarray:
-        nonlocal size
-        if len(inputs) != size:  # Cheap: 5 µs for the digits' model, 0.1 ms for 1.7 M weights.
-            interpreter.resize_tensor_input(details["index"], inputs.shape)
-            interpreter.allocate_tensors()
-            size = len(inputs)
-        # An int8 model takes uint8 with the scale and zero point of its calibration, usually 1 and 0.
-        if details["dtype"] == np.uint8 and (scale, zero_point) != (1.0, 0):
-            inputs = np.clip(np.round(inputs / scale) + zero_point, 0, 255)
-        interpreter.set_tensor(details["index"], inputs.astype(details["dtype"]))
-        interpreter.invoke()
-        return interpreter.get_tensor(answer["index"])
-
-    holds_one = details["shape_signature"][0] == 1
-    answers: Predict = _one_at_a_time(path, num_threads or os.cpu_count() or 1) if holds_one else predict
-    return lambda inputs: answers(inputs) * factor + addend
-
-
-def _one_at_a_time(path: Path, num_threads: int) -> Predict:
-    """Return a predictor for a model with loops, whose batch size is fixed at 1; uses one interpreter per thread."""
-    own = threading.local()
-
-    def start() -> None:
-        own.interpreter = _interpreter(path, 1)
-        own.interpreter.allocate_tensors()
-
-    def predict_one(row: np.ndarray) -> np.ndarray:
-        details = own.interpreter.get_input_details()[0]
-        own.interpreter.set_tensor(details["index"], row[None].astype(details["dtype"]))
-        own.interpreter.invoke()
-        return own.interpreter.get_tensor(own.interpreter.get_output_details()[0]["index"])
-
-    pool = ThreadPoolExecutor(num_threads, initializer=start)
-    return lambda inputs: np.concatenate(list(pool.map(predict_one, inputs)))
-
-
-def _lite_step(path: Path, num_threads: int, num_classes: int) -> tuple[Step, int]:
-    """Load the step function of a language model from its LiteRT file; returns it and the size of the state."""
-    interpreter = _interpreter(path, num_threads)
-    inputs = {details["dtype"]: details for details in interpreter.get_input_details()}
-    tokens, states, answer = inputs[np.int32], inputs[np.float32], interpreter.get_output_details()[0]
-    size = 0
-
-    def step(ids: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        nonlocal size
-        if len(ids) != size:
-            interpreter.resize_tensor_input(tokens["index"], ids.shape)
-            interpreter.resize_tensor_input(states["index"], state.shape)
-            interpreter.allocate_tensors()
-            size = len(ids)
-        interpreter.set_tensor(tokens["index"], np.ascontiguousarray(ids, np.int32))
-        interpreter.set_tensor(states["index"], state)
-        interpreter.invoke()
-        both = interpreter.get_tensor(answer["index"])
-        return both[:, :num_classes], both[:, num_classes:]
-
-    return step, int(states["shape_signature"][1])
 
 
 def _last_answers(step: Step, state_size: int, num_classes: int) -> Predict:

@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +17,10 @@ from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex
 from tpu_components.core.registry.signing import try_keys
 from tpu_components.core.registry.versions import fetch
 from tpu_components.core.sources.listing import Listing
+from tpu_components.core.work.workers import in_fresh_process
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.evaluate_model.params import CLASS, LENGTH
+from tpu_components.export_model.exporting import try_out
 from tpu_pipelines.checking.preflight import sample_of, written
 from tpu_pipelines.checking.workspace import check_run_dir
 from tpu_pipelines.config.configuration import Config
@@ -166,29 +165,12 @@ def check_model(config: Config, interface: Interface) -> list[str]:
     Raises:
         InputError: If the model cannot be built, rebuilt or exported so.
     """
-    request = {
-        "training": dataclasses.asdict(config.training),
-        "interface": dataclasses.asdict(interface),
-        "required": config.required_formats,
-    }
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "tpu_components.export_model.trial"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise InputError(
-            f"The model {config.training.model!r} ended the process that tried it, with exit code {done.returncode}: "
-            f"{last}. Correct the model."
-        )
-    answer = json.loads(done.stdout.splitlines()[-1])
-    if answer["error"]:
-        raise InputError(answer["error"])
-    return answer["warnings"]
+    model = config.training.model
+    try:
+        warnings: list[str] = in_fresh_process(try_out, config.training, interface, config.required_formats)
+    except RuntimeError as error:  # The model's own code may do anything.
+        raise InputError(f"The model {model!r} ended the process that tried it: {error}. Correct the model.") from error
+    return warnings
 
 
 def sample_interface(config: Config, plan: DatasetPlan) -> Interface:

@@ -1,7 +1,11 @@
-"""Text for a terminal: in columns, with control characters escaped."""
+"""Text for a terminal: in columns, with control characters escaped; and what libraries print there."""
 
+import contextlib
+import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 def lay_out(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
@@ -61,3 +65,24 @@ def in_one_line(text: str) -> str:
 def paragraph(text: str) -> str:
     """Like `printable`, but indents every line except the first."""
     return printable(text).replace("\n", "\n  ")
+
+
+@contextlib.contextmanager
+def filter_stderr(keep: Callable[[bytes], bool]) -> Iterator[None]:
+    """Hide what this process prints to stderr in the block, also in C++; some lines are printed after it.
+
+    Args:
+        keep: Returns whether a line is printed.
+    """
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            said.seek(0)
+            os.write(2, b"".join(filter(keep, said)))

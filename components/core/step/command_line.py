@@ -10,7 +10,7 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tpu_components.core.base import termination
 from tpu_components.core.base.errors import InputError
@@ -147,6 +147,40 @@ def run_step(
         more = {flag: getattr(arguments, flag) for flag in optional}
         result = work(params_from(arguments, params), *folders, **more)
         return result, REJECTED if accepted and not getattr(result, accepted) else DONE
+
+    return run(parser, call)
+
+
+class Command(NamedTuple):
+    """A command of `run_commands`.
+
+    Attributes:
+        work: Function that takes the parameters and the values of the flags, in their order.
+        params: Dataclass of the parameters.
+        help: What the command does.
+        flags: Required flags, each with the arguments of `add_argument`.
+    """
+
+    work: Callable[..., Any]
+    params: type
+    help: str
+    flags: Mapping[str, Mapping[str, Any]]
+
+
+def run_commands(program: str, description: str, commands: Mapping[str, Command]) -> int:
+    """Run one of several commands from a command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parsers = parser.add_subparsers(dest="command", required=True)
+    for name, command in commands.items():
+        own = parsers.add_parser(name, help=command.help)
+        for flag, options in command.flags.items():
+            own.add_argument(f"--{flag}", required=True, **options)
+        add_params(own, command.params)
+
+    def call(arguments: argparse.Namespace) -> tuple[Any, int]:
+        command = commands[arguments.command]
+        values = [getattr(arguments, flag) for flag in command.flags]
+        return command.work(params_from(arguments, command.params), *values), DONE
 
     return run(parser, call)
 

@@ -121,13 +121,13 @@ class ResumeState:
             ) from error
         return note
 
-    def read(self, name: str) -> Piece:
-        """Return a finished piece.
+    def read(self, name: str, fields: Mapping[str, Any] | None = None) -> Piece:
+        """Return a finished piece; `fields` as in `note`.
 
         Raises:
             InputError: If the piece is missing or damaged.
         """
-        uri, note = f"{self.root}/whole/{name}", self.note(name)
+        uri, note = f"{self.root}/whole/{name}", self.note(name, fields)
         content, expected = storage.read_bytes(uri), note["file"].get("crc32c")
         if (received := _crc32c(content)) != expected:
             raise InputError(
@@ -165,7 +165,13 @@ def range_of(number: int, num_ranges: int, num_pieces: int) -> range:
     return Share(number, num_ranges).within(num_pieces)
 
 
-def gather(folders: Sequence[ResumeState], digest: str, names: Sequence[str], num_ranges: int = 0) -> Iterator[Piece]:
+def gather(
+    folders: Sequence[ResumeState],
+    digest: str,
+    names: Sequence[str],
+    num_ranges: int = 0,
+    fields: Mapping[str, Any] | None = None,
+) -> Iterator[Piece]:
     """Yield the pieces with some names, in order, from several folders.
 
     Args:
@@ -173,6 +179,7 @@ def gather(folders: Sequence[ResumeState], digest: str, names: Sequence[str], nu
         digest: Digest of the work.
         names: Names of the pieces.
         num_ranges: Number of ranges that the names were divided into, for messages; 0 if unknown.
+        fields: Types of the fields of the notes; see `ResumeState.note`.
 
     Raises:
         InputError: If a folder belongs to other work, or a piece is missing; during the iteration, if one is damaged.
@@ -191,7 +198,7 @@ def gather(folders: Sequence[ResumeState], digest: str, names: Sequence[str], nu
             f"{len(missing):,} of {len(names):,} pieces are missing, {names[missing[0]]} the first: expected the "
             f"folders of all ranges, received {len(folders)}{without}. Run the others, and name all folders."
         )
-    return ahead(lambda name: held[name].read(name), folders[0].root, names)
+    return ahead(lambda name: held[name].read(name, fields), folders[0].root, names)
 
 
 def _crc32c(content: bytes) -> str:

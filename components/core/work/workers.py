@@ -4,12 +4,15 @@ import collections
 import contextlib
 import itertools
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from typing import Any
 
+from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.import_path import safe_children
+from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import storage
 
 _REMOTE_THREADS = 16
@@ -45,6 +48,49 @@ def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]],
         contextlib.closing(runner(delayed(function)(*arguments) for arguments in calls)) as results,
     ):
         yield results
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
+    """Return the result of a function, called in a new process, which prints nothing and ends after the call.
+
+    Args:
+        function: Function of a module.
+        arguments: Its arguments.
+        seconds: Time limit for the call.
+
+    Raises:
+        InputError, PlatformError: If the function raises it.
+        RuntimeError: If the function raises another error, the process ends before the call does, or the time is over.
+    """
+    from joblib.externals.loky import ProcessPoolExecutor
+
+    with safe_children():
+        pool = ProcessPoolExecutor(1, initializer=_print_nothing, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
+        try:
+            return pool.submit(_call, function, arguments).result(seconds)
+        except TimeoutError as error:
+            raise RuntimeError(f"it has not ended within {seconds:g} s") from error
+        except BrokenExecutor as error:
+            code = str(error).partition("exit codes of the workers are ")[2].partition("\n")[0]
+            raise RuntimeError(f"it has ended before its answer, with {code or error}") from error
+        finally:
+            pool.shutdown(kill_workers=True)
+
+
+def _print_nothing() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+
+
+def _call(function: Callable[..., Any], arguments: Iterable[Any]) -> Any:
+    try:
+        with storage.naming_faults():
+            return function(*arguments)
+    except (InputError, PlatformError):
+        raise
+    except (Exception, SystemExit) as error:  # In words: the class may be known in this process alone.
+        raise RuntimeError(describe(error)) from None
 
 
 def in_threads(function: Callable[..., Any], place: str, *arguments: Iterable[Any]) -> Iterator[Any]:

@@ -14,13 +14,14 @@ from tpu_components.core.results.export_info import with_spread
 from tpu_components.export_model import verification
 from tpu_components.export_model.comparison import Judge
 from tpu_components.export_model.formats import FORMATS
+from tpu_components.serving import lite
 
 _SOURCE = Path(verification.__file__)
 
 
 def _imported():
-    """The packages that verification.py imports, wherever in it."""
-    for node in ast.walk(ast.parse(_SOURCE.read_text())):
+    """The packages that verification.py and the module beside it import, wherever in them."""
+    for node in (*ast.walk(ast.parse(_SOURCE.read_text())), *ast.walk(ast.parse(Path(lite.__file__).read_text()))):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -194,7 +195,7 @@ def test_a_format_answers_what_it_can_before_the_trained_model_and_is_timed_afte
 
 
 def test_lite_predictor_follows_the_batch(exported_digits):
-    predict = verification.lite_predictor(Path(exported_digits.path) / "model.tflite")
+    predict = lite.load_predictor(Path(exported_digits.path) / "model.tflite")
     images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), np.uint8)
     whole = predict(images)
     assert whole.shape == (6, 10)

@@ -1,15 +1,11 @@
 """Which models are tried before they are trained, and what is found."""
 
-import contextlib
-import importlib
-import io
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tpu_components.core.base.errors import InputError
+from tpu_pipelines.checking import checks
 from tpu_pipelines.checking.checks import check_data, check_model_works, needs_check
 from tpu_pipelines.config.configuration import load_config
 
@@ -34,18 +30,10 @@ def test_a_model_is_tried_where_its_mistakes_would_cost_time_or_money(own_model)
     assert not tried(own_model, "preflight=false")
 
 
-def _run_here(words, *, input, **_):
-    """Run a module's program in this process, which has TensorFlow."""
-    stdout = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(stdout):
-        patch.setattr(sys, "stdin", io.StringIO(input))
-        importlib.import_module(words[-1]).main()
-    return subprocess.CompletedProcess(words, 0, stdout.getvalue(), "")
-
-
-@pytest.mark.parametrize("run", [_run_here, pytest.param(subprocess.run, marks=pytest.mark.slow)])  # 5 s: TensorFlow.
-def test_a_mistake_in_the_models_file_is_told_before_anything_is_compiled(own_model, monkeypatch, run):
-    monkeypatch.setattr(subprocess, "run", run)
+@pytest.mark.parametrize("is_here", [True, pytest.param(False, marks=pytest.mark.slow)])  # 5 s: TensorFlow.
+def test_a_mistake_in_the_models_file_is_told_before_anything_is_compiled(own_model, monkeypatch, is_here):
+    if is_here:
+        monkeypatch.setattr(checks, "in_fresh_process", lambda function, *arguments: function(*arguments))
     config = load_config("digits", [own_model])
     with pytest.raises(
         InputError, match=r"Cannot import the model .*mine\.py': ModuleNotFoundError: No module named 'no_"

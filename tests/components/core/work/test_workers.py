@@ -2,10 +2,14 @@
 
 import itertools
 import os
+import sys
+import time
 
 import pytest
 
-from tpu_components.core.work.workers import ahead, in_processes
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.files import storage
+from tpu_components.core.work.workers import ahead, in_fresh_process, in_processes
 
 
 @pytest.mark.parametrize(("place", "most"), [("gs://bucket/x", 20), ("/tmp/x", 3)])
@@ -32,3 +36,18 @@ def test_workers_that_are_there_follow_into_another_folder(tmp_path, monkeypatch
         monkeypatch.chdir(folder)
         with in_processes(os.getcwd, [()] * 3, 2) as results:
             assert {*results} == {str(folder)}
+
+
+def test_a_fresh_process_answers_or_says_why_it_does_not():
+    assert in_fresh_process(os.getpid) != os.getpid()
+    for function, argument, message in (
+        (int, "x", "ValueError: invalid literal"),
+        (sys.exit, 3, "SystemExit: 3"),
+        (os._exit, 3, r"it has ended before its answer, with \{EXIT\(3\)\}"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            in_fresh_process(function, argument)
+    with pytest.raises(InputError, match="there is no such file"):
+        in_fresh_process(storage.read_bytes, "no/such/file")
+    with pytest.raises(RuntimeError, match=r"it has not ended within 0\.5 s"):
+        in_fresh_process(time.sleep, 60, seconds=0.5)
