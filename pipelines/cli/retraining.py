@@ -80,7 +80,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occa
     # Another caller, for example a schedule, may have started it.
     started = None if entry.needed or plan.has(entry.run) else submitter.get(entry.run)
     if entry.needed:
-        ask_first(arguments, config, settings, plan.image)
+        ask_first(arguments, config, settings)
     submission = started or submit(plan, submitter, again=entry.needed)
     price = partial(_price, [job.machine for job in plan.jobs], target=arguments.target)
     report.keep(entry.with_run(submission, price(submission.machine)))  # Before waiting, which may be killed.
