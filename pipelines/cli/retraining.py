@@ -27,6 +27,7 @@ from tpu_pipelines.retraining.job_summary import RunFindings, append, render_jun
 from tpu_pipelines.retraining.retrain import Occasion, RunDecision
 from tpu_pipelines.runs.data_drift import find_drift
 from tpu_pipelines.runs.run_local import RunOutcome, run_local
+from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.submission.submit import submit, wait, without_cache
 
 # Options without effect for an action.
@@ -60,7 +61,7 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
         return DONE
     run_dir = arguments.workspace / config.name
     entry = dataclasses.replace(entry, run=str(run_dir), outcome=deciding.STARTED)
-    last = None if entry.needed else deciding.last_summary(config, arguments.workspace)
+    last = None if entry.needed else Summary.find(run_dir)
     if not last:
         report.keep(entry)  # Before the run, which may be killed.
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)

@@ -163,7 +163,7 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
     Raises:
         InputError: If the data or the configuration cannot be used.
     """
-    summary = last_summary(config, workspace)
+    summary = Summary.find(workspace / config.name)  # None if the last run was interrupted.
     before = summary.fingerprints if summary else {}
     after = fingerprints_here(config, workspace, before)
     last = None
@@ -172,14 +172,6 @@ def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()
         last = Submission(run_dir, config.name, state, fingerprints=before, created=summary.ended)
     own = with_registry(config, workspace.absolute())
     return _decide(config.name, last, after, before != after, occasion, lambda: find_drift(own))
-
-
-def last_summary(config: Config, workspace: Path) -> Summary | None:
-    """Return the summary of the last run with a configuration's name; None if there is none, or it was interrupted."""
-    try:
-        return Summary.load(workspace / config.name)
-    except InputError:
-        return None
 
 
 def _decide(

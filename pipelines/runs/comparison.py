@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
 from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
 from tpu_components.core.examples.interface import TASKS, judged_figure
-from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files import storage
+from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
 from tpu_components.core.pages.display import Displayed
@@ -49,7 +49,7 @@ class Trained:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Model:
+class _Model(JsonFile, name=MODEL_FILE, what="the description of a model", step="the pipeline"):
     """The part of `model.json`, of any version, that a comparison reads."""
 
     training: Trained
@@ -184,12 +184,7 @@ def _load(folder: Path, label: str) -> Run:
     summary, model_dir = Summary.load(folder), folder / "model"
     if not (model_dir / MODEL_FILE).is_file():
         return Run(label, summary)
-    info = typed_json.load(
-        model_dir / MODEL_FILE,
-        "the description of a model",
-        "the pipeline",
-        lambda raw: typed_values.read(raw, _Model, any_version=True),
-    )
+    info = _Model.load(model_dir)
     return Run(label, summary, info.training, load_history(model_dir), info.dataset_fingerprint)
 
 

@@ -43,9 +43,7 @@ def set_aside(run_dir: Path) -> None:
 
     A run that was killed has no summary and is not moved.
     """
-    try:
-        summary = Summary.load(run_dir)
-    except InputError:
+    if (summary := Summary.find(run_dir)) is None:
         return
     directory = history_dir(run_dir)
     directory.mkdir(exist_ok=True)
@@ -140,10 +138,8 @@ def own_bytes(places: Sequence[Path]) -> int:
 
 
 def _has_failed(place: Path) -> bool:
-    try:
-        return Summary.load(place).status == State.FAILED
-    except InputError:
-        return True
+    summary = Summary.find(place)
+    return summary is None or summary.status == State.FAILED
 
 
 def _numbers(directory: Path) -> list[str]:

@@ -3,7 +3,6 @@
 import builtins
 import contextlib
 import dataclasses
-import datetime
 import io
 import os
 import shutil
@@ -31,7 +30,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines.device import describe_host
 from tpu_components.core.registry.opening import open_registry, parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex, reference
-from tpu_components.core.registry.versions import Version, model_digest
+from tpu_components.core.registry.versions import Version, model_digest, now
 from tpu_components.core.results.evaluation_info import Decision, Evaluation
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.sources import csv_file
@@ -284,10 +283,9 @@ class _LocalRun:
 
     def is_the_same_again(self, fingerprints: Mapping[str, str]) -> bool:
         """Return whether the workspace already has all results of this run, so that no step must run."""
-        with contextlib.suppress(InputError):
-            there = Summary.load(self._run_dir)
-            return there.fingerprints == fingerprints and self._cached.issuperset(self._expected())
-        return False
+        there = Summary.find(self._run_dir)
+        same = there is not None and there.fingerprints == fingerprints
+        return same and self._cached.issuperset(self._expected())
 
     def _share_records(self) -> None:
         """Link the same records from the cache of another run of the workspace, if there are any."""
@@ -389,7 +387,7 @@ class _LocalRun:
             config=self._config.as_dict(),
             fingerprints=fingerprints,
             seconds=time.monotonic() - start,
-            ended=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            ended=now(),
             host=describe_host(),
             steps={step: self._step_summary(step, done.get(step), failure) for step in STEPS},
             metrics=evaluation.metrics if evaluation else {},
