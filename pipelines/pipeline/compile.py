@@ -12,13 +12,13 @@ from typing import Any
 
 from tpu_components.core.base.container_images import (
     BEAM_IMAGE,
-    IMAGE,
     LOCAL_IMAGE,
     SERVING_IMAGE,
     is_in_registry,
     other_steps_image,
     with_image,
 )
+from tpu_components.core.base.container_images import IMAGE as IMAGE  # Read from here by checks and submissions.
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec

@@ -50,6 +50,12 @@ from tpu_pipelines.runs import history, tracking
 from tpu_pipelines.runs.step_cache import StepCache, entry_key
 from tpu_pipelines.runs.summary import StepSummary, Summary
 
+# Pages that `artifacts` of a summary names: the step that writes each, and its file.
+_PAGES = {
+    "preflight_report": ("preflight_training", PREFLIGHT_REPORT_FILE),
+    "report": ("evaluate_model", REPORT_FILE),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class RunOutcome:
@@ -373,15 +379,11 @@ class _LocalRun:
                 shutil.rmtree(folder, ignore_errors=True)
         if "train_model" in done:
             shutil.rmtree(self._checkpoint_dir.parent, ignore_errors=True)
-        published = {name: folder for name, folder in folders.items() if name in done}
-        evaluation = Evaluation.load(published["evaluate_model"]) if "evaluate_model" in done else None
-        preflight = PreflightReport.load(published["preflight_training"]) if "preflight_training" in done else None
-        deployment = DeployResult.load(published["deploy_model"]) if "deploy_model" in done else None
-        artifacts = {folder.name: str(folder) for folder in published.values()}
-        if preflight:
-            artifacts["preflight_report"] = str(published["preflight_training"] / PREFLIGHT_REPORT_FILE)
-        if evaluation:
-            artifacts["report"] = str(published["evaluate_model"] / REPORT_FILE)
+        evaluation = Evaluation.load(folders["evaluate_model"]) if "evaluate_model" in done else None
+        preflight = PreflightReport.load(folders["preflight_training"]) if "preflight_training" in done else None
+        deployment = DeployResult.load(folders["deploy_model"]) if "deploy_model" in done else None
+        artifacts = {folder.name: str(folder) for name, folder in folders.items() if name in done}
+        artifacts |= {name: str(folders[step] / page) for name, (step, page) in _PAGES.items() if step in done}
         summary = Summary(
             status=State.FAILED if failure else State.SUCCEEDED if promoted else State.REJECTED,
             config=self._config.as_dict(),
@@ -393,7 +395,7 @@ class _LocalRun:
             metrics=evaluation.metrics if evaluation else {},
             gate=evaluation.gate if evaluation else Decision(False, ()),
             preflight=preflight.machines[0] if preflight else None,  # The machine that the run is for.
-            export=ExportInfo.load(published["export_model"]) if "export_model" in done else None,
+            export=ExportInfo.load(folders["export_model"]) if "export_model" in done else None,
             deployment=deployment,
             artifacts=artifacts | ({"version": deployment.version_dir} if deployment else {}),
             error=f"{failure.step}: {failure.error}" if failure else "",
