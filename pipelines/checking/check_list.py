@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, ask_all, errors_in
 from tpu_pipelines.doctor.google_apis import GoogleApis
-from tpu_pipelines.pipeline.compile import compile_pipeline, require_step_image, step_image
+from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.starting.data_overview import DataOverview, overview_of
 
 UNASKED = (Cost.FILE, Cost.SECONDS)  # Checks without a request to a platform.
@@ -40,7 +39,6 @@ def examine(
     *,
     workspace: Path = Path("runs"),
     context: str = "",
-    image: str = "",
 ) -> list[Finding]:
     """Run the checks of some costs for a configuration.
 
@@ -51,23 +49,22 @@ def examine(
         settings: Project, region, bucket and images.
         workspace: Folder for runs on this machine.
         context: Context of Kubernetes, for Kubeflow; empty skips the checks of the cluster.
-        image: Image for every step; empty is the value of TPU_PIPELINES_IMAGE.
 
     Raises:
         InputError: If the checks of a platform need missing settings or a machine of the platform.
     """
-    settings, image = settings or Settings(), image or step_image()
+    settings = settings or Settings()
     checks = ConfigChecks(config, None if target else workspace).checks()
     if target:
         checks += platform_checks(config, target, settings)
     if target and set(ASKED) & set(costs):
         settings.require(*TARGET_SETTINGS[target])
-        checks += _asked(config, target, settings, context, image)
+        checks += _asked(config, target, settings, context)
     return ask_all([check for check in checks if check.cost in costs])
 
 
-def _asked(config: Config, target: str, settings: Settings, context: str, image: str) -> list[Check]:
-    apis = GoogleApis(settings.project, settings.google_endpoint)
+def _asked(config: Config, target: str, settings: Settings, context: str) -> list[Check]:
+    image, apis = compiling.IMAGE, GoogleApis(settings.project, settings.google_endpoint)
     if target == "kubeflow":
         from tpu_pipelines.doctor.kubeflow import KubeflowChecks
 
@@ -77,7 +74,7 @@ def _asked(config: Config, target: str, settings: Settings, context: str, image:
     return VertexChecks(config, settings, apis, image).checks()
 
 
-def require_ready(config: Config, target: str, settings: Settings, image: str) -> list[Finding]:
+def require_ready(config: Config, target: str, settings: Settings) -> list[Finding]:
     """Run the quick checks: sign-in, bucket, image, service account. The arguments are those of `examine`.
 
     Returns:
@@ -86,7 +83,7 @@ def require_ready(config: Config, target: str, settings: Settings, image: str) -
     Raises:
         InputError: If a run would fail; names everything that is missing, and what to do.
     """
-    findings = examine(config, (Cost.REQUEST,), target, settings, image=image)
+    findings = examine(config, (Cost.REQUEST,), target, settings)
     if errors := errors_in(findings):
         raise InputError(
             f"Refused to send a run that cannot work. Missing: {'; '.join(map(str, errors))}. `tpu-pipelines doctor` "
@@ -243,21 +240,20 @@ def platform_checks(config: Config, target: str, settings: Settings) -> list[Che
         return ", ".join(f"{name} {getattr(settings, name)}" for name in names)
 
     def compiled() -> Iterator[Finding]:
-        with tempfile.TemporaryDirectory(prefix="check-") as folder:
-            made = compile_pipeline(config, target, Path(folder) / "pipeline.yaml", settings)
+        made = compiling.compile_pipeline(config, target, settings)
         said = f"the pipeline compiles, to train on {made.machine.slice}. {made.timeout.reason}"
         yield Finding(target, Status.OK, said)
         yield from model_findings(config.training.model, made.carried)
 
-    checks = [Check(target, place, Cost.FILE), image_check(step_image(), target)]
-    return [*checks, Check(target, compiled, Cost.SECONDS)]
+    return [Check(target, place, Cost.FILE), image_check(target), Check(target, compiled, Cost.SECONDS)]
 
 
-def image_check(image: str, target: str) -> Check:
-    """Return the check that a platform can pull an image, and that the image is pinned by a digest."""
+def image_check(target: str) -> Check:
+    """Return the check that a platform can pull the steps' image, and that the image is pinned by a digest."""
 
     def ask() -> str | list[Finding]:
-        require_step_image(image, target)
+        compiling.require_step_image(target)
+        image = compiling.IMAGE
         if is_pinned(image):
             return image
         said = f"the image {image!r} is named by a tag. When the tag moves, cached steps give stale results"

@@ -26,7 +26,9 @@ def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
         for name, values in read_others(location, params, _LOOKED_AT).items():
             known = [value for value in values if value]
             if (times := _times(known)) is not None:
-                if _are_groups(runs := _runs(times), len(times)):
+                gaps = (later - earlier for earlier, later in itertools.pairwise(times))
+                runs = 1 + sum(gap > _TOGETHER_SECONDS for gap in gaps)
+                if _are_groups(runs, len(times)):
                     yield (
                         f"the {len(times):,} times in the column {name!r} come in {runs:,} runs without a gap of "
                         f"{_TOGETHER_SECONDS} s: if examples of a run depend on each other, add a column that numbers "
@@ -67,7 +69,3 @@ def _times(values: Sequence[str]) -> list[float] | None:
     except ValueError:
         return None
     return sorted(time.timestamp() for time in times) if values and len(times) == len(values) else None
-
-
-def _runs(times: Sequence[float]) -> int:
-    return 1 + sum(later - earlier > _TOGETHER_SECONDS for earlier, later in itertools.pairwise(times))

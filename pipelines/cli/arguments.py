@@ -3,12 +3,15 @@
 import argparse
 import contextlib
 import dataclasses
+import functools
 import math
+import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.step.command_line import add_params
 from tpu_pipelines.config.settings import TARGET_SETTINGS
 
 HERE = "local"  # Target of a run on this machine.
@@ -20,22 +23,8 @@ KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "t
 VERSION_FORMS = "NAME@VERSION or NAME@ALIAS of the workspace's registry, or REGISTRY/NAME@VERSION"
 
 
-@dataclasses.dataclass(frozen=True)
-class Argument:
-    """An argument of a command, with the settings for argparse."""
-
-    names: tuple[str, ...]
-    settings: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Arguments under a heading; without a heading, mutually exclusive arguments."""
-
-    arguments: tuple[Argument, ...]
-    title: str = ""
-    description: str = ""
-    is_required: bool = False
+# Adds an argument, or several, to a parser of argparse.
+Argument = Callable[[Any], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +37,7 @@ class Command:
         description: First paragraph of the command's own help.
         example: Example of the arguments.
         work: Function that runs the command, `module.function` in this folder.
-        arguments: Arguments of the command; a dataclass of parameters adds a flag for each field.
+        arguments: Arguments of the command.
         needs_settings: Whether the target's settings are required. They are checked first, because importing `work`
             takes a second.
     """
@@ -58,7 +47,7 @@ class Command:
     description: str
     example: str
     work: str
-    arguments: tuple[Argument | Group | type, ...]
+    arguments: tuple[Argument, ...]
     needs_settings: bool = False
 
 
@@ -81,11 +70,6 @@ def output_file(text: str, is_added_to: bool = False) -> Path:
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return path
-
-
-def added_to(text: str) -> Path:
-    """Return the path of a file that a command appends to, after earlier steps of a job; see `output_file`."""
-    return output_file(text, is_added_to=True)
 
 
 def number(expected: str, allows: Callable[[float], bool]) -> Callable[[str], float]:
@@ -111,13 +95,37 @@ def targets(text: str) -> tuple[str, ...]:
 
 
 def argument(*names: str, **settings: Any) -> Argument:
-    """Return an argument; the settings are those of `argparse`'s `add_argument`."""
-    return Argument(names, settings)
+    """Return an argument; names and settings are those of `argparse`'s `add_argument`."""
+    return operator.methodcaller("add_argument", *names, **settings)
 
 
 def flag(name: str, text: str) -> Argument:
     """Return a flag with its help."""
-    return Argument((name,), {"action": "store_true", "help": text})
+    return argument(name, action="store_true", help=text)
+
+
+def either(*arguments: Argument, is_required: bool = False) -> Argument:
+    """Return arguments of which a command takes at most one."""
+    return _grouped(operator.methodcaller("add_mutually_exclusive_group", required=is_required), arguments)
+
+
+def headed(title: str, description: str, *arguments: Argument) -> Argument:
+    """Return arguments that the help lists under a heading."""
+    return _grouped(operator.methodcaller("add_argument_group", title, description), arguments)
+
+
+def _grouped(make_group: Callable[[Any], Any], arguments: Iterable[Argument]) -> Argument:
+    def add(parser: Any) -> None:
+        group = make_group(parser)
+        for add_argument in arguments:
+            add_argument(group)
+
+    return add
+
+
+def params(kind: type) -> Argument:
+    """Return a flag for every field of a dataclass of parameters."""
+    return lambda parser: add_params(parser, kind)
 
 
 def json_flag(text: str = "print JSON, and nothing else, on stdout") -> Argument:
@@ -144,10 +152,12 @@ def limit(name: str, what: str) -> Argument:
 def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argument, Argument]:
     """Return `--target`, required without a default, and `--settings`; `also` are further targets."""
     text = f"(default: {default})" if default else ""
-    how = {"choices": (*TARGET_SETTINGS, *also), "default": default or None, "required": not default, "help": text}
-    return (Argument(("--target",), how), SETTINGS)
+    names = (*TARGET_SETTINGS, *also)
+    return argument("--target", choices=names, default=default or None, required=not default, help=text), SETTINGS
 
 
+# A file that a command appends to, after earlier steps of a job.
+added_to = functools.partial(output_file, is_added_to=True)
 SETTINGS = argument("--settings", type=user_path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
 SET = argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
 CONFIG = (argument("config", metavar="CONFIG", help="a ready example or a YAML file"), SET)
@@ -180,9 +190,7 @@ EXPORTED = (
 )
 JOB = argument("name", metavar="NAME", help="name of the runs, or the id of a job")
 # Arguments of every command.
-LOUDNESS = Group(
-    (
-        flag("--quiet", "print only the result and errors"),
-        flag("--verbose", "also print the output of steps and libraries, on stderr"),
-    )
+LOUDNESS = either(
+    flag("--quiet", "print only the result and errors"),
+    flag("--verbose", "also print the output of steps and libraries, on stderr"),
 )

@@ -21,15 +21,17 @@ from tpu_pipelines.cli.arguments import (
     WAIT,
     WORKSPACE,
     Command,
-    Group,
     added_to,
     argument,
     confidence,
+    either,
     flag,
+    headed,
     json_flag,
     limit,
     number,
     output_file,
+    params,
     target,
     targets,
     user_path,
@@ -197,7 +199,7 @@ COMMANDS = (
                 metavar="FILE",
                 help="page to write (default: comparison.html beside the first run)",
             ),
-            Group((json_flag(), flag("--markdown", "print Markdown tables, for a pull request"))),
+            either(json_flag(), flag("--markdown", "print Markdown tables, for a pull request")),
         ),
     ),
     Command(
@@ -276,23 +278,19 @@ COMMANDS = (
             ),
             json_flag("one JSON line per input"),
             flag("--int8", "use the int8 model"),
-            Group(
-                (
-                    argument("--length", type=int, default=200, metavar="N", help="characters to write (default: 200)"),
-                    argument(
-                        "--temperature",
-                        type=float,
-                        default=0.8,
-                        metavar="T",
-                        help="1 samples by the probabilities, less prefers probable characters, 0 takes the most "
-                        "probable (default: 0.8)",
-                    ),
-                    argument(
-                        "--seed", type=int, default=0, metavar="N", help="equal seeds give equal texts (default: 0)"
-                    ),
-                ),
+            headed(
                 "language models",
                 "INPUT is a text to continue, for example 'ROMEO:'",
+                argument("--length", type=int, default=200, metavar="N", help="characters to write (default: 200)"),
+                argument(
+                    "--temperature",
+                    type=float,
+                    default=0.8,
+                    metavar="T",
+                    help="1 samples by the probabilities, less prefers probable characters, 0 takes the most "
+                    "probable (default: 0.8)",
+                ),
+                argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal texts (default: 0)"),
             ),
         ),
     ),
@@ -303,7 +301,7 @@ COMMANDS = (
         "Needs no TensorFlow and no training code. Stop it with Ctrl-C.",
         "runs/digits --port 8080",
         "models.serve",
-        (*EXPORTED, ServeParams),
+        (*EXPORTED, params(ServeParams)),
     ),
     Command(
         "verify",
@@ -349,15 +347,13 @@ COMMANDS = (
         "start.preflight",
         (
             *CONFIG,
-            Group(
-                (
-                    argument(
-                        "--machine",
-                        metavar="NAME",
-                        help="a TPU slice, for example v5e-4 (default: the configuration's, and its fallbacks)",
-                    ),
-                    argument("--compare", metavar="NAME,NAME…", help="several slices, side by side"),
-                )
+            either(
+                argument(
+                    "--machine",
+                    metavar="NAME",
+                    help="a TPU slice, for example v5e-4 (default: the configuration's, and its fallbacks)",
+                ),
+                argument("--compare", metavar="NAME,NAME…", help="several slices, side by side"),
             ),
             argument(
                 "--target",
@@ -463,19 +459,17 @@ COMMANDS = (
         "platforms.schedule",
         (
             *CONFIG,
-            Group(
-                (
-                    argument(
-                        "--cron", metavar="EXPRESSION", help="for example '0 3 * * *' or 'TZ=Europe/Berlin 0 3 * * 1-5'"
-                    ),
-                    *(
-                        argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
-                        for action, text in (
-                            ("pause", "start no more runs"),
-                            ("resume", "start runs again"),
-                            ("delete", "delete the schedule"),
-                        )
-                    ),
+            either(
+                argument(
+                    "--cron", metavar="EXPRESSION", help="for example '0 3 * * *' or 'TZ=Europe/Berlin 0 3 * * 1-5'"
+                ),
+                *(
+                    argument(f"--{action}", action="store_const", const=action, dest="action", help=text)
+                    for action, text in (
+                        ("pause", "start no more runs"),
+                        ("resume", "start runs again"),
+                        ("delete", "delete the schedule"),
+                    )
                 ),
                 is_required=True,
             ),
@@ -505,11 +499,9 @@ COMMANDS = (
                 help="conditions, separated by commas: changed, drifted (from the champion's data), older-than=30d "
                 "(or 12h), always (default: changed)",
             ),
-            Group(
-                (
-                    flag("--dry-run", "print whether a run is needed, and why, and start none"),
-                    flag("--history", "list earlier decisions and the outcomes of their runs"),
-                )
+            either(
+                flag("--dry-run", "print whether a run is needed, and why, and start none"),
+                flag("--history", "list earlier decisions and the outcomes of their runs"),
             ),
             NO_DOCTOR,
             flag("--force", "run every step, even if nothing has changed"),

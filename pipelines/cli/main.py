@@ -6,18 +6,15 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import leave_current_folder, with_variables
 from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
-from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.files import storage
-from tpu_components.core.step.command_line import add_params
-from tpu_pipelines.cli.arguments import LOUDNESS, Argument, Group
+from tpu_components.core.step.command_line import exit_code
+from tpu_pipelines.cli.arguments import LOUDNESS
 from tpu_pipelines.cli.commands import COMMANDS
-from tpu_pipelines.cli.output import BAD_INPUT, DONE, FAILED, tell_error
+from tpu_pipelines.cli.output import DONE, tell_error
 
 # Collect garbage less often: imports and long lists make none, and the collector takes a tenth of a short command.
 _GARBAGE = (100_000, 20, 20)
@@ -31,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     loudness = QUIET if arguments.quiet else VERBOSE
     with with_variables({LOUDNESS_VARIABLE: loudness} if arguments.quiet or arguments.verbose else {}):
-        return _run(arguments)
+        return exit_code(lambda: _run(arguments), tell_error)
 
 
 def _open_output() -> None:
@@ -56,21 +53,10 @@ def make_parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         epilog = f"Example: tpu-pipelines {command.name} {command.example}"
         own = parsers.add_parser(command.name, epilog=epilog, help=command.help, description=command.description)
-        _add(own, [*command.arguments, LOUDNESS])
+        for add in (*command.arguments, LOUDNESS):
+            add(own)
         own.set_defaults(work=command.work, needs_settings=command.needs_settings, parser=parser)
     return parser
-
-
-def _add(parser: Any, arguments: Iterable[Argument | Group | type]) -> None:
-    for argument in arguments:
-        if isinstance(argument, Argument):
-            parser.add_argument(*argument.names, **argument.settings)
-        elif isinstance(argument, type):
-            add_params(parser, argument)
-        elif argument.title:
-            _add(parser.add_argument_group(argument.title, argument.description), argument.arguments)
-        else:
-            _add(parser.add_mutually_exclusive_group(required=argument.is_required), argument.arguments)
 
 
 class _Version(argparse.Action):
@@ -88,26 +74,16 @@ class _Version(argparse.Action):
 
 def _run(arguments: argparse.Namespace) -> int:
     """Import the command's function, and call it."""
-    try:
-        with storage.naming_faults():
-            if arguments.needs_settings:
-                from tpu_pipelines.cli.jobs import required_settings
+    if arguments.needs_settings:
+        from tpu_pipelines.cli.jobs import required_settings
 
-                required_settings(arguments)
-            module, function = arguments.work.split(".")
-            work = getattr(importlib.import_module(f"tpu_pipelines.cli.{module}"), function)
-            code = int(work(arguments))
-            sys.stdout.flush()  # An error of writing is reported now, not when Python ends.
-            return code
-    except InputError as error:
-        tell_error(error)
-        return BAD_INPUT
+        required_settings(arguments)
+    module, function = arguments.work.split(".")
+    work = getattr(importlib.import_module(f"tpu_pipelines.cli.{module}"), function)
+    try:
+        code = int(work(arguments))
+        sys.stdout.flush()  # An error of writing is reported now, not when Python ends.
+        return code
     except BrokenPipeError:  # The reader of the output has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except KeyboardInterrupt:
-        tell_error("interrupted; run the same command again to continue")
-        return FAILED
-    except PlatformError as error:
-        tell_error(error)
-        return FAILED

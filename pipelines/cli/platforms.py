@@ -26,7 +26,7 @@ from tpu_pipelines.cli.output import (
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
 from tpu_pipelines.doctor.findings import Finding, answer, as_script
-from tpu_pipelines.pipeline.compile import compile_pipeline, require_step_image
+from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.submission.schedule import change_state, check_cron, upsert
 from tpu_pipelines.submission.smoke import plan_smoke, run_smoke
 from tpu_pipelines.submission.submit import RunPlan, describe, plan_submission, put_carried, wait
@@ -36,23 +36,25 @@ from tpu_pipelines.submission.submit import submit as submit_run
 def compile(arguments: argparse.Namespace) -> int:
     """Write the pipeline as a file for a platform."""
     config = load_config(arguments.config, arguments.overrides)
-    settings = load_settings(os.environ, arguments.settings)
-    compiled = compile_pipeline(config, arguments.target, arguments.output, settings)
-    _tell_sent(arguments.target, compiled.image, config.training.model, compiled.carried)
+    settings, output = load_settings(os.environ, arguments.settings), arguments.output
+    compiling.check_output(output)
+    compiled = compiling.compile_pipeline(config, arguments.target, settings)
+    storage.write_bytes(output, compiled.package.encode())
+    _tell_sent(arguments.target, config.training.model, compiled.carried)
     for place, content in compiled.carried.items():
         # The name has the digest, so no other file is overwritten.
         digest, name = place.split("/")[-2:]
-        path = compiled.path.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
+        path = output.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
         storage.write_bytes(path, content)
         tell_hint(f"the model travels beside the pipeline: gcloud storage cp {path} {place}")
-    show_text(f"{compiled.path}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
+    show_text(f"{output}: {config.name} for {arguments.target}, to train on {compiled.machine.slice}")
     show_text(compiled.timeout.reason)
     return DONE
 
 
-def _tell_sent(target: str, image: str, model: str, carried: Mapping[str, bytes]) -> None:
+def _tell_sent(target: str, model: str, carried: Mapping[str, bytes]) -> None:
     """Hint at an image that may change, and at the files that travel with a model's code."""
-    _tell_findings([*answer(image_check(image, target)), *model_findings(model, carried)])
+    _tell_findings([*answer(image_check(target)), *model_findings(model, carried)])
 
 
 def _tell_findings(findings: Iterable[Finding]) -> None:
@@ -71,15 +73,15 @@ def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settin
     if plan.data is not None and needs_check(config):
         check_model_works(config, plan.data)
     if not arguments.dry_run:
-        require_step_image(plan.image, arguments.target)
-    _tell_sent(arguments.target, plan.image, config.training.model, plan.carried)
+        compiling.require_step_image(arguments.target)
+    _tell_sent(arguments.target, config.training.model, plan.carried)
     return plan
 
 
-def ask_first(arguments: argparse.Namespace, config: Config, settings: Settings, image: str) -> None:
+def ask_first(arguments: argparse.Namespace, config: Config, settings: Settings) -> None:
     """Check on the platform whether the run can work, unless --no-doctor is given; prints hints."""
     if not arguments.no_doctor:
-        _tell_findings(require_ready(config, arguments.target, settings, image))
+        _tell_findings(require_ready(config, arguments.target, settings))
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -94,7 +96,7 @@ def submit(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         _tell_dry_run(arguments, config, plan, [submitter.describe(job) for job in plan.jobs])
         return DONE
-    ask_first(arguments, config, settings, plan.image)
+    ask_first(arguments, config, settings)
     submission = submit_run(plan, submitter, arguments.again)
     if arguments.wait:
         submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
@@ -130,7 +132,7 @@ def schedule(arguments: argparse.Namespace) -> int:
     check_cron(arguments.cron)
     plan = plan_checked(arguments, config, settings)
     if not arguments.dry_run:
-        ask_first(arguments, config, settings, plan.image)
+        ask_first(arguments, config, settings)
         put_carried(plan)
     change = upsert(platform, plan.jobs[0], arguments.cron, backoff, arguments.dry_run)
     if change.difference:
@@ -164,11 +166,11 @@ def smoke(arguments: argparse.Namespace) -> int:
     """Submit the smallest run, and print what only the platform itself can report."""
     settings, submitter = connect(arguments)
     planned = plan_smoke(arguments.target, arguments.machine, settings, arguments.overrides)
-    require_step_image(planned.plan.image, arguments.target)
+    compiling.require_step_image(arguments.target)
     show_text(f"price: {planned.price}", sys.stderr)
     if not arguments.yes:
         raise InputError("Nothing was sent: expected --yes, which confirms the price.")
-    ask_first(arguments, planned.config, settings, planned.plan.image)
+    ask_first(arguments, planned.config, settings)
     report = run_smoke(planned, submitter, Progress(), arguments.poll_seconds)
     show(dict(report.rows), str(report), arguments.json)
     if arguments.report:

@@ -27,6 +27,7 @@ from tpu_pipelines.retraining.job_summary import RunFindings, append, render_jun
 from tpu_pipelines.retraining.retrain import Occasion, RunDecision
 from tpu_pipelines.runs.data_drift import find_drift
 from tpu_pipelines.runs.run_local import RunOutcome, run_local
+from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.submission.submit import submit, wait, without_cache
 
 # Options without effect for an action.
@@ -60,7 +61,7 @@ def _retrain_here(arguments: argparse.Namespace, config: Config, occasion: Occas
         return DONE
     run_dir = arguments.workspace / config.name
     entry = dataclasses.replace(entry, run=str(run_dir), outcome=deciding.STARTED)
-    last = None if entry.needed else deciding.last_summary(config, arguments.workspace)
+    last = None if entry.needed else Summary.find(run_dir)
     if not last:
         report.keep(entry)  # Before the run, which may be killed.
     outcome = RunOutcome(last) if last else run_local(config, arguments.workspace, force=arguments.force)
@@ -80,7 +81,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occa
     # Another caller, for example a schedule, may have started it.
     started = None if entry.needed or plan.has(entry.run) else submitter.get(entry.run)
     if entry.needed:
-        ask_first(arguments, config, settings, plan.image)
+        ask_first(arguments, config, settings)
     submission = started or submit(plan, submitter, again=entry.needed)
     price = partial(_price, [job.machine for job in plan.jobs], target=arguments.target)
     report.keep(entry.with_run(submission, price(submission.machine)))  # Before waiting, which may be killed.
@@ -97,31 +98,32 @@ class _Report:
 
     def __init__(self, arguments: argparse.Namespace, config: Config) -> None:
         self._arguments, self._config = arguments, config
-        self._decision = RunDecision(True, "", (), "it could not be decided")
-        self._entry, self._is_decided = deciding.Entry.make(self._decision), False
+        self._decision = self._entry = RunDecision.make(True, "it could not be decided")
+        self._is_decided = False
 
     @property
     def facts(self) -> dict[str, Any]:
         """The decision for JSON output."""
-        return {"retrain": dataclasses.asdict(self._decision)}
+        decision = self._decision
+        named = {"needed": decision.needed, "since": decision.run, "changed": decision.changed}
+        return {"retrain": named | {"reason": decision.reason}}
 
-    def begin(self, decision: RunDecision) -> deciding.Entry:
-        """Print the decision, which --force may change, and return its entry; a dry run also writes the reports."""
+    def begin(self, decision: RunDecision) -> RunDecision:
+        """Print the decision, and return it, changed by --force; a dry run also writes the reports."""
         if self._arguments.force and not decision.needed:
             decision = dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
-        self._decision, self._is_decided = decision, True
-        self._entry = deciding.Entry.make(decision)
+        self._decision, self._entry, self._is_decided = decision, decision, True
         words = in_one_line(f"{'needed' if decision.needed else 'not needed'}: {decision.reason}")
         if self._arguments.dry_run:
             show(self.facts, words, self._arguments.json)
             outcome = "needed (dry run)" if decision.needed else "dry run"
-            self._entry = dataclasses.replace(self._entry, outcome=outcome)
+            self._entry = dataclasses.replace(decision, outcome=outcome)
             self.write({}, RunFindings)
         else:
             show_text(words, sys.stderr)
-        return self._entry
+        return decision
 
-    def keep(self, entry: deciding.Entry) -> None:
+    def keep(self, entry: RunDecision) -> None:
         """Record the current entry in the history; if that fails, the run goes on."""
         self._entry = entry
         try:

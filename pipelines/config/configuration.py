@@ -168,7 +168,7 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
         InputError: If there is no such file, it is not YAML, or a key or value is wrong; says the nearest right key.
     """
     if isinstance(config, Mapping):
-        return parse_config(_overridden(json.loads(json.dumps(config)), overrides))  # A plain copy.
+        return parse_config(overridden(json.loads(json.dumps(config)), overrides))  # A plain copy.
     path = Path(config)
     if path.suffix not in (".yaml", ".yml"):
         path = CONFIGS_DIR / f"{config}.yaml"
@@ -177,7 +177,7 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
                 f"Unknown configuration {str(config)!r}: expected a .yaml file or one of "
                 f"{', '.join(ready_examples())}." + did_you_mean(str(config), ready_examples())
             )
-    return parse_config(_overridden(read_mapping(path, "the configuration", "sections"), overrides), str(config))
+    return parse_config(overridden(read_mapping(path, "the configuration", "sections"), overrides), str(config))
 
 
 def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ()) -> ExportParams:
@@ -186,7 +186,7 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
     Raises:
         InputError: If a key or value is wrong, or an override is of another section.
     """
-    raw = _overridden({"export": {**values} if isinstance(values, Mapping) else {}}, overrides)
+    raw = overridden({"export": {**values} if isinstance(values, Mapping) else {}}, overrides)
     if strange := [key for key in raw if key != "export"]:
         raise InputError(unknown_key(strange[0], ("export",), "--set"))
     params: ExportParams = read_by_hand(raw["export"], ExportParams, "export")
@@ -204,22 +204,22 @@ def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
         InputError: If a key or value is wrong.
     """
     own = [text for text in overrides if text.startswith("data.")]
-    params: WriteParams = read_by_hand(_overridden({"data": {"source": source}}, own)["data"], WriteParams, "data")
+    params: WriteParams = read_by_hand(overridden({"data": {"source": source}}, own)["data"], WriteParams, "data")
     return params
 
 
-def _overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    for text in overrides:
-        override(raw, text)
+def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Put every `section.key=value` into a mapping of sections, and return the mapping; the values are YAML.
+
+    Raises:
+        InputError: If one is no such text, or what it names as a section is a value.
+    """
+    for change in overrides:
+        _override(raw, change)
     return raw
 
 
-def override(raw: dict[str, Any], change: str) -> None:
-    """Put `section.key=value` into a mapping of sections; the value is YAML.
-
-    Raises:
-        InputError: If it is no such text, or what it names as a section is a value.
-    """
+def _override(raw: dict[str, Any], change: str) -> None:
     path, separator, text = change.partition("=")
     if not separator or not path:
         raise InputError(f"Cannot use --set {change!r}: expected section.key=value, as in training.epochs=3.")

@@ -18,6 +18,7 @@ from tpu_pipelines.config.steps import STEPS
 
 SCHEMA_FILE = "tpu-pipelines.schema.json"
 _OPTIONAL = ("preflight", "export", "deploy")  # Sections that may be `false`, which leaves the step out.
+_docs = functools.cache(attribute_docs)
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
@@ -54,11 +55,6 @@ def _settings_of(before: str, params: Any, fields: Mapping[str, Any]) -> Iterato
     docs = _docs(params)
     for name, (kind, field) in fields.items():
         yield Setting(before + name, kind, default_of(field) if has_default(field) else None, docs[name])
-
-
-@functools.cache
-def _docs(params: Any) -> dict[str, str]:
-    return {name: text.replace("%%", "%") for name, text in attribute_docs(params).items()}
 
 
 def _type_of(kind: Any, allowed: Any = None) -> dict[str, Any]:

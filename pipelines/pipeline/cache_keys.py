@@ -11,7 +11,7 @@ from typing import Any
 from tpu_components.core.base import fingerprint
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.fingerprint import Code, LookedUp, code_of, digest_files
+from tpu_components.core.base.fingerprint import Code, Tracer, digest_files
 from tpu_components.core.files import storage
 from tpu_components.core.models.lookup import model_code
 from tpu_components.core.sources.listing import Listing
@@ -29,19 +29,14 @@ _WITHOUT_EFFECT = (
 
 
 @functools.cache
-def _code(step: str) -> Code:
-    return _codes()[step]
-
-
-@functools.cache
 def _codes() -> dict[str, Code]:
     """Return the code of every step. The references between files are cached by the files' contents."""
     own = digest_files({"": Path(fingerprint.__file__)})
     memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
     kept = compile_cache.recall(memo, _read_references) or {}
     fingerprint.references_known.update(kept)
-    looked_up = LookedUp()
-    codes = {step: code_of([f"tpu_components.{step}.component"], looked_up=looked_up) for step in STEPS}
+    tracer = Tracer()
+    codes = {step: tracer.code_of([f"tpu_components.{step}.component"]) for step in STEPS}
     used = fingerprint.references_known
     if used.keys() != kept.keys():
         compile_cache.keep(memo, {key: [imports, sorted(names)] for key, (imports, names) in used.items()})
@@ -57,12 +52,12 @@ def _read_references(content: Any) -> dict[str, fingerprint.References]:
 
 def code_version(step: str) -> str:
     """Return the fingerprint of the code that a step runs."""
-    return _code(step).digest
+    return _codes()[step].digest
 
 
 def _code_here(step: str) -> str:
     """Return `code_version` with the libraries of this machine; on a platform, the image holds them."""
-    return digest_of([code_version(step), _code(step).versions()])
+    return digest_of([code_version(step), _codes()[step].versions()])
 
 
 def _model(config: Config, is_here: bool) -> str:

@@ -12,13 +12,13 @@ from typing import Any
 
 from tpu_components.core.base.container_images import (
     BEAM_IMAGE,
-    IMAGE,
     LOCAL_IMAGE,
     SERVING_IMAGE,
     is_in_registry,
     other_steps_image,
     with_image,
 )
+from tpu_components.core.base.container_images import IMAGE as IMAGE  # Read from here by checks and submissions.
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
@@ -53,32 +53,28 @@ class CompiledPipeline:
     """A compiled pipeline.
 
     Attributes:
-        path: The file.
+        package: The pipeline as YAML.
         machine: Machine of the training step.
-        image: Image that every step runs in.
         timeout: Time limit of the training, and its reason.
         carried: Content of the files to upload for the pipeline, by their URI in the bucket.
     """
 
-    path: Path
+    package: str
     machine: MachineSpec
-    image: str
     timeout: TrainingTimeout
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
-def compile_pipeline(config: Config, target: str, output: Path, settings: Settings | None = None) -> CompiledPipeline:
-    """Write the pipeline as a YAML file for a platform.
+def compile_pipeline(config: Config, target: str, settings: Settings | None = None) -> CompiledPipeline:
+    """Compile the pipeline for a platform.
 
     Args:
         config: Parameters of every step, and the machine.
         target: `vertex` or `kubeflow`.
-        output: The file; only a compiled pipeline is overwritten.
         settings: Settings of the platform, as far as they are known.
 
     Raises:
-        InputError: If the platform lacks the machine, its steps could not read the data or the model, or the file
-            cannot be written.
+        InputError: If the platform lacks the machine, or its steps could not read the data or the model.
     """
     settings = settings or Settings()
     if target not in _WRAPPERS:
@@ -89,7 +85,7 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     machine = require_machine(config, target)
     settings.check_applies(target)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
-        require_step_image(IMAGE, target)
+        require_step_image(target)
     config = _with_registry(config, target, settings)
     config = config.on_registry(config.deploy.registry) if config.deploy else config
     if config.data.engine == BEAM:
@@ -99,7 +95,6 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     check_target(config, target)
     made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
     config, carried = _with_carried_model(config, target, settings)
-    _check_output(output)
     training = _train_on(machine, config.training)
     from kfp import compiler
 
@@ -139,22 +134,16 @@ def compile_pipeline(config: Config, target: str, output: Path, settings: Settin
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path))
-        storage.write_bytes(output, path.read_bytes())
-    return CompiledPipeline(output, machine, IMAGE, timeout, carried)
+        return CompiledPipeline(path.read_text(encoding="utf-8"), machine, timeout, carried)
 
 
-def step_image() -> str:
-    """Return the image that every step runs in, unless TPU_PIPELINES_STEPS_IMAGE names another for some of them."""
-    return IMAGE
-
-
-def require_step_image(image: str, target: str) -> None:
+def require_step_image(target: str) -> None:
     """Check that a platform can pull the image that training runs in, and that of the other steps, if it is another.
 
     Raises:
         InputError: If its name has no registry.
     """
-    _require_image(image, target, "step", "TPU_PIPELINES_IMAGE")
+    _require_image(IMAGE, target, "step", "TPU_PIPELINES_IMAGE")
     if other := other_steps_image():
         _require_image(other, target, "step", "TPU_PIPELINES_STEPS_IMAGE")
 
@@ -310,7 +299,12 @@ def _with_registry(config: Config, target: str, settings: Settings) -> Config:
     return dataclasses.replace(config, deploy=deploy)
 
 
-def _check_output(output: Path) -> None:
+def check_output(output: Path) -> None:
+    """Check that a compiled pipeline may be written to a file.
+
+    Raises:
+        InputError: If it may not, or the file is something else.
+    """
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"Cannot write {output}: expected a name that ends in .yaml. Choose another --output.")
     storage.require_writable(output.absolute().parent)

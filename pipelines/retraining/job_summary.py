@@ -9,14 +9,13 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
 from tpu_components.core.files import storage
-from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages.blocks import Table
 from tpu_components.core.pages.markdown import in_markdown
@@ -35,7 +34,6 @@ from tpu_pipelines.runs.summary import Summary
 
 _SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", State.FAILED: "❌"}
 _LISTED_SLICES = 10
-_File = TypeVar("_File", bound=JsonFile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +61,10 @@ class RunFindings:
     @classmethod
     def of_folder(cls, run_dir: Path) -> Self:
         """Read the findings from a local run's folder."""
-        try:
-            summary = Summary.load(run_dir)
-        except InputError:
+        if (summary := Summary.find(run_dir)) is None:
             return cls()
-        evaluation = _load(Evaluation, run_dir / "evaluation")
-        preflight = _load(PreflightReport, run_dir / "preflight") if summary.preflight else None
+        evaluation = Evaluation.find(run_dir / "evaluation")
+        preflight = PreflightReport.find(run_dir / "preflight") if summary.preflight else None
         deployed = summary.config.get("deploy") or {}
         named = reference(deployed.get("registry", ""), deployed.get("model_name", ""), CHAMPION)
         champion = _champion(evaluation, lambda: named) if preflight else None
@@ -274,13 +270,6 @@ def _slices(evaluation: Evaluation) -> Iterator[str]:
 def _legal(text: str) -> str:
     """Remove characters that XML 1.0 forbids."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
-
-
-def _load(kind: type[_File], directory: Path) -> _File | None:
-    try:
-        return kind.load(directory)
-    except InputError:
-        return None
 
 
 def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> NamedFootprint | None:

@@ -80,143 +80,16 @@ class Occasion:
 
 @dataclasses.dataclass(frozen=True)
 class RunDecision:
-    """Decision whether to run, with reasons.
-
-    Attributes:
-        needed: Whether a run is needed.
-        since: Last run: id of its job, or its folder; empty if there is none.
-        changed: Changes since the last run: any of `data`, `configuration` and `code`.
-        reason: Reasons as text.
-    """
-
-    needed: bool
-    since: str
-    changed: tuple[str, ...]
-    reason: str
-
-
-def decide(
-    plan: RunPlan,
-    submitter: Platform,
-    occasion: Occasion = Occasion(),
-    look_for_drift: Callable[[], Drift] | None = None,
-) -> RunDecision:
-    """Compare a run with the last one with its name on a platform. Starts no run.
-
-    Args:
-        plan: The run that would be submitted.
-        submitter: The platform.
-        occasion: Conditions for a run.
-        look_for_drift: Compares the data with the champion's; used if `occasion.drifted`.
-
-    Returns:
-        The decision. By default no run is needed if an equal run, submitted or scheduled, is still running or has ended
-        with a decision of the gate.
-    """
-    job = plan.jobs[0]
-    last = look_up(plan, submitter) or submitter.latest(job.name)
-    if last is None:
-        return _first(job.name)
-    if is_change := last.digest != job.labels[DIGEST]:
-        decision = _changed(last.job_id, last.fingerprints, job.fingerprints)
-    else:
-        decision = _unchanged(last.job_id, last.state, has_failed=last.state in (State.FAILED, State.CANCELLED))
-        if not last.state.is_final:  # Do not start a second run beside a running one.
-            return decision
-    return _apply(occasion, decision, last.created, is_change, look_for_drift)
-
-
-def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> RunDecision:
-    """Compare a run with the last one with its name in a workspace. Starts no run.
-
-    Args:
-        config: Configuration of the run.
-        workspace: Folder of the runs.
-        occasion: Conditions for a run.
-
-    Raises:
-        InputError: If the data or the configuration cannot be used.
-    """
-    summary = last_summary(config, workspace)
-    after = fingerprints_here(config, workspace, summary.fingerprints if summary else {})
-    if summary is None:
-        return _first(config.name)
-    since = str(workspace / config.name)
-    if is_change := summary.fingerprints != after:
-        decision = _changed(since, summary.fingerprints, after)
-    else:
-        decision = _unchanged(since, summary.status, has_failed=summary.status == State.FAILED)
-    own = with_registry(config, workspace.absolute())
-    return _apply(occasion, decision, summary.ended, is_change, lambda: find_drift(own))
-
-
-def last_summary(config: Config, workspace: Path) -> Summary | None:
-    """Return the summary of the last run with a configuration's name; None if there is none, or it was interrupted."""
-    try:
-        return Summary.load(workspace / config.name)
-    except InputError:
-        return None
-
-
-def _first(name: str) -> RunDecision:
-    return RunDecision(True, "", (), f"there is no earlier run of {name!r}")
-
-
-def _unchanged(since: str, state: str, has_failed: bool) -> RunDecision:
-    words = f"nothing has changed since {since} ({state})" + (", but that gave no result" if has_failed else "")
-    return RunDecision(has_failed, since, (), words)
-
-
-def _changed(since: str, before: Mapping[str, str], after: Mapping[str, str]) -> RunDecision:
-    changed = tuple(part for part in after if before.get(part) != after[part]) if before else ()
-    unknown = "where or with what it runs" if before else "what, that run does not say"
-    return RunDecision(True, since, changed, f"changed since {since}: {' and '.join(changed) or unknown}")
-
-
-def _apply(
-    occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift] | None
-) -> RunDecision:
-    """Return the decision by the conditions. A last run without a result always needs a new run."""
-    age = now() - datetime.datetime.fromisoformat(created) if created else None
-    if occasion.always and not decision.needed:
-        return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
-    rests = ""
-    if occasion.older_than is not None and age is not None:
-        limit = _words(occasion.older_than)
-        if age > occasion.older_than:
-            words = f"the last run is {_words(age)} old, above {limit}; {decision.reason}"
-            return dataclasses.replace(decision, needed=True, reason=words)
-        rests = f"; the last run is {_words(age)} old, not above {limit}"
-    if not decision.needed:
-        return dataclasses.replace(decision, reason=f"{decision.reason}{rests}")
-    if not is_change or occasion.changed or occasion.always:
-        return decision
-    # If the last run has no fingerprints, its data may differ.
-    if occasion.drifted and look and (DATA in decision.changed or not decision.changed):
-        drift = look()
-        words = f"{decision.reason}; {drift.reason}{'' if drift.matters else rests}"
-        return dataclasses.replace(decision, needed=drift.matters, reason=words)
-    words = f"{decision.reason}, which is no occasion by --when{rests}"
-    return dataclasses.replace(decision, needed=False, reason=words)
-
-
-def _words(age: datetime.timedelta) -> str:
-    hours = age.total_seconds() / 3600
-    return f"{age.days:,} days" if age.days > 1 else f"{hours:,.0f} hours" if hours > 1 else f"{hours * 60:.0f} minutes"
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A decision and the outcome of its run.
+    """Decision whether to run, and the outcome of its run.
 
     Attributes:
         at: Time of the decision, UTC, ISO 8601; the name of the file.
         needed: Whether a run was needed.
         changed: Changes before the decision: any of `data`, `configuration` and `code`.
         reason: Reasons as text.
-        run: Job or folder of the run; empty if no run was started.
-        outcome: `promoted`, `not promoted`, or the state of a run without a result; `started` for a local run that
-            is running or was killed.
+        run: Job or folder of the run. Until a run is started, that of the last run; empty if there is none.
+        outcome: `promoted`, `not promoted`, or the state of a run without a result; `started` for a local run that is
+            running or was killed. Empty until a run is started.
         machine: Machine of the training; empty for a local run.
         training_hours: Hours that the training had its machine, or waited for it; 0 for a run that existed before.
         usd: Price of these hours in US dollars; None if unknown or free.
@@ -235,10 +108,9 @@ class Entry:
     url: str = ""
 
     @classmethod
-    def make(cls, decision: RunDecision) -> Self:
-        """Return an entry for a decision, with the current time."""
-        at = now().isoformat(timespec="microseconds")
-        return cls(at, decision.needed, decision.changed, decision.reason, decision.since)
+    def make(cls, needed: bool, reason: str, since: str = "", changed: tuple[str, ...] = ()) -> Self:
+        """Return a decision with the current time; `since` is the last run."""
+        return cls(now().isoformat(timespec="microseconds"), needed, changed, reason, since)
 
     @property
     def is_open(self) -> bool:
@@ -246,7 +118,7 @@ class Entry:
         return self.outcome in (State.PENDING, State.RUNNING, "")
 
     def with_run(self, run: Submission, usd_per_hour: float | None) -> Self:
-        """Return the entry with the current state of its run on a platform."""
+        """Return the decision with the current state of its run on a platform."""
         hours = run.training_seconds / 3600 if self.needed else 0.0
         is_judged = run.state is State.SUCCEEDED
         outcome = (PROMOTED if run.promoted else NOT_PROMOTED) if is_judged else str(run.state)
@@ -259,6 +131,105 @@ class Entry:
             usd=None if usd_per_hour is None or not self.needed else round(hours * usd_per_hour, 2),
             url=run.url,
         )
+
+
+def decide(plan: RunPlan, submitter: Platform, occasion: Occasion, look_for_drift: Callable[[], Drift]) -> RunDecision:
+    """Compare a run with the last one with its name on a platform. Starts no run.
+
+    Args:
+        plan: The run that would be submitted.
+        submitter: The platform.
+        occasion: Conditions for a run.
+        look_for_drift: Compares the data with the champion's; used if `occasion.drifted`.
+
+    Returns:
+        The decision. By default no run is needed if an equal run, submitted or scheduled, is still running or has ended
+        with a decision of the gate.
+    """
+    job = plan.jobs[0]
+    last = look_up(plan, submitter) or submitter.latest(job.name)
+    is_change = last is None or last.digest != job.labels[DIGEST]
+    return _decide(job.name, last, job.fingerprints, is_change, occasion, look_for_drift)
+
+
+def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> RunDecision:
+    """Compare a run with the last one with its name in a workspace. Starts no run.
+
+    Args:
+        config: Configuration of the run.
+        workspace: Folder of the runs.
+        occasion: Conditions for a run.
+
+    Raises:
+        InputError: If the data or the configuration cannot be used.
+    """
+    summary = Summary.find(workspace / config.name)  # None if the last run was interrupted.
+    before = summary.fingerprints if summary else {}
+    after = fingerprints_here(config, workspace, before)
+    last = None
+    if summary:
+        run_dir, state = str(workspace / config.name), State(summary.status)
+        last = Submission(run_dir, config.name, state, fingerprints=before, created=summary.ended)
+    own = with_registry(config, workspace.absolute())
+    return _decide(config.name, last, after, before != after, occasion, lambda: find_drift(own))
+
+
+def _decide(
+    name: str,
+    last: Submission | None,
+    fingerprints: Mapping[str, str],
+    is_change: bool,
+    occasion: Occasion,
+    look_for_drift: Callable[[], Drift],
+) -> RunDecision:
+    """Compare a run of a name, by its fingerprints, with the last one."""
+    if last is None:
+        return RunDecision.make(True, f"there is no earlier run of {name!r}")
+    since, before = last.job_id, last.fingerprints
+    if is_change:
+        changed = tuple(part for part in fingerprints if before.get(part) != fingerprints[part]) if before else ()
+        unknown = "where or with what it runs" if before else "what, that run does not say"
+        words = f"changed since {since}: {' and '.join(changed) or unknown}"
+        decision = RunDecision.make(True, words, since, changed)
+    else:
+        has_failed = last.state in (State.FAILED, State.CANCELLED)
+        words = f"nothing has changed since {since} ({last.state})" + ", but that gave no result" * has_failed
+        decision = RunDecision.make(has_failed, words, since)
+        if not last.state.is_final:  # Do not start a second run beside a running one.
+            return decision
+    return _apply(occasion, decision, last.created, is_change, look_for_drift)
+
+
+def _apply(
+    occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift]
+) -> RunDecision:
+    """Return the decision by the conditions. A last run without a result always needs a new run."""
+    age = now() - datetime.datetime.fromisoformat(created) if created else None
+    if occasion.always and not decision.needed:
+        return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
+    rests = ""
+    if occasion.older_than is not None and age is not None:
+        limit = _words(occasion.older_than)
+        if age > occasion.older_than:
+            words = f"the last run is {_words(age)} old, above {limit}; {decision.reason}"
+            return dataclasses.replace(decision, needed=True, reason=words)
+        rests = f"; the last run is {_words(age)} old, not above {limit}"
+    if not decision.needed:
+        return dataclasses.replace(decision, reason=f"{decision.reason}{rests}")
+    if not is_change or occasion.changed or occasion.always:
+        return decision
+    # If the last run has no fingerprints, its data may differ.
+    if occasion.drifted and (DATA in decision.changed or not decision.changed):
+        drift = look()
+        words = f"{decision.reason}; {drift.reason}{'' if drift.matters else rests}"
+        return dataclasses.replace(decision, needed=drift.matters, reason=words)
+    words = f"{decision.reason}, which is no occasion by --when{rests}"
+    return dataclasses.replace(decision, needed=False, reason=words)
+
+
+def _words(age: datetime.timedelta) -> str:
+    hours = age.total_seconds() / 3600
+    return f"{age.days:,} days" if age.days > 1 else f"{hours:,.0f} hours" if hours > 1 else f"{hours * 60:.0f} minutes"
 
 
 def place_of(config: Config, otherwise: str) -> str:
@@ -274,7 +245,7 @@ def place_of(config: Config, otherwise: str) -> str:
     return storage.join(otherwise, f"{config.name}.{FOLDER}")
 
 
-def record(place: str, entry: Entry) -> None:
+def record(place: str, entry: RunDecision) -> None:
     """Write an entry to its file; replaces an earlier state of the entry."""
     content = json.dumps(dataclasses.asdict(entry), indent=2).encode()
     if not storage.is_remote(place):
@@ -282,7 +253,7 @@ def record(place: str, entry: Entry) -> None:
     storage.write_file(storage.join(place, _name(entry)), content)
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: RunDecision) -> str:
     return f"{entry.at.partition('+')[0].replace(':', '-')}Z.json"
 
 
@@ -291,7 +262,7 @@ def entries(
     ask: Callable[[str], Submission | None],
     price: Callable[[str], float | None],
     leave_out: Callable[[str], None],
-) -> list[Entry]:
+) -> list[RunDecision]:
     """Return all decisions, the newest first. Requests and records the outcome of unfinished runs.
 
     Args:
@@ -305,7 +276,7 @@ def entries(
         for file in storage.list_files(place):
             content = storage.read_bytes(storage.join(place, file.name))
             try:
-                entry = typed_values.read(typed_json.decode(content), Entry, file.name, any_version=True)
+                entry = typed_values.read(typed_json.decode(content), RunDecision, file.name, any_version=True)
             except (KeyError, TypeError, ValueError):
                 entry = None
             if entry and file.name == _name(entry):
@@ -319,7 +290,7 @@ def entries(
     return _paid_once(sorted(known, key=lambda entry: entry.at))[::-1]
 
 
-def _paid_once(known: Sequence[Entry]) -> list[Entry]:
+def _paid_once(known: Sequence[RunDecision]) -> list[RunDecision]:
     """Return decisions, the oldest first, with the price of a run only in one of several decisions that share it."""
     begun = {entry.run: entry.at for entry in reversed(known) if entry.needed}
     return [
@@ -330,13 +301,13 @@ def _paid_once(known: Sequence[Entry]) -> list[Entry]:
     ]
 
 
-def as_table(known: Sequence[Entry]) -> str:
+def as_table(known: Sequence[RunDecision]) -> str:
     """Format the decisions as a table for the terminal, the newest first."""
     more = [f"and {len(known) - _LISTED:,} more, on the page"] if len(known) > _LISTED else []
     return "\n".join([*_table(known[:_LISTED]).lines(), *more])
 
 
-def write_page(known: Sequence[Entry], name: str, path: Path) -> None:
+def write_page(known: Sequence[RunDecision], name: str, path: Path) -> None:
     """Write the decisions as a self-contained HTML page."""
     from tpu_components.core.pages import page
 
@@ -347,7 +318,7 @@ def write_page(known: Sequence[Entry], name: str, path: Path) -> None:
     storage.write_bytes(path, page.render(f"{name}: what retrain decided", [_table(known)], [told]).encode())
 
 
-def _table(known: Sequence[Entry]) -> Table:
+def _table(known: Sequence[RunDecision]) -> Table:
     return Table(
         _COLUMNS,
         [

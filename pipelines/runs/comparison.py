@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
 from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
 from tpu_components.core.examples.interface import TASKS, judged_figure
-from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files import storage
+from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
 from tpu_components.core.pages.display import Displayed
@@ -34,25 +34,10 @@ _JUDGED = tuple(task.judged for task in TASKS.values())
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
-    """Facts of a training from section `training` of `model.json`; None if an older file lacks them."""
-
-    epochs: int | None = None
-    seconds: float | None = None
-    examples_per_second: float | None = None
-    num_replicas: int | None = None
-    accelerator: str | None = None
-    precision: str | None = None
-    backend: str | None = None
-    sessions: int | None = None
-    goodput: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Model:
+class _Model(JsonFile, name=MODEL_FILE, what="the description of a model", step="the pipeline"):
     """The part of `model.json`, of any version, that a comparison reads."""
 
-    training: Trained
+    training: Mapping[str, Any]
     dataset_fingerprint: str
 
 
@@ -63,14 +48,14 @@ class Run:
     Attributes:
         label: Name of the run, unique in the comparison.
         summary: Its `summary.json`.
-        trained: Facts about the training of its model.
+        trained: Facts about the training of its model, section `training` of `model.json`.
         history: One mapping per epoch; empty if it did not train.
         dataset: Fingerprint of its data set; empty if it did not train.
     """
 
     label: str
     summary: Summary
-    trained: Trained = Trained()
+    trained: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     history: tuple[Mapping[str, float | None], ...] = ()
     dataset: str = ""
 
@@ -184,12 +169,7 @@ def _load(folder: Path, label: str) -> Run:
     summary, model_dir = Summary.load(folder), folder / "model"
     if not (model_dir / MODEL_FILE).is_file():
         return Run(label, summary)
-    info = typed_json.load(
-        model_dir / MODEL_FILE,
-        "the description of a model",
-        "the pipeline",
-        lambda raw: typed_values.read(raw, _Model, any_version=True),
-    )
+    info = _Model.load(model_dir)
     return Run(label, summary, info.training, load_history(model_dir), info.dataset_fingerprint)
 
 
@@ -227,24 +207,29 @@ def _results(runs: Sequence[Run], one_dataset: bool) -> tuple[Row, ...]:
 
 
 def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
-    def read(name: str) -> list[Any]:
-        return [getattr(run.trained, name) for run in runs]
+    def read(name: str, kind: Any = int | float) -> list[Any]:
+        facts = [run.trained.get(name) for run in runs]  # An older file lacks some.
+        return [fact if isinstance(fact, kind) else None for fact in facts]
 
-    devices = [f"{run.trained.num_replicas} × {run.trained.accelerator}" if run.dataset else None for run in runs]
+    devices = [
+        f"{run.trained.get('num_replicas')} × {run.trained.get('accelerator')}" if run.dataset else None for run in runs
+    ]
     return _known(
         _row("host", [run.summary.host or None for run in runs]),
         # To the minute, in UTC.
         _row("ended", [run.summary.ended or None for run in runs], lambda ended: ended[:16].replace("T", " ")),
         _row("epochs", read("epochs")),
-        _row("learning rate", [run.summary.training.learning_rate for run in runs], "{:g}".format),
-        _row("batch per replica", [run.summary.training.batch_size_per_replica for run in runs], "{:,}".format),
+        _row("learning rate", [run.summary.number("training.learning_rate") for run in runs], "{:g}".format),
+        _row(
+            "batch per replica", [run.summary.number("training.batch_size_per_replica") for run in runs], "{:,}".format
+        ),
         _row("trained in, s", read("seconds"), "{:,.1f}".format, LOWER),
         _row("examples/s", read("examples_per_second"), "{:,.0f}".format, HIGHER),
         _row("sessions", read("sessions")),
         _row("goodput", read("goodput"), "{:.0%}".format, HIGHER),
         _row("devices", devices),
-        _row("precision", read("precision")),
-        _row("backend", read("backend")),
+        _row("precision", read("precision", str)),
+        _row("backend", read("backend", str)),
     )
 
 

@@ -43,9 +43,7 @@ def set_aside(run_dir: Path) -> None:
 
     A run that was killed has no summary and is not moved.
     """
-    try:
-        summary = Summary.load(run_dir)
-    except InputError:
+    if (summary := Summary.find(run_dir)) is None:
         return
     directory = history_dir(run_dir)
     directory.mkdir(exist_ok=True)
@@ -140,10 +138,8 @@ def own_bytes(places: Sequence[Path]) -> int:
 
 
 def _has_failed(place: Path) -> bool:
-    try:
-        return Summary.load(place).status == State.FAILED
-    except InputError:
-        return True
+    summary = Summary.find(place)
+    return summary is None or summary.status == State.FAILED
 
 
 def _numbers(directory: Path) -> list[str]:
@@ -256,16 +252,12 @@ def _row(name: str, number: str, folder: Path) -> dict[str, Any]:
 
 def _training(summary: Summary) -> str:
     """Return a training's optimizer, learning rate, batch size and host, as text."""
-    settings, optimizer = summary.training, summary.config.get("training", {}).get("optimizer") or ""
-    optimizer = optimizer.get("name", "") if isinstance(optimizer, Mapping) else str(optimizer)
-    named = (("lr", settings.learning_rate), ("batch", settings.batch_size_per_replica))
-    return ", ".join(
-        [
-            *filter(None, [optimizer]),
-            *(f"{label} {value:g}" for label, value in named if value is not None),
-            *filter(None, [summary.host]),
-        ]
-    )
+    settings = summary.settings
+    optimizer = settings.get("training.optimizer") or settings.get("training.optimizer.name") or ""
+    named = {"lr": "training.learning_rate", "batch": "training.batch_size_per_replica"}
+    known = {label: summary.number(setting) for label, setting in named.items()}
+    numbers = [f"{label} {value:g}" for label, value in known.items() if value is not None]
+    return ", ".join(filter(None, [str(optimizer), *numbers, summary.host]))
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:

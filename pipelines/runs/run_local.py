@@ -3,7 +3,6 @@
 import builtins
 import contextlib
 import dataclasses
-import datetime
 import io
 import os
 import shutil
@@ -31,7 +30,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines.device import describe_host
 from tpu_components.core.registry.opening import open_registry, parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex, reference
-from tpu_components.core.registry.versions import Version, model_digest
+from tpu_components.core.registry.versions import Version, model_digest, now
 from tpu_components.core.results.evaluation_info import Decision, Evaluation
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.sources import csv_file
@@ -50,6 +49,12 @@ from tpu_pipelines.pipeline.cache_keys import data_version, fingerprints, lineag
 from tpu_pipelines.runs import history, tracking
 from tpu_pipelines.runs.step_cache import StepCache, entry_key
 from tpu_pipelines.runs.summary import StepSummary, Summary
+
+# Pages that `artifacts` of a summary names: the step that writes each, and its file.
+_PAGES = {
+    "preflight_report": ("preflight_training", PREFLIGHT_REPORT_FILE),
+    "report": ("evaluate_model", REPORT_FILE),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,10 +289,9 @@ class _LocalRun:
 
     def is_the_same_again(self, fingerprints: Mapping[str, str]) -> bool:
         """Return whether the workspace already has all results of this run, so that no step must run."""
-        with contextlib.suppress(InputError):
-            there = Summary.load(self._run_dir)
-            return there.fingerprints == fingerprints and self._cached.issuperset(self._expected())
-        return False
+        there = Summary.find(self._run_dir)
+        same = there is not None and there.fingerprints == fingerprints
+        return same and self._cached.issuperset(self._expected())
 
     def _share_records(self) -> None:
         """Link the same records from the cache of another run of the workspace, if there are any."""
@@ -375,27 +379,23 @@ class _LocalRun:
                 shutil.rmtree(folder, ignore_errors=True)
         if "train_model" in done:
             shutil.rmtree(self._checkpoint_dir.parent, ignore_errors=True)
-        published = {name: folder for name, folder in folders.items() if name in done}
-        evaluation = Evaluation.load(published["evaluate_model"]) if "evaluate_model" in done else None
-        preflight = PreflightReport.load(published["preflight_training"]) if "preflight_training" in done else None
-        deployment = DeployResult.load(published["deploy_model"]) if "deploy_model" in done else None
-        artifacts = {folder.name: str(folder) for folder in published.values()}
-        if preflight:
-            artifacts["preflight_report"] = str(published["preflight_training"] / PREFLIGHT_REPORT_FILE)
-        if evaluation:
-            artifacts["report"] = str(published["evaluate_model"] / REPORT_FILE)
+        evaluation = Evaluation.load(folders["evaluate_model"]) if "evaluate_model" in done else None
+        preflight = PreflightReport.load(folders["preflight_training"]) if "preflight_training" in done else None
+        deployment = DeployResult.load(folders["deploy_model"]) if "deploy_model" in done else None
+        artifacts = {folder.name: str(folder) for name, folder in folders.items() if name in done}
+        artifacts |= {name: str(folders[step] / page) for name, (step, page) in _PAGES.items() if step in done}
         summary = Summary(
             status=State.FAILED if failure else State.SUCCEEDED if promoted else State.REJECTED,
             config=self._config.as_dict(),
             fingerprints=fingerprints,
             seconds=time.monotonic() - start,
-            ended=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            ended=now(),
             host=describe_host(),
             steps={step: self._step_summary(step, done.get(step), failure) for step in STEPS},
             metrics=evaluation.metrics if evaluation else {},
             gate=evaluation.gate if evaluation else Decision(False, ()),
             preflight=preflight.machines[0] if preflight else None,  # The machine that the run is for.
-            export=ExportInfo.load(published["export_model"]) if "export_model" in done else None,
+            export=ExportInfo.load(folders["export_model"]) if "export_model" in done else None,
             deployment=deployment,
             artifacts=artifacts | ({"version": deployment.version_dir} if deployment else {}),
             error=f"{failure.step}: {failure.error}" if failure else "",

@@ -1,14 +1,12 @@
 """`summary.json`: outcome of a local run, and results of its steps."""
 
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.base.terminal import in_one_line
-from tpu_components.core.base.typed_values import read
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.evaluation_info import Decision
 from tpu_components.core.results.export_info import ExportInfo
@@ -40,14 +38,6 @@ class StepSummary:
     seconds: float
     state: Annotated[str, (State.SUCCEEDED, State.FAILED, State.SKIPPED)]
     cached: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """The part of a configuration's training that is shown; None for fields that an older file lacks."""
-
-    learning_rate: float | None = None
-    batch_size_per_replica: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,19 +76,15 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     error: str = ""
 
-    def __post_init__(self) -> None:
-        _ = self.training  # Raises an error for an invalid section.
-
-    @functools.cached_property
-    def training(self) -> Training:
-        """The configuration of the training."""
-        settings: Training = read(self.config.get("training", {}), Training, "config.training", any_version=True)
-        return settings
-
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the configuration by their full names, for example `training.epochs`."""
         return dict(_flatten(self.config))
+
+    def number(self, setting: str) -> float | None:
+        """Return a setting by its full name; None if it is no number, or missing in an older file."""
+        value = self.settings.get(setting)
+        return value if isinstance(value, int | float) else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the file."""

@@ -20,7 +20,7 @@ from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
 from tpu_components.core.files import storage
 from tpu_components.core.results.metric_table import HIGHER, direction
 from tpu_components.core.sources.params import WriteParams, split_source
-from tpu_pipelines.config.configuration import override
+from tpu_pipelines.config.configuration import overridden
 from tpu_pipelines.config.schema import SCHEMA_FILE, as_text
 from tpu_pipelines.starting.data_overview import DataOverview
 
@@ -118,8 +118,7 @@ def plan_start(
         constant = 1 / len(overview.class_examples)  # Macro F1 of always answering one class is at most this.
         raw["gate"] = {"beat_baseline": False, "minimum": {"macro_f1": round(constant + _BETTER, 2)}}
         more["gate.beat_baseline"] = "By accuracy, always answering the commonest class is hard to beat; see macro_f1."
-    for text in overrides:
-        override(raw, text)
+    overridden(raw, overrides)
     if raw["training"].get("stages") and not any(text.startswith("training.epochs=") for text in overrides):
         del raw["training"]["epochs"]  # The stages have their own numbers of epochs.
     files = {config_path: _as_yaml(raw, reasons | more, overview, config_path)} | files

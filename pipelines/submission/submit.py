@@ -37,7 +37,6 @@ class RunPlan:
 
     Attributes:
         jobs: Job for each machine, in the order in which the machines are tried.
-        image: Image of every step.
         carried: Content of the files that the jobs read from the bucket, by URI.
         timeout: Time limit of the training and its reason, in words.
         resources: Resources that steps request for the size of the data, in words; empty if they request the default.
@@ -45,7 +44,6 @@ class RunPlan:
     """
 
     jobs: tuple[Job, ...]
-    image: str = ""
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     timeout: str = ""
     resources: str = ""
@@ -83,33 +81,33 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     from tpu_components.core.sources.kinds import find_source, source_version
     from tpu_pipelines.checking.checks import check_data
     from tpu_pipelines.config.resources import measure, with_sizes
+    from tpu_pipelines.pipeline import compile as compiling
     from tpu_pipelines.pipeline.cache_keys import fingerprints
-    from tpu_pipelines.pipeline.compile import compile_pipeline, placed, require_machine
 
-    candidates = [on_machine(config, machine, target) for machine in require_machine(config, target).candidates]
-    machines = [require_machine(placed(candidate, target, settings), target) for candidate in candidates]
+    candidates = [
+        on_machine(config, machine, target) for machine in compiling.require_machine(config, target).candidates
+    ]
+    machines = [
+        compiling.require_machine(compiling.placed(candidate, target, settings), target) for candidate in candidates
+    ]
     data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
     # Local data are refused by the compilation, and data of a library are small.
     listed = data.listing if data and storage.is_remote(config.data_location) else None
     sized, resources = with_sizes(config, measure(listed, config.data), target) if listed else (config, "")
-    packages, timeouts = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for machine in machines:
-            path = Path(folder) / "pipeline.yaml"
-            compiled = compile_pipeline(on_machine(sized, machine, target), target, path, settings)
-            packages.append(path.read_text())
-            timeouts.append(compiled.timeout.reason)
+    compiled = [
+        compiling.compile_pipeline(on_machine(sized, machine, target), target, settings) for machine in machines
+    ]
     name = slug(config.name)
-    images = f"{compiled.image} {other_steps_image()}".rstrip() + f" {BEAM_IMAGE}" * (config.data.engine == BEAM)
+    images = f"{compiling.IMAGE} {other_steps_image()}".rstrip() + f" {BEAM_IMAGE}" * (config.data.engine == BEAM)
     made_of = fingerprints(config, source_version(config.data, data.listing if data else None), images)
     # The digest covers the pipeline, what its pods mount, the data and the code. It leaves out the fallbacks and how
     # long to wait for them.
-    pipeline, *platforms = yaml.safe_load_all(packages[0])
+    pipeline, *platforms = yaml.safe_load_all(compiled[0].package)
     spec = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
     digest = digest_of([spec, *platforms, made_of])[:12]
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
     jobs = []
-    for index, (machine, package) in enumerate(zip(machines, packages, strict=True)):
+    for index, (machine, made) in enumerate(zip(machines, compiled, strict=True)):
         labels = {
             **settings.labels,
             "tpu_pipelines_run": name,
@@ -120,8 +118,8 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
             "tpu_pipelines_fallback": str(index),
         }
         job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
-        jobs.append(Job(job_id, config.name, package, machine, labels))
-    return RunPlan(tuple(jobs), compiled.image, compiled.carried, timeouts[0], resources, data)
+        jobs.append(Job(job_id, config.name, made.package, machine, labels))
+    return RunPlan(tuple(jobs), compiled[0].carried, compiled[0].timeout.reason, resources, data)
 
 
 def without_cache(plan: RunPlan) -> RunPlan:
@@ -265,7 +263,7 @@ def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
     splits = plan.data.split_examples if plan.data else {}
     yield Finding("machine", Status.OK, ", then ".join(machines))
     yield from answer(Check("price", lambda: _prices(config, plan, target)))
-    yield from answer(image_check(plan.image, target))
+    yield from answer(image_check(target))
     data = [config.data.source, *(f"{count:,} to {split}" for split, count in splits.items())]
     yield Finding("data", Status.OK, ", ".join(data))
     if plan.resources:

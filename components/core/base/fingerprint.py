@@ -70,87 +70,62 @@ def digest_files(files: dict[str, Path]) -> str:
     return total.hexdigest()
 
 
-def code_of(
-    modules: Iterable[str | Path],
-    roots: Sequence[Path] = (ROOT,),
-    data_folders: Sequence[Path] = (),
-    looked_up: "LookedUp | None" = None,
-) -> Code:
-    """Return the code of modules.
+def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = (ROOT,), data_folders: Sequence[Path] = ()) -> Code:
+    """Return the code of modules; see `Tracer`."""
+    return Tracer(roots, data_folders).code_of(modules)
+
+
+class Tracer:
+    """Finds the code of modules. What it has looked up is kept, and valid while no file changes.
 
     Args:
-        modules: Dotted names, for example `tpu_components.train_model.component`, or absolute paths of files.
         roots: Folders that contain the code, in the order of search; all other modules are libraries.
         data_folders: Folders with data files, besides those of the code.
-        looked_up: Cache of earlier lookups in the same folders; new ones are added.
-    """
-    trace = _Trace(roots, data_folders, looked_up or LookedUp())
-    for module in modules:
-        trace.add_module(module) if isinstance(module, str) else trace.add_file(module)
-    return Code(trace.files, frozenset(trace.libraries))
-
-
-@dataclasses.dataclass(frozen=True)
-class LookedUp:
-    """Cache of the places of modules and the references of files; valid while no file changes.
-
-    Attributes:
-        modules: Files that importing a module runs; None for a library.
-        files: Modules that a file imports, and data files that it names.
     """
 
-    modules: dict[str, list[Path] | None] = dataclasses.field(default_factory=dict)
-    files: dict[Path, tuple[list[str], list[Path]]] = dataclasses.field(default_factory=dict)
+    def __init__(self, roots: Sequence[Path] = (ROOT,), data_folders: Sequence[Path] = ()) -> None:
+        self._roots, self._data_folders = roots, data_folders
+        self._module_files = functools.cache(self._find_module)
+        self._references = functools.cache(self._look_up)
 
+    def code_of(self, modules: Iterable[str | Path]) -> Code:
+        """Return the code of modules.
 
-class _Trace:
-    """Files and libraries found so far."""
+        Args:
+            modules: Dotted names, for example `tpu_components.train_model.component`, or absolute paths of files.
+        """
+        files, libraries, followed, waiting = dict[str, Path](), set[str](), set[str | Path](), [*modules]
+        while waiting:
+            item = waiting.pop()
+            if item in followed:
+                continue
+            followed.add(item)
+            if isinstance(item, Path):
+                files[self._name(item)] = item
+                waiting += self._references(item) if item.suffix in (".py", *_TEMPLATES) else []
+            elif found := self._module_files(item):
+                # The imports of a parent package do not matter for the module.
+                files |= {self._name(package): package for package in found[:-1]}
+                waiting.append(found[-1])
+            elif (library := item.partition(".")[0]) not in sys.stdlib_module_names:
+                libraries.add(library)
+        return Code(files, frozenset(libraries))
 
-    def __init__(self, roots: Sequence[Path], data_folders: Sequence[Path], looked_up: LookedUp) -> None:
-        self.files: dict[str, Path] = {}
-        self.libraries: set[str] = set()
-        self._roots, self._data_folders, self._looked_up = roots, data_folders, looked_up
-        self._followed: set[Path | str] = set()
-
-    def add_module(self, module: str) -> None:
-        """Add the files that importing a module runs: its own, those of its packages, and those of its imports."""
+    def _find_module(self, module: str) -> list[Path]:
+        """Return the files that importing a module runs, its own last; empty for a library."""
         library = module.partition(".")[0]
-        if module in self._followed or library in sys.stdlib_module_names:
-            return
-        self._followed.add(module)
-        if module not in self._looked_up.modules:
-            # A library has precedence over a file of the same name beside the model, as in Python.
-            files = None if _is_library(library) else _module_files(module, self._roots)
-            self._looked_up.modules[module] = files
-        if files := self._looked_up.modules[module]:
-            # The imports of a parent package do not matter for the module.
-            self.files |= {self._name(package): package for package in files[:-1]}
-            self.add_file(files[-1])
-        else:
-            self.libraries.add(library)
+        # A library has precedence over a file of the same name beside the model, as in Python.
+        is_library = library in sys.stdlib_module_names or _is_library(library)
+        return [] if is_library else _module_files(module, self._roots)
 
-    def add_file(self, path: Path) -> None:
-        """Add a file, its imports and its data files."""
-        self.files[self._name(path)] = path
-        if path in self._followed or path.suffix not in (".py", *_TEMPLATES):
-            return
-        self._followed.add(path)
-        if path not in self._looked_up.files:
-            self._looked_up.files[path] = self._look_up(path)
-        modules, named = self._looked_up.files[path]
-        for module in modules:
-            self.add_module(module)
-        for file in named:
-            self.add_file(file)
-
-    def _look_up(self, path: Path) -> tuple[list[str], list[Path]]:
+    def _look_up(self, path: Path) -> list[str | Path]:
         """Return the modules that a file imports, and the data files that it names."""
         imports, strings = _references(path.read_bytes(), path.suffix == ".py")
         package = self._name(path).split("/")[:-1]
         modules = [
             ".".join([*package[: len(package) - level + 1], name] if level else [name]) for level, name in imports
         ]
-        return modules, [file for text in strings for file in self._named(text, path)]
+        return [*modules, *(file for text in strings for file in self._named(text, path))]
 
     def _root(self, path: Path) -> Path | None:
         return next((root for root in self._roots if path.is_relative_to(root)), None)

@@ -18,8 +18,8 @@ class State(enum.StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether a run on a platform has ended."""
-        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+        """Whether a run has ended by itself, or was cancelled."""
+        return self in (State.SUCCEEDED, State.REJECTED, State.FAILED, State.CANCELLED)
 
 
 class Status(enum.StrEnum):

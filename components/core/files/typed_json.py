@@ -108,6 +108,14 @@ class JsonFile:
         return load(f"{directory}/{cls._name}", cls._what, cls._step, cls.parse)
 
     @classmethod
+    def find(cls, directory: Path) -> Self | None:
+        """Read the file from a folder; None if it is missing or malformed."""
+        try:
+            return cls.load(directory)
+        except InputError:
+            return None
+
+    @classmethod
     def parse(cls, raw: Any) -> Self:
         """Turn what the file holds into the value.
 

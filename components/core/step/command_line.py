@@ -31,7 +31,7 @@ def attribute_docs(params: type) -> dict[str, str]:
     # Python 3.13 takes the indentation of the code out of a docstring when it compiles it; earlier versions keep it.
     section = inspect.cleandoc(params.__doc__ or "").partition("Attributes:")[2]
     entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
-    return {name: re.sub(r"\s+", " ", text).replace("%", "%%") for name, text in entries}
+    return {name: re.sub(r"\s+", " ", text) for name, text in entries}
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -68,7 +68,13 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
             add_params(parser, typing.cast(type, kind))
         elif flag not in parser._option_string_actions:
             required, reading = not has_default(field), _reading(kind)
-            parser.add_argument(flag, help=docs.get(name, ""), required=required, default=argparse.SUPPRESS, **reading)
+            parser.add_argument(
+                flag,
+                help=docs.get(name, "").replace("%", "%%"),
+                required=required,
+                default=argparse.SUPPRESS,
+                **reading,
+            )
 
 
 def _reading(kind: Any) -> dict[str, Any]:
@@ -186,23 +192,35 @@ def run_commands(program: str, description: str, commands: Mapping[str, Command]
 
 
 def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:
-    """Parse the arguments, call `work`, print its result as one JSON line, and return its exit code.
+    """Parse the arguments, call `work`, print its result as one JSON line, and return its exit code."""
 
-    The exit code is 2 for a mistake of the user.
-    """
+    def call() -> int:
+        with termination.heard():
+            result, code = work(arguments)
+        print(json.dumps(dataclasses.asdict(result)))
+        return code
+
     leave_current_folder()
     arguments = parser.parse_args()
+    return exit_code(call, lambda error: print(paragraph(f"error: {error}"), file=sys.stderr))
+
+
+def exit_code(work: Callable[[], int], tell: Callable[[Any], None]) -> int:
+    """Return the exit code of a command: that of its work, or that of the error that ends it.
+
+    Args:
+        work: The command.
+        tell: Prints an error. The exit code is 2 for a mistake of the user, and 1 for a failure.
+    """
     try:
-        with termination.heard(), storage.naming_faults():
-            result, code = work(arguments)
+        with storage.naming_faults():
+            return work()
     except (InputError, PlatformError) as error:
-        print(paragraph(f"error: {error}"), file=sys.stderr)
+        tell(error)
         return BAD_INPUT if isinstance(error, InputError) else FAILED
     except KeyboardInterrupt:
-        print("error: interrupted; run the same command again to continue", file=sys.stderr)
+        tell("interrupted; run the same command again to continue")
         return FAILED
     except termination.Terminated as error:
-        print(paragraph(f"error: {error}"), file=sys.stderr)
+        tell(error)
         return error.exit_code
-    print(json.dumps(dataclasses.asdict(result)))
-    return code

@@ -115,7 +115,3 @@ def run_component(
             return then(result)
         artifacts[-1].metadata.update(dataclasses.asdict(result))
         return result
-
-
-def _path(artifact: Any) -> Any:
-    return list(map(_path, artifact)) if isinstance(artifact, list) else Path(artifact.path)

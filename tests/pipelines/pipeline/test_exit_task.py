@@ -26,20 +26,18 @@ CONFIG = load_config("digits", ["machine=v5e-4"])
 MAIL = "vertex-pipelines-notification-email"
 
 
-def compiled(target, tmp_path, **settings):
+def compiled(target, **settings):
     known = {"project": "my-project", "region": "us-central1", "bucket": "gs://my-bucket"} if target == "vertex" else {}
-    path = tmp_path / "pipeline.yaml"
-    compile_pipeline(CONFIG, target, path, Settings(**known, **settings))
-    return next(yaml.safe_load_all(path.read_text()))
+    return next(yaml.safe_load_all(compile_pipeline(CONFIG, target, Settings(**known, **settings)).package))
 
 
-def test_without_the_setting_there_is_no_such_task(tmp_path):
-    assert "train-model" in compiled("vertex", tmp_path)["root"]["dag"]["tasks"]
+def test_without_the_setting_there_is_no_such_task():
+    assert "train-model" in compiled("vertex")["root"]["dag"]["tasks"]
 
 
 @pytest.mark.parametrize("target", ["vertex", "kubeflow"])
-def test_all_steps_are_in_the_group_whose_end_the_task_is_told(target, tmp_path):
-    spec = compiled(target, tmp_path, notify="gs://my-bucket/hook.txt", kfp_host="https://kf.example.com/pipeline")
+def test_all_steps_are_in_the_group_whose_end_the_task_is_told(target):
+    spec = compiled(target, notify="gs://my-bucket/hook.txt", kfp_host="https://kf.example.com/pipeline")
     group, told = spec["root"]["dag"]["tasks"].values()
     inside = spec["components"][group["componentRef"]["name"]]["dag"]["tasks"]
     assert {"create-tfrecords", "preflight-training", "train-model", "evaluate-model"} < inside.keys()
@@ -51,9 +49,9 @@ def test_all_steps_are_in_the_group_whose_end_the_task_is_told(target, tmp_path)
     assert inputs["page"]["runtimeValue"]["constant"] == "https://kf.example.com/pipeline/#/runs/details/"
 
 
-def test_vertex_sends_e_mails_by_the_component_that_the_service_knows(tmp_path):
+def test_vertex_sends_e_mails_by_the_component_that_the_service_knows():
     """Name and inputs are those of google_cloud_pipeline_components/v1/vertex_notification_email/component.py."""
-    spec = compiled("vertex", tmp_path, notify="mailto:me@example.com,you@example.com")
+    spec = compiled("vertex", notify="mailto:me@example.com,you@example.com")
     task = spec["root"]["dag"]["tasks"][MAIL]
     assert task["inputs"]["parameters"] == {
         "recipients": {"runtimeValue": {"constant": ["me@example.com", "you@example.com"]}},
@@ -65,7 +63,7 @@ def test_vertex_sends_e_mails_by_the_component_that_the_service_knows(tmp_path):
         "pipeline_task_final_status": "TASK_FINAL_STATUS",
     }
     with pytest.raises(InputError, match=r"expected TPU_PIPELINES_NOTIFY to be a webhook.*'mailto:me@example.com'"):
-        compiled("kubeflow", tmp_path, notify="mailto:me@example.com")
+        compiled("kubeflow", notify="mailto:me@example.com")
 
 
 def test_a_run_on_vertex_is_followed_as_before_and_its_failed_step_is_named(monkeypatch):

@@ -10,7 +10,7 @@ from tpu_pipelines.retraining.job_summary import RunFindings, render_junit, rend
 from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.summary import Summary
 
-_CHANGED = RunDecision(True, "runs/digits", ("data",), "changed since runs/digits: data")
+_CHANGED = RunDecision.make(True, "changed since runs/digits: data", "runs/digits", ("data",))
 _REASONS = (
     Rule(True, "accuracy", "accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100"),
     Rule(False, "accuracy", "accuracy 0.7000 of class 'cat|<dog>' (300 examples) is worse than the champion's 1.0000"),
@@ -90,7 +90,7 @@ Slices of a_b that differ from its champion's:
 
 
 def test_markdown_of_a_job_has_its_links_and_of_what_was_not_needed_its_earlier_outcome():
-    rest = RunDecision(False, "digits-1", (), "nothing has changed since digits-1 (succeeded)")
+    rest = RunDecision.make(False, "nothing has changed since digits-1 (succeeded)", "digits-1")
     links = {"digits-1": "https://console.example/1", "logs": "javascript:alert(1)"}
     text = render_markdown("digits", rest, "promoted", links, RunFindings())
     assert text.splitlines()[0] == "### ✅ digits: not needed (promoted)"

@@ -264,7 +264,7 @@ def test_every_decision_is_kept_with_its_reasons_run_price_and_outcome(
 
 
 def test_a_run_that_two_found_needed_at_once_is_paid_once(tmp_path):
-    run = deciding.Entry("", True, ("data",), "changed", "digits-1", "promoted", "v5e-4", 0.5, 2.4)
+    run = deciding.RunDecision("", True, ("data",), "changed", "digits-1", "promoted", "v5e-4", 0.5, 2.4)
     for second in (1, 2):
         at = f"2026-11-23T03:07:0{second}+00:00"
         deciding.record(str(tmp_path), dataclasses.replace(run, at=at))
@@ -313,14 +313,14 @@ def test_an_interrupted_or_damaged_run_is_no_earlier_run(tmp_path, content):
     if content is not None:
         (tmp_path / "digits" / "summary.json").write_text(content)
     decision = decide_here(load_config("digits"), tmp_path)
-    assert (decision.needed, decision.since) == (True, "")
+    assert (decision.needed, decision.run) == (True, "")
 
 
 def test_a_run_from_before_there_were_fingerprints_is_out_of_date(tmp_path):
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits" / "summary.json").write_text('{"status": "succeeded"}')
     decision = decide_here(load_config("digits"), tmp_path)
-    assert (decision.needed, decision.since) == (True, str(tmp_path / "digits"))
+    assert (decision.needed, decision.run) == (True, str(tmp_path / "digits"))
     assert decision.reason.endswith("what, that run does not say")
 
 

@@ -47,7 +47,7 @@ def test_the_best_of_each_metric_is_marked_whichever_way_it_goes(two_runs):
     assert _cells(text, "top_k_accuracy")[1] == "–"
     assert text.splitlines()[1].split() == ["first/digits", "second/digits"]
     assert _cells(text, "sessions") == ["1", "1"]
-    assert _cells(text, "goodput") == [f"{found.runs[0].trained.goodput:.0%}"] * 2
+    assert _cells(text, "goodput") == [f"{found.runs[0].trained['goodput']:.0%}"] * 2
 
 
 @pytest.mark.parametrize(

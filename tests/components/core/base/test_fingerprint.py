@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpu_components.core.base.fingerprint import ROOT, Code, LookedUp, code_of, digest_files, is_installed
+from tpu_components.core.base.fingerprint import ROOT, Code, Tracer, code_of, digest_files, is_installed
 from tpu_components.core.models.lookup import named_files
 from tpu_pipelines.config.steps import STEPS
 
@@ -31,15 +31,15 @@ _NOT_REACHED = {
 }
 
 
-def _code(step, root=ROOT, looked_up=None):
-    return code_of([f"tpu_components.{step}.component"], (root,), looked_up=looked_up)
+def _codes(root=ROOT):
+    tracer = Tracer((root,))
+    return {step: tracer.code_of([f"tpu_components.{step}.component"]) for step in STEPS}
 
 
 @pytest.fixture(scope="module")
 def codes():
     """The code of every step."""
-    looked_up = LookedUp()
-    return {step: _code(step, looked_up=looked_up) for step in STEPS}
+    return _codes()
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -54,8 +54,7 @@ def test_a_steps_code_is_what_it_runs_and_nothing_else(codes, step):
 def test_a_mutation_changes_the_keys_of_the_steps_that_reach_the_file_and_no_others(codes, tmp_path):
     """Of the files that the same steps reach, one is changed."""
     shutil.copytree(ROOT / "components", tmp_path / "components", ignore=shutil.ignore_patterns("__pycache__"))
-    looked_up = LookedUp()
-    copies = {step: _code(step, tmp_path, looked_up) for step in STEPS}
+    copies = _codes(tmp_path)
     digests = {step: code.digest for step, code in copies.items()}
     assert digests == {step: code.digest for step, code in codes.items()}
     paths = {path.relative_to(tmp_path).as_posix(): path for path in (tmp_path / "components").rglob("*.*")}
@@ -73,10 +72,9 @@ def test_a_mutation_changes_the_keys_of_the_steps_that_reach_the_file_and_no_oth
         with open(paths[name], "ab") as file:
             file.write(b"\n")
     (tmp_path / "components" / "core" / "models" / "ready" / "a_new_model.py").write_text("import keras\n")
-    looked_up = LookedUp()
-    assert {step: _code(step, tmp_path, looked_up).digest for step in STEPS} == digests
+    assert {step: code.digest for step, code in _codes(tmp_path).items()} == digests
     paths["components/core/pages/page.css"].write_text("")
-    changed = {step for step in STEPS if _code(step, tmp_path, looked_up).digest != digests[step]}
+    changed = {step for step, code in _codes(tmp_path).items() if code.digest != digests[step]}
     assert changed == {"create_tfrecords", "preflight_training", "evaluate_model"}
 
 

@@ -149,15 +149,15 @@ def test_a_kubeflow_run_reads_and_writes_there_and_its_model_travels_there(folde
     assert storage.read_bytes(place) == plan.carried[place]
     assert f"{folder}/photos" in json.dumps(plan.jobs[0].specification)
     with pytest.raises(InputError, match=r"data\.source must be on Cloud Storage, where the steps can read it"):
-        compile_pipeline(config, "vertex", tmp_path / "pipeline.yaml")
+        compile_pipeline(config, "vertex")
 
 
 PASSWORD = Settings(kfp_host="http://kfp", s3_secret="s3-credentials")
 
 
-def signed_in(path):
+def signed_in(config, settings):
     """The steps whose pods have the secret, and what they have of it."""
-    spec, platform = yaml.safe_load_all(path.read_text())
+    spec, platform = yaml.safe_load_all(compile_pipeline(config, "kubeflow", settings).package)
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     labels = {one["executorLabel"] for one in spec["components"].values() if "executorLabel" in one}
     assert executors.keys() <= labels
@@ -182,12 +182,10 @@ def signed_in(path):
         ),
     ],
 )
-def test_the_pods_that_use_s3_have_its_secret_and_no_others(s3_server, tmp_path, overrides, bucket, steps):
+def test_the_pods_that_use_s3_have_its_secret_and_no_others(s3_server, overrides, bucket, steps):
     put("stopwords.txt", b"and")
     config = load_config("digits", [*overrides, "machine=v5e-4"])
-    path = tmp_path / "pipeline.yaml"
-    compile_pipeline(config, "kubeflow", path, dataclasses.replace(PASSWORD, bucket=bucket))
-    found = signed_in(path)
+    found = signed_in(config, dataclasses.replace(PASSWORD, bucket=bucket))
     assert set(found) == steps
     for needed, optional in found.values():
         assert {needed["secretName"], optional["secretName"]} == {"s3-credentials"}
@@ -195,11 +193,9 @@ def test_the_pods_that_use_s3_have_its_secret_and_no_others(s3_server, tmp_path,
         assert (needed.get("optional", False), optional["optional"]) == (False, True)
 
 
-def test_where_no_secret_is_set_the_cluster_signs_its_pods_in(tmp_path):
-    path = tmp_path / "pipeline.yaml"
+def test_where_no_secret_is_set_the_cluster_signs_its_pods_in():
     settings = dataclasses.replace(PASSWORD, bucket="s3://bucket", s3_secret="")
-    compile_pipeline(load_config("digits", ["machine=v5e-4"]), "kubeflow", path, settings)
-    assert signed_in(path) == {}
+    assert signed_in(load_config("digits", ["machine=v5e-4"]), settings) == {}
 
 
 def test_a_part_of_a_file_is_read_and_a_file_from_any_place(folder):
