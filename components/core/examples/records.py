@@ -20,7 +20,14 @@ import numpy as np
 
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples import images
-from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, TRAIN, Manifest
+from tpu_components.core.examples.artifacts import (
+    KEY_FEATURE,
+    LABEL_FEATURE,
+    TEXT_FEATURE,
+    TRAIN,
+    WEIGHT_FEATURE,
+    Manifest,
+)
 from tpu_components.core.examples.images import REDUCTIONS
 from tpu_components.core.examples.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
 
@@ -336,6 +343,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
         - the input: `image` uint8[batch, height, width, channels], or `tokens` int32[batch, num_tokens];
         - the target `label`: int32[batch] for classes, int32[batch, num_tokens] for a language model, otherwise
           float32[batch, num_classes or num_targets];
+        - its weight in the training's loss, `weight` float32[batch]: 1 if the records have no weights;
         - with `with_keys`: `key` string[batch], and for texts `text` string[batch].
     """
     tf = tensorflow()
@@ -348,6 +356,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
         LABEL_FEATURE: tf.io.FixedLenFeature(
             () if isinstance(inputs, CorpusInput) else interface.target_shape, task.stored_dtype
         ),
+        WEIGHT_FEATURE: tf.io.FixedLenFeature((), tf.float32, default_value=1.0),
     }
     if with_keys:
         for name in (KEY_FEATURE, TEXT_FEATURE) if isinstance(inputs, TextInput) else (KEY_FEATURE,):
@@ -441,11 +450,13 @@ class Examples:
     Attributes:
         inputs: dtype[num_examples, *shape], see the manifest's `input`; for images uint8[N, height, width, channels].
         labels: Targets: int32[num_examples] for classes, otherwise float32[num_examples, …].
+        weights: Weights in the training's loss, float32[num_examples].
         keys: Keys of the examples; empty unless requested.
     """
 
     inputs: np.ndarray
     labels: np.ndarray
+    weights: np.ndarray
     keys: tuple[str, ...] = ()
 
 
@@ -463,7 +474,8 @@ def load_split(
         InputError: If the split has no examples.
     """
     num_examples = len(share.within(manifest.split(split).num_examples))
-    (inputs, labels, _) = (np.empty(*shape) for shape in manifest.interface.batch_shapes(num_examples, with_margin))
+    shapes = manifest.interface.batch_shapes(num_examples, with_margin)
+    inputs, labels, weights = (np.empty(*shape) for shape in shapes)
     keys: list[str] = []
     start = 0
     batches = read_batches(directory, manifest, split, with_keys=with_keys, with_margin=with_margin, share=share)
@@ -471,9 +483,10 @@ def load_split(
         end = start + len(batch[LABEL_FEATURE])
         inputs[start:end] = batch[manifest.input.feature]
         labels[start:end] = batch[LABEL_FEATURE]
+        weights[start:end] = batch[WEIGHT_FEATURE]
         keys.extend(key.decode() for key in batch.get(KEY_FEATURE, ()))
         start = end
-    return Examples(inputs, labels, tuple(keys))
+    return Examples(inputs, labels, weights, tuple(keys))
 
 
 def input_bytes(inputs: AnyInput, with_margin: bool = False) -> int:

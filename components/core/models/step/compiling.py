@@ -348,6 +348,29 @@ def _plain_loss(settings: TrainParams, interface: Interface, brought: Brought) -
     return loss
 
 
+def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
+    """Let the metrics of a model count all examples alike, except padding and other examples of weight 0.
+
+    Args:
+        model: Compiled model.
+        loss: Its loss, as `model.compile` takes it.
+        unpenalized: Metric of the weighted loss without penalties; None if there are no penalties.
+    """
+    import keras
+    from keras import ops
+
+    plain, each = functools.partial(type(model).compute_metrics, model), keras.losses.get(loss)
+    if unpenalized is not None:
+        add, unpenalized.update_state = unpenalized.update_state, lambda *_, **__: None
+
+    def compute_metrics(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if unpenalized is not None:
+            add(each(y, y_pred) * (1.0 if sample_weight is None else sample_weight))
+        return plain(x, y, y_pred, None if sample_weight is None else ops.sign(sample_weight))
+
+    model.compute_metrics = compute_metrics
+
+
 def _each_example(loss: Any) -> Any:
     """Return a loss, as `keras.Model.compile` takes it, that gives a number for each example from probabilities."""
     import keras
@@ -553,14 +576,14 @@ def compile_model(
     metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric, *further]
     regularized = [getattr(variable, "regularizer", None) for variable in model.trainable_variables]
     regularized += [getattr(layer, "activity_regularizer", None) for layer in model._flatten_layers()]
-    if any(regularized):  # Keras then adds penalties to the loss.
-        metrics.append(keras.metrics.MeanMetricWrapper(keras.losses.get(loss), name=UNPENALIZED_LOSS))
+    unpenalized = keras.metrics.Mean(name=UNPENALIZED_LOSS) if any(regularized) else None
     model.compile(
         optimizer=_optimizer(settings, num_replicas, steps_per_epoch, model),
         loss=loss,
-        weighted_metrics=metrics,
+        weighted_metrics=metrics if unpenalized is None else [*metrics, unpenalized],
         jit_compile=jit_compile,
     )
+    _count_alike(model, loss, unpenalized)
     model.optimizer.build(model.trainable_variables)
     for layer in model._flatten_layers():
         layer.add_loss = functools.partial(_add_float32_loss, layer)
