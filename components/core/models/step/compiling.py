@@ -293,32 +293,8 @@ def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Seq
     )
 
 
-def _loss(settings: TrainParams, interface: Interface, class_weights: Sequence[float], brought: Brought) -> Any:
+def _loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
     """Return the loss as `model.compile` takes it."""
-    plain = _plain_loss(settings, interface, brought)
-    if not class_weights:
-        return plain
-    import keras
-    from keras import ops
-
-    if interface.task_name != CLASSIFICATION:
-        raise InputError(
-            f"class_weights and balance_classes are for data with one class of several. Received: "
-            f"{interface.task_name}. Remove them from section training."
-        )
-    each, table = keras.losses.get(plain), np.array(class_weights, np.float32)
-
-    def weighted_loss(targets: Any, outputs: Any) -> Any:
-        weights = ops.convert_to_tensor(table)
-        # Targets are numbers of classes, which Keras gives as floats, or a share of each.
-        is_soft = settings.softens_labels
-        of_examples = ops.matmul(targets, weights) if is_soft else ops.take(weights, ops.cast(targets, "int32"))
-        return each(targets, outputs) * of_examples
-
-    return weighted_loss
-
-
-def _plain_loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
     task, name = interface.task, settings.loss
     own = _each_example(brought.loss) if name == OF_THE_TASK and brought.loss is not None else None
     if own is not None:
@@ -552,7 +528,7 @@ def compile_model(
         num_replicas: Number of replicas that share a batch.
         steps_per_epoch: Number of training steps in an epoch.
         jit_compile: Whether XLA compiles the step.
-        class_weights: See `weigh_classes`; where `settings` ask for weights and none are given, they are 1.
+        class_weights: See `weigh_classes`; empty for weights of 1.
 
     Returns:
         The variables to validate and save, in the order of `model.variables`: the weights, or their running averages
@@ -566,10 +542,8 @@ def compile_model(
     vars(model).pop("train_step", None)  # Removes the wrapper of an earlier stage.
     check_labels(settings, interface.task_name)
     task = interface.task
-    if settings.weighs_classes and not class_weights:
-        class_weights = (1.0,) * interface.num_classes
     brought = brought_by(model)
-    loss = _loss(settings, interface, class_weights, brought)
+    loss = _loss(settings, interface, brought)
     further = _further_metrics(settings, interface, brought)
     if not measured_by(model):
         set_measured(model, further)
@@ -599,4 +573,5 @@ def compile_model(
         _check_step(model, (inputs, targets, weights))
     synchronize_normalization(model, num_replicas)
     sum_repeated_rows(model.optimizer)
-    return extend_step(model, settings, num_replicas, interface.input.fed_shape != interface.input.shape)
+    has_margin = interface.input.fed_shape != interface.input.shape
+    return extend_step(model, settings, num_replicas, has_margin, class_weights)
