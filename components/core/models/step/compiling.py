@@ -112,25 +112,15 @@ def _add_float32_loss(layer: Any, loss: Any) -> None:
 
 def _learning_rate(settings: TrainParams, num_replicas: int, steps_per_epoch: float) -> Any:
     """Return the learning rate: a number, or a schedule of Keras, which counts updates of the weights."""
-    import keras
-
     optimizer = _optimizer_name(settings)
     peak = scale_learning_rate(settings.learning_rate, num_replicas, settings.learning_rate_scaling, optimizer)
     total = max(int(steps_per_epoch * settings.epochs), 1)
     warmup = warmup_steps(settings.warmup_epochs, steps_per_epoch, total)
-    name = settings.learning_rate_schedule
-    if name in ("constant", "cosine"):
+    name = {"cosine": "cosine_decay"}.get(settings.learning_rate_schedule, settings.learning_rate_schedule)
+    if name == "constant":
         if settings.schedule_parameters:
-            raise InputError(f"learning_rate_schedule={name} has no parameters. Remove them.")
-        if name == "constant" and not warmup:
-            return peak
-        return keras.optimizers.schedules.CosineDecay(
-            0.0 if warmup else peak,
-            decay_steps=total - warmup,
-            alpha=0.0 if name == "cosine" else 1.0,  # 1.0: constant.
-            warmup_target=peak if warmup else None,
-            warmup_steps=warmup,
-        )
+            raise InputError("learning_rate_schedule=constant has no parameters. Remove them.")
+        return _warmed_up(lambda step: peak, warmup) if warmup else peak
     parameters = in_steps(settings.schedule_parameters, steps_per_epoch)
     if "values" in parameters:  # Learning rates, for one replica as `learning_rate` is.
         parameters["values"] = [value * peak / settings.learning_rate for value in parameters["values"]]
@@ -171,7 +161,7 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
             return ops.where(taken < steps, schedule(0.0) * taken / steps, later)
 
         def get_config(self) -> dict[str, Any]:
-            return {"schedule": schedule.get_config(), "steps": steps}
+            return {}  # No model is saved with its schedule.
 
     return WarmedUp()
 
@@ -434,7 +424,7 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
         own: Parameters that this project sets, each where the class has it. The user cannot set these.
 
     Raises:
-        InputError: If there is no such class, a parameter is unknown, missing or refused by the class.
+        InputError: If there is no such class, or a parameter is unknown, or missing or refused by the class.
     """
     keras_class = class_of(kind, name)
     known = inspect.signature(keras_class).parameters
@@ -445,9 +435,6 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
                 f"{kind} {name!r} has no parameter {parameter!r}: expected some of {', '.join(free)}."
                 + did_you_mean(parameter, free)
             )
-    missing = [item for item in free if known[item].default is inspect.Parameter.empty and item not in parameters]
-    if missing:
-        raise InputError(f"{kind} {name!r} needs {', '.join(missing)}. Set them beside its name.")
     try:
         return keras_class(**{item: value for item, value in own.items() if item in known}, **parameters)
     except Exception as error:  # Keras checks values with errors of several kinds.
@@ -485,15 +472,9 @@ def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
     """Trace a training step of the model's own: it must be of the current backend and tell its loss."""
     import keras
 
-    takes, has_state = list(inspect.signature(model.train_step).parameters), keras.backend.backend() == "jax"
-    if len(takes) != 1 + has_state:
-        other = "tensorflow" if has_state else "jax"
-        raise InputError(
-            f"The model's own train_step({', '.join(takes)}) is not of the backend {keras.backend.backend()}. Set "
-            f"training.backend={other}."
-        )
+    is_jax = keras.backend.backend() == "jax"
     try:
-        if has_state:
+        if is_jax:
             import jax
 
             state = tuple([variable.value for variable in kind] for kind in state_of(model))
@@ -505,7 +486,11 @@ def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
                 tf.function(model.train_step).get_concrete_function(tuple(map(tf.constant, batch))).structured_outputs
             )
     except Exception as error:  # The step may raise anything.
-        raise InputError(f"The model's own train_step fails: {describe(error)}. Correct it.") from error
+        takes, other = ", ".join(inspect.signature(model.train_step).parameters), "tensorflow" if is_jax else "jax"
+        raise InputError(
+            f"The model's own train_step({takes}) fails with backend={keras.backend.backend()}: {describe(error)}. "
+            f"Correct it, or set training.backend={other} if it is written for that."
+        ) from error
     if "loss" not in logs:
         raise InputError(f"The model's own train_step returns {', '.join(logs)}: expected its loss too, as 'loss'.")
 
