@@ -15,7 +15,7 @@ import numpy as np
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, Quarantined
+from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, WEIGHT_FEATURE, Quarantined
 from tpu_components.core.examples.example_ids import IDENTITY_TYPE
 from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.examples.records import DamagedRecordError, encode_example, frame_record, read_fields
@@ -151,6 +151,7 @@ def write_part(
     keys: Sequence[str],
     contents: Any,
     hashes: np.ndarray | None,
+    weights: np.ndarray | None = None,
 ) -> Part:
     """Check and encode the examples of a task; runs in a worker process.
 
@@ -164,6 +165,7 @@ def write_part(
         keys: Keys of the examples.
         contents: Contents of the examples; None reads them from their files.
         hashes: Hashes of the examples that are known already, one row per example, or None.
+        weights: Weights of the examples, or None.
     """
     kind, digests = encoder.input.kind, bytearray()
     kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
@@ -183,7 +185,10 @@ def write_part(
             except OddShapeError as error:
                 odd = key, error.shape
                 break
-            frame = frame_record(encode_example({**stored.fields, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}))
+            fields = {**stored.fields, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}
+            if weights is not None:
+                fields[WEIGHT_FEATURE] = weights[position : position + 1].tolist()
+            frame = frame_record(encode_example(fields))
             file.write(frame)
             digests += hashlib.sha256(frame).digest()
             identities += stored.identity
@@ -317,14 +322,13 @@ def check_part(part: Part, content: bytes, listing: Listing, indices: np.ndarray
         if (keys := [item.key for item in part.bad]) != pick(listing.keys, indices[left]):
             raise ValueError(f"{len(part.kept):,} examples and {len(keys):,} set aside, of {len(indices):,} others")
         kept = indices[part.kept]
-        rows = zip(
-            pick(listing.keys, kept), listing.labels[kept].tolist(), Pieces(content, np.cumsum(part.sizes)), strict=True
-        )
-        for key, label, frame in rows:
+        weights = [None] * len(kept) if listing.weights is None else listing.weights[kept, None].tolist()
+        labels, frames = listing.labels[kept].tolist(), Pieces(content, np.cumsum(part.sizes))
+        for key, label, weight, frame in zip(pick(listing.keys, kept), labels, weights, frames, strict=True):
             fields = read_fields(frame)
-            wanted = [key.encode()], label if isinstance(label, list) else [label]
-            if (fields.get(KEY_FEATURE), fields.get(LABEL_FEATURE)) != wanted:
-                raise ValueError(f"another name or label than those of {key!r}")
+            wanted = [[key.encode()], label if isinstance(label, list) else [label], weight]
+            if [fields.get(name) for name in (KEY_FEATURE, LABEL_FEATURE, WEIGHT_FEATURE)] != wanted:
+                raise ValueError(f"another name, label or weight than those of {key!r}")
     except (ValueError, TypeError, IndexError, DamagedRecordError) as error:
         raise InputError(
             f"The part {part.path} does not hold what the plan has for its task: received {error}. Remove it, and run "

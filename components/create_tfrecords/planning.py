@@ -138,6 +138,11 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
             )
     if params.task == REGRESSION:
         check_variation(listing.labels[by_split[TRAIN]], listing.class_names)
+    if listing.weights is not None and not listing.weights[by_split[TRAIN]].any():
+        raise InputError(
+            f"All weights of training examples in {params.source!r} are 0: there is nothing to learn. Correct the "
+            f"column {params.columns['weight']!r}, or remove weight from data.columns."
+        )
     return DatasetPlan(
         listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, whole=order
     )

@@ -16,6 +16,7 @@ from tpu_components.core.examples.artifacts import (
     LABEL_FEATURE,
     MANIFEST_FILE,
     TEXT_FEATURE,
+    WEIGHT_FEATURE,
     Manifest,
 )
 from tpu_components.core.examples.example_ids import EXAMPLES_FILE, load_retired, save_identities
@@ -144,6 +145,7 @@ def _write_all(prepared: Prepared, tasks: Sequence[Task], parts: Written, staged
             **dict.fromkeys((encoder.input.feature, *own), "bytes"),
             LABEL_FEATURE: task.stored_dtype,
             KEY_FEATURE: "bytes",
+            **({} if listing.weights is None else {WEIGHT_FEATURE: "float32"}),
         },
         class_names=listing.class_names,
         splits=merger.splits(task.name, listing),

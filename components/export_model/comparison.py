@@ -68,7 +68,7 @@ def write_examples(
         "margin": manifest.input.margin if isinstance(manifest.input, ImageInput) else (0, 0),
     }
     storage.write_json(work / verification.TASK_FILE, task)
-    return records.Examples(inputs, labels)
+    return records.Examples(inputs, labels, np.ones(num_examples, np.float32))
 
 
 def write_expected(trained: TrainedModel, examples: records.Examples, manifest: Manifest, work: Path) -> float:

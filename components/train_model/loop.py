@@ -81,10 +81,11 @@ class ResidentFeed:
     """A split that stays in the device's memory; each epoch sends only the order of its examples."""
 
     def __init__(self, program: Program, examples: Examples, seed: int, mesh: Any, share: Share) -> None:
-        inputs, _, self._order = program.source
+        inputs, *_, self._order = program.source
         self._program, self._seed, self._mesh = program, seed, mesh
         flat = examples.inputs.reshape(-1, *inputs.shape[1:])
-        self._examples = tuple(put_everywhere(array, mesh, share, inputs.shape[0]) for array in (flat, examples.labels))
+        arrays = (flat, examples.labels, examples.weights)
+        self._examples = tuple(put_everywhere(array, mesh, share, inputs.shape[0]) for array in arrays)
         self._source: Any = None
         self._pool = ThreadPoolExecutor(1)
         self._drawn: dict[int, Future[Any]] = {}

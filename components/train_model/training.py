@@ -411,11 +411,8 @@ class _Training:
         session = self._session
         # Keras divides the loss by the size of full batches, though padding has weight zero.
         full = session.steps * session.batch_size / self._counted_examples
-        if UNPENALIZED_LOSS not in logs:
-            return {"loss": logs["loss"] * full}
-        # Keras divides a metric by the sum of weights. The rest of the full-batch loss is the penalty.
-        loss = logs[UNPENALIZED_LOSS] * session.num_examples / self._counted_examples
-        return {"loss": loss, "penalty": logs["loss"] - loss / full}
+        loss = logs.get(UNPENALIZED_LOSS, logs["loss"])
+        return {"loss": loss * full} | ({"penalty": logs["loss"] - loss} if UNPENALIZED_LOSS in logs else {})
 
     def _validate(self, validation: Validation) -> dict[str, float]:
         """Return loss and metric of the validation split; every host evaluates its share."""

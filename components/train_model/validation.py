@@ -10,7 +10,7 @@ import numpy as np
 from tpu_components.core.base.frameworks import jax, keras
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples import records
-from tpu_components.core.examples.artifacts import LABEL_FEATURE, VALIDATION, Manifest
+from tpu_components.core.examples.artifacts import LABEL_FEATURE, VALIDATION, WEIGHT_FEATURE, Manifest
 from tpu_components.core.examples.feeding import is_held_in_memory
 from tpu_components.core.examples.records import Examples
 from tpu_components.core.models.step.sharding import shared
@@ -65,15 +65,17 @@ class Validation:
         if self.held is not None:
             for start in range(0, len(self.held.labels), self._part):
                 part = slice(start, start + self._part)
-                yield Examples(self.held.inputs[part], self.held.labels[part])
+                yield Examples(self.held.inputs[part], self.held.labels[part], self.held.weights[part])
         else:
             batches = records.read_batches(
                 self._directory, self._manifest, VALIDATION, batch_size=self._part, share=self._share
             )
             for fields in batches.as_numpy_iterator():
-                yield Examples(fields[self._manifest.input.feature], fields[LABEL_FEATURE])
-        (inputs, labels, _) = (np.empty(*shape) for shape in self._manifest.interface.batch_shapes(0))
-        yield Examples(inputs, labels)  # Empty: another host may have one example more.
+                yield Examples(
+                    *(fields[name] for name in (self._manifest.input.feature, LABEL_FEATURE, WEIGHT_FEATURE))
+                )
+        inputs, labels, weights = (np.empty(*shape) for shape in self._manifest.interface.batch_shapes(0))
+        yield Examples(inputs, labels, weights)  # Empty: another host may have one example more.
 
 
 class SharedModel:

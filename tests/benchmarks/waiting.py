@@ -44,8 +44,8 @@ def examine_example(name: str, machines: list[str], cache_dir: Path) -> list[tup
     training = dataclasses.replace(training, model_parameters=parameters)
     interface, num_examples = READY_DATA[training.model]
     draw = np.random.default_rng(0)
-    (inputs, kind), (targets, target_kind), _ = interface.batch_shapes(num_examples)
-    noise = Examples(draw.integers(0, 50, inputs).astype(kind), draw.integers(0, 2, targets).astype(target_kind))
+    highest = zip((50, 2, 2), interface.batch_shapes(num_examples), strict=True)
+    noise = Examples(*(draw.integers(0, most, shape).astype(kind) for most, (shape, kind) in highest))
     rate = measure_feed(noise)
     facts = DataFacts(
         interface,

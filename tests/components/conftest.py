@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.components.preflight_training.warm import WarmCompiler
 from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
@@ -118,6 +120,32 @@ def digits_records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params = WriteParams("sklearn:digits", num_workers=1)
     folder = made_once(tmp_path_factory, "digits", lambda folder: write_records(params, folder / "records"))
     return folder / "records"
+
+
+@pytest.fixture(scope="session")
+def weighted_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """400 digits, 363 to train on, with weights 0, 0.5, 1 and 3 in a column. Not to be written to."""
+
+    def write(folder: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        from sklearn.datasets import load_digits
+
+        digits, rows = load_digits(), []
+        for i in range(400):
+            content = io.BytesIO()
+            Image.fromarray(digits.images[i].astype(np.uint8)).save(content, "PNG")
+            weight = (0.0, 0.5, 1.0, 3.0)[i % 4]
+            rows.append({"image": content.getvalue(), "label": str(digits.target[i]), "confidence": weight})
+        pq.write_table(pa.Table.from_pylist(rows), folder / "digits.parquet")
+        columns = {"weight": "confidence"}
+        source = f"parquet:{folder}/digits.parquet"
+        write_records(
+            WriteParams(source, test_fraction=0.0, columns=columns, num_workers=1, join_copies=False),
+            folder / "records",
+        )
+
+    return made_once(tmp_path_factory, "weighted-digits", write) / "records"
 
 
 @pytest.fixture(scope="session")

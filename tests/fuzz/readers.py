@@ -324,15 +324,14 @@ def _written(path: Path, content: bytes) -> Path:
 
 
 def _read_task(path: Path) -> None:
-    for _, (labels, keys, contents, hashes) in load_tasks(str(path), "key"):
-        _ = list(labels), list(keys), contents, hashes
+    for _, (labels, keys, contents, *numbers) in load_tasks(str(path), "key"):
+        _ = list(labels), list(keys), contents, numbers
 
 
 def _part(folder: Path) -> Sequence[bytes]:
     listing, indices, plan = _part_of(folder)
     encoder, _ = choose_encoder(WriteParams(f"images:{folder}/images"), plan, None)
-    labels, keys, contents, hashes = arguments_of(listing, indices)
-    part = write_part(encoder, str(folder / "scratch"), labels, keys, contents, hashes)
+    part = write_part(encoder, str(folder / "scratch"), *arguments_of(listing, indices))
     return [part_bytes(part, (folder / "scratch").read_bytes())]
 
 

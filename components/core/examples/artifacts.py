@@ -40,7 +40,7 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 
 # The input's own field has the name that its `Input` gives it.
-LABEL_FEATURE, KEY_FEATURE, TEXT_FEATURE = "label", "key", "text"
+LABEL_FEATURE, KEY_FEATURE, TEXT_FEATURE, WEIGHT_FEATURE = "label", "key", "text", "weight"
 
 
 @dataclasses.dataclass(frozen=True)

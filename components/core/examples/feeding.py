@@ -18,7 +18,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples import records
-from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, Manifest
+from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, WEIGHT_FEATURE, Manifest
 from tpu_components.core.examples.records import static_options
 
 AUTO, HOST, DEVICE = "auto", "host", "device"
@@ -109,13 +109,13 @@ class InMemoryReader:
         with tf.device("CPU"):
             # Tensors, not arrays: an array would be copied into the graph of every epoch.
             self._inputs, self._labels = tf.constant(examples.inputs), tf.constant(examples.labels)
-        self._cut, self._seed = cut, seed
+        self._weights, self._cut, self._seed = examples.weights, cut, seed
 
     def batches(self, epoch: int, start_step: int) -> Any:
         """See `EpochReader`."""
         cut = self._cut
         order = draw_order(cut.num_examples, cut.batch_size, self._seed, epoch, cut.share)
-        weights = (np.arange(order.size) < cut.own_examples).astype(np.float32).reshape(order.shape)
+        weights = self._weights[order] * (np.arange(order.size) < cut.own_examples).reshape(order.shape)
         dataset = tf.data.Dataset.from_tensor_slices((order[start_step:], weights[start_step:]))
         return (
             dataset.map(
@@ -180,7 +180,7 @@ class StreamingReader:
 
         def weigh(step: Any, fields: Any) -> Any:
             position = step * cut.own_batch + tf.range(cut.own_batch, dtype=tf.int64)
-            weight = tf.cast(position < cut.own_examples, tf.float32)
+            weight = fields[WEIGHT_FEATURE] * tf.cast(position < cut.own_examples, tf.float32)
             return fields[self._manifest.input.feature], fields[LABEL_FEATURE], weight
 
         parsed = records.parse_batches(batches, self._manifest, with_margin=True)

@@ -21,7 +21,14 @@ import numpy as np
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples import images
-from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, TEXT_FEATURE, TRAIN, Manifest
+from tpu_components.core.examples.artifacts import (
+    KEY_FEATURE,
+    LABEL_FEATURE,
+    TEXT_FEATURE,
+    TRAIN,
+    WEIGHT_FEATURE,
+    Manifest,
+)
 from tpu_components.core.examples.images import REDUCTIONS
 from tpu_components.core.examples.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
 
@@ -309,6 +316,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
         - the input: `image` uint8[batch, height, width, channels], or `tokens` int32[batch, num_tokens];
         - the target `label`: int32[batch] for classes, int32[batch, num_tokens] for a language model, otherwise
           float32[batch, num_classes or num_targets];
+        - its weight in the training's loss, `weight` float32[batch]: 1 if the records have no weights;
         - with `with_keys`: `key` string[batch], and for texts `text` string[batch].
     """
     inputs, interface = manifest.input, manifest.interface
@@ -320,6 +328,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
     spec = {name: tf.io.FixedLenFeature([], tf.string) for name in names}
     # A record of a corpus has the number of targets that count.
     spec[LABEL_FEATURE] = tf.io.FixedLenFeature(() if is_corpus else interface.target_shape, task.stored_dtype)
+    spec[WEIGHT_FEATURE] = tf.io.FixedLenFeature((), tf.float32, default_value=1.0)
 
     def parse(batch: Any) -> Any:
         fields = tf.io.parse_example(batch, spec)
@@ -385,11 +394,13 @@ class Examples:
     Attributes:
         inputs: dtype[num_examples, *shape], see the manifest's `input`; for images uint8[N, height, width, channels].
         labels: Targets: int32[num_examples] for classes, otherwise float32[num_examples, …].
+        weights: Weights in the training's loss, float32[num_examples].
         keys: Keys of the examples; empty unless requested.
     """
 
     inputs: np.ndarray
     labels: np.ndarray
+    weights: np.ndarray
     keys: tuple[str, ...] = ()
 
 
@@ -407,7 +418,8 @@ def load_split(
         InputError: If the split has no examples.
     """
     num_examples = len(share.within(manifest.split(split).num_examples))
-    (inputs, labels, _) = (np.empty(*shape) for shape in manifest.interface.batch_shapes(num_examples, with_margin))
+    shapes = manifest.interface.batch_shapes(num_examples, with_margin)
+    inputs, labels, weights = (np.empty(*shape) for shape in shapes)
     keys: list[str] = []
     start = 0
     batches = read_batches(directory, manifest, split, with_keys=with_keys, with_margin=with_margin, share=share)
@@ -415,9 +427,10 @@ def load_split(
         end = start + len(batch[LABEL_FEATURE])
         inputs[start:end] = batch[manifest.input.feature]
         labels[start:end] = batch[LABEL_FEATURE]
+        weights[start:end] = batch[WEIGHT_FEATURE]
         keys.extend(key.decode() for key in batch.get(KEY_FEATURE, ()))
         start = end
-    return Examples(inputs, labels, tuple(keys))
+    return Examples(inputs, labels, weights, tuple(keys))
 
 
 def input_bytes(inputs: AnyInput, with_margin: bool = False) -> int:

@@ -23,7 +23,7 @@ from tpu_components.core.sources.columns import Files, Names, NumbersBuilder, Pi
 from tpu_components.core.sources.fields import known_by
 from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import SEPARATOR, index_labels, parse_numbers, shown, split_labels
+from tpu_components.core.sources.targets import SEPARATOR, WEIGHTS, index_labels, parse_numbers, shown, split_labels
 
 _SHOWN_CHARACTERS = 60
 
@@ -80,7 +80,7 @@ class _Rows:
         version: SHA-256 of the file.
         notes: See `_Table`.
         bad: Lines without a value that they need.
-        delimiter: See `_Table`.
+        table: The table.
     """
 
     numbers: np.ndarray
@@ -88,7 +88,21 @@ class _Rows:
     version: str
     notes: tuple[str, ...]
     bad: tuple[Quarantined, ...]
-    delimiter: str
+    table: _Table
+
+    def parse(self, names: Sequence[str], shown: Sequence[str], *rule: str) -> np.ndarray:
+        """Return the numbers of columns, float32[count, len(names)].
+
+        Args:
+            names: Names of the columns.
+            shown: Their names in the file, for messages.
+            rule: See `parse_numbers`.
+        """
+        columns: list[Sequence[str]] = [self.cells[name] for name in names]
+        if self.table.delimiter != ",":  # Where a comma cannot stand for thousands.
+            columns = list(map(with_points, columns))
+        places = [f"line {number} of {self.table.location}" for number in self.numbers]
+        return parse_numbers(list(zip(*columns, strict=True)), shown, places, *rule)
 
 
 def list_csv(location: str, params: WriteParams, labelled: bool) -> Listing:
@@ -113,12 +127,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool) -> Listing:
     if not labelled:
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
-        places = [f"line {number} of {location}" for number in rows.numbers]
-        columns: list[Sequence[str]] = [rows.cells[name] for name in targets]
-        if rows.delimiter != ",":  # Where a comma cannot stand for thousands.
-            columns = list(map(with_points, columns))
-        cells = list(zip(*columns, strict=True))
-        labels, classes = parse_numbers(cells, targets, places), targets
+        labels, classes = rows.parse(targets, targets), targets
     else:
         read = split_labels if params.task == MULTI_LABEL else index_labels
         labels, classes = read(rows.cells["label"], params.class_names, keys)
@@ -145,13 +154,16 @@ def list_csv(location: str, params: WriteParams, labelled: bool) -> Listing:
         hashes=hashes,
         notes=rows.notes,
         bad=rows.bad,
+        weights=None
+        if not labelled or "weight" not in params.columns
+        else rows.parse(("weight",), (params.columns["weight"],), WEIGHTS)[order, 0],
     )
 
 
 def read_others(location: str, params: WriteParams, most: int) -> dict[str, list[str]]:
     """Return the values of the columns that are not used, in at most so many rows, by the column's name."""
     table = _open_table(location, params)
-    used = {"path", "text", "label", "split", "id", *params.target_columns, *params.slice_columns}
+    used = {"path", "text", "label", "split", "id", *params.columns, *params.target_columns, *params.slice_columns}
     names = [name for name in table.columns if name not in used]
     rows = [row for _, row in itertools.islice(table.lines(), most)]
     return {name: [(row[name] or "").strip() for row in rows] for name in names}
@@ -167,6 +179,8 @@ def _read_table(location: str, params: WriteParams, targets: Sequence[str], labe
     others = [kept.get(name, name) for name in params.slice_columns]
     if params.group_column:
         others = [params.group_column, *others]
+    if labelled and "weight" in params.columns:
+        others.append("weight")
     wanted = list(dict.fromkeys([content, *targets, *others]))
     _check_columns(table, wanted, targets)
     # A text may be empty, it is set aside when it is read; and so may several labels.
@@ -199,7 +213,7 @@ def _with_hot_columns(table: _Table, params: WriteParams) -> _Table:
     Raises:
         InputError: If one class is asked for, and a line has several, or none.
     """
-    others = {"path", "text", "split", "id", params.group_column, *params.slice_columns}
+    others = {"path", "text", "split", "id", *params.columns, params.group_column, *params.slice_columns}
     hot, odd = [name for name in table.columns if name not in others], 0
     for number, row in table.lines():
         hot = [name for name in hot if (row[name] or "").strip() in ("0", "1")]
@@ -266,7 +280,7 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
             "column, or name another one in data.columns."
         )
     columns = {name: Names(column.pieces()) for name, column in cells.items()}
-    return _Rows(known, columns, hashlib.sha256(table.content).hexdigest(), table.notes, tuple(bad), table.delimiter)
+    return _Rows(known, columns, hashlib.sha256(table.content).hexdigest(), table.notes, tuple(bad), table)
 
 
 def _kept(rows: _Rows, params: WriteParams, labelled: bool) -> dict[str, str]:
@@ -390,5 +404,5 @@ def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -
 SOURCE = Source(
     "csv:FILE",
     list_csv,
-    takes=("task", "group_column", "slice_columns"),
+    takes=("task", "group_column", "slice_columns", "columns"),
 )

@@ -13,7 +13,15 @@ from tpu_components.core.files.csv_files import ALIASES
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.listing import split_named, without_labels
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.targets import SEPARATOR, check_finite, index_labels, shown, split_labels
+from tpu_components.core.sources.targets import (
+    SEPARATOR,
+    TARGETS,
+    WEIGHTS,
+    check_finite,
+    index_labels,
+    shown,
+    split_labels,
+)
 
 # What a field of an example is often called, best first.
 _NAMES: Mapping[str, Sequence[str]] = {
@@ -31,8 +39,8 @@ class Chosen:
 
     Attributes:
         content: `image` or `text`.
-        names: Names of the fields by what they are: `image` or `text`, `label`, `split` and `id`, as far as they are
-            there.
+        names: Names of the fields by what they are: `image` or `text`, `label`, `split`, `id` and `weight`, as far as
+            they are there.
         targets: Names of the fields with the target.
         kept: Names of the fields that stand beside the answers.
         notes: Sentences for people on what was taken for what.
@@ -47,7 +55,7 @@ class Chosen:
     @property
     def wanted(self) -> list[str]:
         """The fields to read beside the content."""
-        others = (self.names[name] for name in ("split", "id") if name in self.names)
+        others = (self.names[name] for name in ("split", "id", "weight") if name in self.names)
         return list(dict.fromkeys([*self.targets, *others, *self.kept]))
 
 
@@ -99,13 +107,29 @@ def read_targets(
             if value is None or (isinstance(value, list) and params.task != MULTI_LABEL and len(value) != 1):
                 raise InputError(f"Cannot use {key}: expected one {name!r}, received {value!r}. Correct the source.")
     if params.task == REGRESSION:
-        columns = [
-            [_number(_only(value), name, key) for value, key in zip(values[name], keys, strict=True)]
-            for name in chosen.targets
-        ]
-        return check_finite(np.array(columns).T, chosen.targets, keys), chosen.targets
+        return _numbers(values, chosen.targets, keys, TARGETS), chosen.targets
     named = [_name(value) for value in values[chosen.targets[0]]]
     return (split_labels if params.task == MULTI_LABEL else index_labels)(named, params.class_names, keys)
+
+
+def read_weights(
+    values: Mapping[str, Sequence[Any]], params: WriteParams, keys: Sequence[str], labelled: bool
+) -> np.ndarray | None:
+    """Return the weights of examples as a listing has them: None if no field holds them, or they have no labels.
+
+    Raises:
+        InputError: If a weight is missing, negative or not finite.
+    """
+    if not labelled or "weight" not in params.columns:
+        return None
+    return _numbers(values, (params.columns["weight"],), keys, WEIGHTS)[:, 0]
+
+
+def _numbers(values: Mapping[str, Sequence[Any]], names: Sequence[str], keys: Sequence[str], what: str) -> np.ndarray:
+    columns = [
+        [_number(_only(value), name, key) for value, key in zip(values[name], keys, strict=True)] for name in names
+    ]
+    return check_finite(np.array(columns).T, names, keys, what)
 
 
 def _only(value: Any) -> Any:

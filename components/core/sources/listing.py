@@ -78,6 +78,7 @@ class Listing:
         hashes: uint64[num_examples], what `identify` makes of the images or texts that the listing holds; None where it
             holds none.
         bad: Inputs that are no examples, as a row without a label: set aside like those that cannot be read.
+        weights: Weights of the examples in the training's loss, float32[num_examples]; None without `columns.weight`.
     """
 
     source: str
@@ -99,6 +100,7 @@ class Listing:
     identities: Sequence[str] | None = None
     hashes: np.ndarray | None = None
     bad: tuple[Quarantined, ...] = ()
+    weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("keys", "groups", "identities"):

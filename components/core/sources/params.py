@@ -17,7 +17,7 @@ from tpu_components.core.examples.interface import (
 from tpu_components.core.examples.text import END, START
 from tpu_components.core.work.beam.options import require_names
 
-_COLUMNS = ("path", "image", "text", "label", "split", "id")
+_COLUMNS = ("path", "image", "text", "label", "split", "id", "weight")
 LOCAL, FAN_OUT, BEAM = ENGINES = ("local", "fan_out", "beam")
 _MOST_ENGINE_TASKS = 1000
 ENCODINGS = ("auto", "raw", "resized", "encoded")
@@ -58,7 +58,8 @@ class WriteParams:
             examples of each by themselves (`slices`); models do not see them.
         columns: Columns of a CSV or Parquet file, or features of TFRecords, that are the `path` (of a CSV file),
             `image`, `text`, `label`, `split` or `id`, as {"path": "filename"}, where they have other names; review,
-            sentiment and the like are recognised.
+            sentiment and the like are recognised. A `weight`, as {"weight": "confidence"}, multiplies the loss of its
+            example in training; metrics are not weighted.
         join_copies: Leave out of training whatever is a copy of a held-out example, also a near one, where the source
             has no splits of its own. An example that is tested stays so.
         retired_tests: Files `examples.npy` of test sets that have taken too many decisions, as the gate names them.

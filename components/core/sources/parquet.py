@@ -20,7 +20,15 @@ from tpu_components.core.files.typed_json import decode
 from tpu_components.core.files.unpacking import SMALL_BYTES, require_plausible
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
-from tpu_components.core.sources.fields import choose_fields, known_by, read_ids, read_kept, read_splits, read_targets
+from tpu_components.core.sources.fields import (
+    choose_fields,
+    known_by,
+    read_ids,
+    read_kept,
+    read_splits,
+    read_targets,
+    read_weights,
+)
 from tpu_components.core.sources.listing import Listing, Source, split_named
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
@@ -299,6 +307,7 @@ def _list_tables(
         notes=(*notes, *chosen.notes),
         identities=known_by(ids, None if known is None else Names.of_hashes(known)),
         hashes=hashes,
+        weights=read_weights(values, params, keys, labelled),
     )
 
 
@@ -325,5 +334,5 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
     return num_rows, {name: list(_values_of(file, name)) for name in names}
 
 
-SOURCE = Source("parquet:GLOB", list_parquet, takes=("task",))
-HUB = Source("huggingface:OWNER/NAME[:CONFIG]", list_hub, takes=("task",))
+SOURCE = Source("parquet:GLOB", list_parquet, takes=("task", "columns"))
+HUB = Source("huggingface:OWNER/NAME[:CONFIG]", list_hub, takes=("task", "columns"))

@@ -14,6 +14,8 @@ from tpu_components.core.examples.artifacts import TargetStatistics
 
 SEPARATOR = "|"  # Of the labels in a CSV cell.
 _SHOWN = 5
+TARGETS = "Targets must be finite numbers"
+WEIGHTS = "Weights must be finite numbers of at least 0"
 
 
 def index_labels(
@@ -80,11 +82,13 @@ def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
     return array.astype(np.uint8)
 
 
-def parse_numbers(cells: Sequence[Sequence[str]], columns: Sequence[str], where: Sequence[str]) -> np.ndarray:
+def parse_numbers(
+    cells: Sequence[Sequence[str]], columns: Sequence[str], where: Sequence[str], what: str = TARGETS
+) -> np.ndarray:
     """Read cells with numbers as float32[num_examples, num_targets].
 
     Raises:
-        InputError: If a cell holds something else, or a number that is not finite as float32.
+        InputError: If a cell holds something else, or `check_finite` refuses a number.
     """
     values = np.empty((len(cells), len(columns)))
     for row, of_one, place in zip(values, cells, where, strict=True):
@@ -95,23 +99,23 @@ def parse_numbers(cells: Sequence[Sequence[str]], columns: Sequence[str], where:
                 raise InputError(
                     f"Cannot use {place}: expected a number in {columns[i]!r}, received {cell!r}. Correct it."
                 ) from error
-    return check_finite(values, columns, where)
+    return check_finite(values, columns, where, what)
 
 
-def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str]) -> np.ndarray:
+def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str], what: str = TARGETS) -> np.ndarray:
     """Check that numbers are finite; returns them as float32[num_examples, num_targets].
 
     Raises:
-        InputError: If one is not finite as float32.
+        InputError: If one is not finite as float32, or a weight is negative.
     """
     with np.errstate(over="ignore"):
         stored = values.astype(np.float32)
-    bad = np.argwhere(~np.isfinite(stored))
+    bad = np.argwhere(~np.isfinite(stored) | ((stored < 0) & (what == WEIGHTS)))
     if len(bad):
         row, column = bad[0].tolist()
         raise InputError(
-            f"Targets must be finite numbers. Received: {values[row, column]} in {names[column]!r} at {where[row]}, "
-            f"one of {len(bad)}. Correct or remove these examples."
+            f"{what}. Received: {values[row, column]} in {names[column]!r} at {where[row]}, one of "
+            f"{len(bad)}. Correct or remove these examples."
         )
     return stored
 

@@ -14,14 +14,16 @@ from tpu_components.core.sources.columns import Pieces
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import Span, Spans
 
-# Labels, keys, contents and hashes of a task's examples, as `write_part` takes them.
-Arguments = tuple[list[Any], list[str], Any, np.ndarray | None]
+# Labels, keys, contents, hashes and weights of a task's examples, as `write_part` takes them.
+Arguments = tuple[list[Any], list[str], Any, np.ndarray | None, np.ndarray | None]
+
+_NUMBERS = ("hashes", "weights")
 
 
 def arguments_of(listing: Listing, indices: np.ndarray) -> Arguments:
     """Return what a worker is told of some examples, int[…]."""
-    hashes = None if listing.hashes is None else listing.hashes[indices]
-    return listing.labels[indices].tolist(), *listing.held(indices), hashes
+    hashes, weights = (None if rows is None else rows[indices] for rows in (listing.hashes, listing.weights))
+    return listing.labels[indices].tolist(), *listing.held(indices), hashes, weights
 
 
 def pack_tasks(key: str, arguments: Arguments, counts: Mapping[int, int], are_in_place: bool) -> bytes:
@@ -31,18 +33,17 @@ def pack_tasks(key: str, arguments: Arguments, counts: Mapping[int, int], are_in
 
     Args:
         key: Digest of the facts that the parts follow from.
-        arguments: Labels, keys, contents and hashes of all examples.
+        arguments: Labels, keys, contents, hashes and weights of all examples.
         counts: Number of each part, and how many of the examples are its own.
         are_in_place: Whether contents that are parts of files are of the source's, and not unpacked on this machine.
     """
-    labels, keys, contents, hashes = arguments
+    labels, keys, contents, *numbers = arguments
     arrays: dict[str, Any] = {
         "numbers": np.array(list(counts)),
         "counts": np.array(list(counts.values())),
         "told": _as_bytes(json.dumps({"key": key, "labels": labels, "keys": keys}).encode()),
     }
-    if hashes is not None:
-        arrays["hashes"] = hashes
+    arrays |= {name: rows for name, rows in zip(_NUMBERS, numbers, strict=True) if rows is not None}
     if isinstance(contents, np.ndarray):
         arrays["images"] = contents
     elif contents is not None and are_in_place:
@@ -65,7 +66,7 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
     try:
         arrays = read_arrays(uri, storage.read_bytes(uri))
         told = typed_json.decode(arrays["told"].tobytes())
-        columns: list[Any] = [told["labels"], told["keys"], _contents(arrays), arrays.get("hashes")]
+        columns: list[Any] = [told["labels"], told["keys"], _contents(arrays), *map(arrays.get, _NUMBERS)]
         numbers, counts, stored_key = arrays["numbers"].tolist(), arrays["counts"].tolist(), str(told["key"])
         if len(numbers) != len(counts) or any(rows is not None and len(rows) != sum(counts) for rows in columns):
             raise ValueError("columns of different lengths")

@@ -20,6 +20,7 @@ from tpu_components.core.sources.fields import (
     read_kept,
     read_splits,
     read_targets,
+    read_weights,
 )
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
@@ -66,6 +67,7 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listin
         notes=chosen.notes,
         identities=known_by(ids, Names.of_hashes(hashes)),
         hashes=hashes if chosen.content == "text" else None,
+        weights=read_weights(values, params, keys, labelled),
     )
 
 
@@ -125,5 +127,5 @@ def _unreadable(file: Container, number: int, error: DamagedRecordError) -> Inpu
 SOURCE = Source(
     "tfrecords:GLOB",
     list_tfrecords,
-    takes=("task",),
+    takes=("task", "columns"),
 )

@@ -17,6 +17,7 @@ from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
+from tpu_components.core.sources.fields import read_weights
 from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
@@ -78,6 +79,12 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
         version=version_of(archives),
         # Also where another archive has a file of that name: what is added gives no example another name.
         identities=tuple(example.name for example in examples),
+        weights=read_weights(
+            {params.columns.get("weight", ""): [example.kept.get("weight") for example in examples]},
+            params,
+            keys,
+            labelled,
+        ),
     )
 
 
@@ -146,7 +153,8 @@ class _Group:
             if suffix != "json":
                 return text if suffix != "txt" or self._label is None else None
             facts = typed_json.decode(text)
-            wanted = {"id": self._params.columns.get("id", "id"), **{name: name for name in self._params.slice_columns}}
+            params = self._params
+            wanted = {"id": "id", **params.columns, **{name: name for name in params.slice_columns}}
             self._kept |= {name: facts[field] for name, field in wanted.items() if field in facts}
             name = self._params.columns.get("label") or find_column("label", list(facts))
             return None if facts.get(name) is None else str(facts[name])
@@ -163,4 +171,4 @@ class _Group:
             yield _Example(name, span, self._label if self._label is not None else folder, self._kept)
 
 
-SOURCE = Source("webdataset:GLOB", list_webdataset)
+SOURCE = Source("webdataset:GLOB", list_webdataset, takes=("columns",))

@@ -379,7 +379,7 @@ def test_csv_refuses_columns_that_are_not_there(tmp_path):
     with pytest.raises(InputError, match=r"No columns 'where' in .*Received: \['path', 'label'\]. Correct it"):
         _plan(_csv(tmp_path, f"path,label\n{_rows()}"), columns={"path": "where"})
     with pytest.raises(
-        InputError, match=r"columns must name some of path, image, text, label, split, id. Received: 'lable'"
+        InputError, match=r"columns must name some of path, image, text, label, split, id, weight. Received: 'lable'"
     ):
         WriteParams("csv:x", columns={"lable": "x"})
 

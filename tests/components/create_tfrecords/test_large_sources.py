@@ -2,9 +2,11 @@
 
 import io
 import json
+import re
 import struct
 import tarfile
 import types
+from dataclasses import replace
 
 import google_crc32c
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.examples.records import encode_example, frame_record, load_split
+from tpu_components.core.examples.records import encode_example, frame_record, load_split, read_fields, read_frames
 from tpu_components.core.files import storage, unpacking
 from tpu_components.core.sources import parquet
 from tpu_components.core.sources.kinds import list_examples
@@ -186,6 +188,77 @@ def test_a_regression_takes_its_numbers_from_fields(kind, pictures, tmp_path):
         (tmp_path / "data.tfrecords").write_bytes(frames)
     listing = list_examples(WriteParams(f"{kind}:{tmp_path}", "regression", target_columns=("age",)))
     assert listing.labels[:, 0].tolist() == values.tolist()
+
+
+def _weighted(kind, folder, pictures, weights):
+    """Pictures with a weight each, as a source of a kind has them."""
+    columns = {"weight": "trust"}
+    rows = [
+        {"image": content, "label": name, "trust": value}
+        for (content, name), value in zip(pictures, weights, strict=True)
+    ]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), folder / "data.parquet")
+    elif kind == "tfrecords":
+        fields = [{"image": row["image"], "label": row["label"].encode(), "trust": [row["trust"]]} for row in rows]
+        (folder / "data.tfrecords").write_bytes(b"".join(frame_record(encode_example(one)) for one in fields))
+    elif kind == "webdataset":
+        facts = [json.dumps({"label": row["label"], "trust": row["trust"]}).encode() for row in rows]
+        members = [((f"{i}.png", rows[i]["image"]), (f"{i}.json", facts[i])) for i in range(len(rows))]
+        write_tar(folder / "data.tar", [member for pair in members for member in pair])
+    else:
+        for i, row in enumerate(rows):
+            (folder / f"{i}.png").write_bytes(row["image"])
+        lines = [f"{i}.png,{row['label']},{row['trust']}" for i, row in enumerate(rows)]
+        (folder / "data.csv").write_text("\n".join(["path,label,trust", *lines]))
+        return WriteParams(f"csv:{folder}/data.csv", columns=columns)
+    return WriteParams(f"{kind}:{folder}", columns=columns)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tfrecords", "webdataset"])
+def test_weights_of_examples_are_read_from_a_column_and_kept_in_the_records(kind, pictures, tmp_path):
+    (folder := tmp_path / "data").mkdir()
+    params = replace(_weighted(kind, folder, pictures, [i / 4 for i in range(24)]), join_copies=False)
+    write_records(params, tmp_path / "records")
+    manifest = Manifest.load(tmp_path / "records")
+    assert manifest.features["weight"] == "float32"
+    read = [load_split(tmp_path / "records", manifest, split, with_keys=True) for split in manifest.splits]
+    keys, values = [key for part in read for key in part.keys], np.concatenate([part.weights for part in read])
+    found = {int(re.findall(r"\d+", key)[-1]): weight for key, weight in zip(keys, values, strict=True)}
+    assert found == {i: i / 4 for i in range(24)}
+    # Without weights records have the same bytes as ever.
+    write_records(replace(params, columns={}), tmp_path / "plain")
+    plain = Manifest.load(tmp_path / "plain")
+    assert "weight" not in plain.features
+    assert load_split(tmp_path / "plain", plain, "train").weights.tolist() == [1.0] * plain.splits["train"].num_examples
+    (shard, *_) = plain.splits["train"].shards
+    with open(tmp_path / "plain" / shard.name, "rb") as file:
+        assert set(read_fields(next(read_frames(file))[0])) == {"image", "label", "key"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tfrecords", "webdataset"])
+@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
+def test_a_weight_that_is_negative_or_not_finite_is_refused(kind, weight, pictures, tmp_path):
+    params = _weighted(kind, tmp_path, pictures, [*[1.0] * 23, weight])
+    said = rf"Weights must be finite numbers of at least 0. Received: {weight} in 'trust' at .*23.*, one of 1"
+    with pytest.raises(InputError, match=said.replace("23", "25") if kind == "csv" else said):
+        list_examples(params)
+
+
+def test_weights_that_are_missing_empty_all_0_or_of_another_kind_of_source_are_refused(pictures, tmp_path):
+    params = _weighted("csv", tmp_path, pictures, [0.0] * 24)
+    with pytest.raises(InputError, match=r"All weights of training examples in .* are 0.*the column 'trust'"):
+        plan_dataset(params)
+    with pytest.raises(InputError, match=r"No columns 'confidence' in .*Received: .*'trust'"):
+        list_examples(replace(params, columns={"weight": "confidence"}))
+    params = _weighted("csv", tmp_path, pictures, [*[1.0] * 23, ""])
+    with pytest.raises(InputError, match=r"1 of 24 inputs cannot be used: 'line/00000025' \('weight' is empty"):
+        plan_dataset(params)
+    params = _weighted("csv", tmp_path, pictures, [*[1.0] * 23, "much"])
+    with pytest.raises(InputError, match=r"Cannot use line 25 of .*: expected a number in 'trust', received 'much'"):
+        plan_dataset(params)
+    with pytest.raises(InputError, match=r"columns=.* needs a csv:, .* or tfrecords: source"):
+        list_examples(WriteParams(f"images:{tmp_path}", columns={"weight": "trust"}))
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,23 @@ def _assert_same(one_dir, other_dir, is_exact):
             np.testing.assert_allclose(other[name], expected, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("num_hosts", [2, 4, 8])
-def test_hosts_learn_what_one_process_with_as_many_devices_learns(plain, digits_records, tmp_path, num_hosts):
+@pytest.mark.parametrize(
+    ("num_hosts", "records", "num_examples"),
+    [
+        (2, "digits_records", 1259),
+        (2, "weighted_digits", 363),
+        (4, "digits_records", 1259),
+        (8, "digits_records", 1259),
+    ],
+)
+def test_hosts_learn_what_one_process_with_as_many_devices_learns(
+    plain, request, tmp_path, num_hosts, records, num_examples
+):
     """Two sums are the same in either order; of more, float32 depends on the order in which devices add up."""
-    params = _of(plain, num_hosts)
-    one = _train(params, 1, digits_records, tmp_path / "one")
-    several = _train(params, num_hosts, digits_records, tmp_path / "several")
-    assert several["examples_seen"] == one["examples_seen"] == 3 * 1259
+    params, records = _of(plain, num_hosts), request.getfixturevalue(records)
+    one = _train(params, 1, records, tmp_path / "one")
+    several = _train(params, num_hosts, records, tmp_path / "several")
+    assert several["examples_seen"] == one["examples_seen"] == 3 * num_examples
     assert several["metrics"]["loss"] == pytest.approx(one["metrics"]["loss"], rel=1e-5)
     _assert_same(tmp_path / "one", tmp_path / "several", is_exact=num_hosts == 2)
     assert sorted(path.name for path in (tmp_path / "one").iterdir()) == sorted(
@@ -96,9 +106,11 @@ _AS_HOSTS = """
 
 @pytest.mark.parametrize("in_memory_mib", [0, 100], ids=["streamed", "in memory"])
 @pytest.mark.parametrize("steps_per_execution", [0, 7])
+@pytest.mark.parametrize("records", ["digits_records", "weighted_digits"])
 def test_hosts_that_hand_batches_over_learn_what_one_learns_from_the_same(
-    plain, digits_records, tmp_path, in_memory_mib, steps_per_execution
+    plain, records, request, tmp_path, in_memory_mib, steps_per_execution
 ):
+    records = request.getfixturevalue(records)
     params = replace(
         _of(plain, 2),
         residency="host",
@@ -108,11 +120,11 @@ def test_hosts_that_hand_batches_over_learn_what_one_learns_from_the_same(
         **EVERYTHING,
     )
     (tmp_path / "as_hosts.py").write_text(textwrap.dedent(_AS_HOSTS))
-    command = _command(params, digits_records, tmp_path / "one")
+    command = _command(params, records, tmp_path / "one")
     command[1:3] = [str(tmp_path / "as_hosts.py"), "2"]
     with HostProcesses(1, command, tmp_path / "logs") as alone:
         assert alone.wait() == [0], alone.said(0)
-    _train(params, 2, digits_records, tmp_path / "two")
+    _train(params, 2, records, tmp_path / "two")
     _assert_same(tmp_path / "one", tmp_path / "two", is_exact=True)
 
 

@@ -54,6 +54,7 @@ def _ways(*steps):
     return [{"residency": where, "steps_per_execution": count} for where in ("device", "host") for count in steps]
 
 
+@pytest.mark.parametrize("records", ["digits_records", "weighted_digits"])
 @pytest.mark.parametrize(
     ("changes", "several"),
     [
@@ -66,9 +67,10 @@ def _ways(*steps):
     ],
 )
 def test_weights_are_the_same_however_data_come_and_however_many_steps_the_device_takes(
-    dense, digits_records, tmp_path, run_with_jax, changes, several
+    dense, records, request, tmp_path, run_with_jax, changes, several
 ):
-    digests = _train(run_with_jax, replace(dense, **changes), several, digits_records, tmp_path)
+    records = request.getfixturevalue(records)
+    digests = _train(run_with_jax, replace(dense, **changes), several, records, tmp_path)
     assert len(digests) == len(several)
     assert len(set(digests)) == 1, list(zip(several, digests, strict=True))
 

@@ -192,7 +192,9 @@ def test_a_training_step_of_the_models_own_is_run_or_refused_by_its_backend(tiny
     assert "own train_step (it gets padding as examples of weight 0" in capfd.readouterr().err
     (entry,) = _history(tmp_path / "model")
     assert entry["validation_accuracy"] > 0.5
-    with pytest.raises(InputError, match=r"train_step\(state, data\) is not of the backend tensorflow. .*backend=jax"):
+    with pytest.raises(
+        InputError, match=r"train_step\(state, data\) fails with backend=tensorflow: .*backend=jax if it is written"
+    ):
         train_model(replace(params, model=str(tmp_path / "jax.py")), digits_records, tmp_path / "no")
     with pytest.raises(InputError, match="train_step returns los: expected its loss too"):
         train_model(replace(params, model=str(tmp_path / "lost.py")), digits_records, tmp_path / "no")

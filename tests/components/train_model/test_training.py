@@ -12,6 +12,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import artifacts, records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.example_ids import TRAINED_ON_FILE, load_identities
+from tpu_components.core.models.lookup import build_model
 from tpu_components.core.models.trained import load_trained_model, predict
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.train_model import TrainParams, train_model
@@ -110,9 +111,10 @@ def build_model(image_shape, num_classes, l2):
 """
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.5])
-def test_reported_loss_is_the_mean_over_examples_without_the_penalty(tiny, digits_records, tmp_path, l2):
+@pytest.mark.parametrize(("l2", "data"), [(0.0, "digits_records"), (0.5, "digits_records"), (0.5, "weighted_digits")])
+def test_reported_loss_is_the_mean_over_examples_without_the_penalty(tiny, request, tmp_path, l2, data):
     """The learning rate is so small that the weights do not change: the loss of an epoch is that of one model."""
+    data = request.getfixturevalue(data)
     (tmp_path / "penalized.py").write_text(_PENALIZED)
     params = replace(
         tiny,
@@ -120,18 +122,45 @@ def test_reported_loss_is_the_mean_over_examples_without_the_penalty(tiny, digit
         model_parameters={"l2": l2},
         epochs=1,
         learning_rate=1e-12,
-        batch_size_per_replica=500,
+        batch_size_per_replica=300,
     )
-    result = train_model(params, digits_records, tmp_path / "model")
+    result = train_model(params, data, tmp_path / "model")
     model = load_trained_model(tmp_path / "model", artifacts.LAST_WEIGHTS_FILE)
-    examples = records.load_split(digits_records, Manifest.load(digits_records), artifacts.TRAIN)
+    examples = records.load_split(data, Manifest.load(data), artifacts.TRAIN)
     probabilities = predict(model, examples.inputs, 256)
     own = probabilities[np.arange(len(examples.labels)), examples.labels].astype(np.float64)
     (entry,) = _history(tmp_path / "model")
-    assert entry["loss"] == result.metrics["loss"] == pytest.approx(-np.log(own).mean(), rel=1e-5)
-    assert result.metrics["accuracy"] == pytest.approx((probabilities.argmax(1) == examples.labels).mean(), abs=1e-6)
+    loss = (examples.weights * -np.log(own)).mean()
+    assert entry["loss"] == result.metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    right = (probabilities.argmax(1) == examples.labels)[examples.weights > 0]
+    assert result.metrics["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
     kernel = np.array(model.weights[0], np.float64)
     assert entry.get("penalty", 0.0) == pytest.approx(l2 * np.square(kernel).sum(), rel=1e-4)
+
+
+def test_an_example_of_weight_0_is_left_out_of_the_loss_and_others_count_by_their_weight(
+    tiny, weighted_digits, tmp_path
+):
+    """The reference never sees examples of weight 0; one batch holds all, so that the order does not matter."""
+    import keras
+
+    manifest = Manifest.load(weighted_digits)
+    count = manifest.split(artifacts.TRAIN).num_examples
+    params = replace(tiny, epochs=5, optimizer="sgd", learning_rate=0.1, batch_size_per_replica=count)
+    train_model(params, weighted_digits, tmp_path / "model")
+    assert manifest.features["weight"] == "float32"
+    examples = records.load_split(weighted_digits, manifest, artifacts.TRAIN)
+    some = examples.weights > 0
+    assert 200 < some.sum() < 300
+    keras.utils.set_random_seed(params.seed)
+    model = build_model(params.model, manifest.interface, {})
+    model.compile(keras.optimizers.SGD(0.1, 0.9, nesterov=True), "sparse_categorical_crossentropy")
+    weights = examples.weights[some] * some.sum() / count
+    for _ in range(5):
+        model.train_on_batch(examples.inputs[some], examples.labels[some], sample_weight=weights)
+    trained = load_trained_model(tmp_path / "model", artifacts.LAST_WEIGHTS_FILE)
+    for ours, theirs in zip(trained.weights, model.get_weights(), strict=True):
+        np.testing.assert_allclose(np.array(ours), theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_training_stops_early_and_keeps_the_weights_of_the_best_epoch(tiny, digits_records, tmp_path, capfd):

@@ -36,15 +36,15 @@ def check_images(settings: TrainParams, input_shape: tuple[int | None, ...]) -> 
 
 
 def check_labels(settings: TrainParams, task: str) -> None:
-    """Check that mixup and label smoothing are used only for a task that supports them.
+    """Check that mixup, label smoothing and weights of classes are used only for a task that supports them.
 
     Raises:
         InputError: If the task does not support them.
     """
-    if settings.softens_labels and task != CLASSIFICATION:
+    if (settings.softens_labels or settings.weighs_classes) and task != CLASSIFICATION:
+        names = "label_smoothing, mixup_alpha, class_weights and balance_classes"
         raise InputError(
-            f"label_smoothing and mixup_alpha are for data with one class of several. Received: {task}. Remove them "
-            "from section training."
+            f"{names} are for data with one class of several. Received: {task}. Remove them from section training."
         )
 
 

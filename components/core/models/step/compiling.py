@@ -112,25 +112,15 @@ def _add_float32_loss(layer: Any, loss: Any) -> None:
 
 def _learning_rate(settings: TrainParams, num_replicas: int, steps_per_epoch: float) -> Any:
     """Return the learning rate: a number, or a schedule of Keras, which counts updates of the weights."""
-    import keras
-
     optimizer = _optimizer_name(settings)
     peak = scale_learning_rate(settings.learning_rate, num_replicas, settings.learning_rate_scaling, optimizer)
     total = max(int(steps_per_epoch * settings.epochs), 1)
     warmup = warmup_steps(settings.warmup_epochs, steps_per_epoch, total)
-    name = settings.learning_rate_schedule
-    if name in ("constant", "cosine"):
+    name = {"cosine": "cosine_decay"}.get(settings.learning_rate_schedule, settings.learning_rate_schedule)
+    if name == "constant":
         if settings.schedule_parameters:
-            raise InputError(f"learning_rate_schedule={name} has no parameters. Remove them.")
-        if name == "constant" and not warmup:
-            return peak
-        return keras.optimizers.schedules.CosineDecay(
-            0.0 if warmup else peak,
-            decay_steps=total - warmup,
-            alpha=0.0 if name == "cosine" else 1.0,  # 1.0: constant.
-            warmup_target=peak if warmup else None,
-            warmup_steps=warmup,
-        )
+            raise InputError("learning_rate_schedule=constant has no parameters. Remove them.")
+        return _warmed_up(lambda step: peak, warmup) if warmup else peak
     parameters = in_steps(settings.schedule_parameters, steps_per_epoch)
     if "values" in parameters:  # Learning rates, for one replica as `learning_rate` is.
         parameters["values"] = [value * peak / settings.learning_rate for value in parameters["values"]]
@@ -171,7 +161,7 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
             return ops.where(taken < steps, schedule(0.0) * taken / steps, later)
 
         def get_config(self) -> dict[str, Any]:
-            return {"schedule": schedule.get_config(), "steps": steps}
+            return {}  # No model is saved with its schedule.
 
     return WarmedUp()
 
@@ -293,32 +283,8 @@ def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Seq
     )
 
 
-def _loss(settings: TrainParams, interface: Interface, class_weights: Sequence[float], brought: Brought) -> Any:
+def _loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
     """Return the loss as `model.compile` takes it."""
-    plain = _plain_loss(settings, interface, brought)
-    if not class_weights:
-        return plain
-    import keras
-    from keras import ops
-
-    if interface.task_name != CLASSIFICATION:
-        raise InputError(
-            f"class_weights and balance_classes are for data with one class of several. Received: "
-            f"{interface.task_name}. Remove them from section training."
-        )
-    each, table = keras.losses.get(plain), np.array(class_weights, np.float32)
-
-    def weighted_loss(targets: Any, outputs: Any) -> Any:
-        weights = ops.convert_to_tensor(table)
-        # Targets are numbers of classes, which Keras gives as floats, or a share of each.
-        is_soft = settings.softens_labels
-        of_examples = ops.matmul(targets, weights) if is_soft else ops.take(weights, ops.cast(targets, "int32"))
-        return each(targets, outputs) * of_examples
-
-    return weighted_loss
-
-
-def _plain_loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
     task, name = interface.task, settings.loss
     own = _each_example(brought.loss) if name == OF_THE_TASK and brought.loss is not None else None
     if own is not None:
@@ -346,6 +312,29 @@ def _plain_loss(settings: TrainParams, interface: Interface, brought: Brought) -
         return each(targets, outputs)
 
     return loss
+
+
+def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
+    """Let the metrics of a model count all examples alike, except padding and other examples of weight 0.
+
+    Args:
+        model: Compiled model.
+        loss: Its loss, as `model.compile` takes it.
+        unpenalized: Metric of the weighted loss without penalties; None if there are no penalties.
+    """
+    import keras
+    from keras import ops
+
+    plain, each = functools.partial(type(model).compute_metrics, model), keras.losses.get(loss)
+    if unpenalized is not None:
+        add, unpenalized.update_state = unpenalized.update_state, lambda *_, **__: None
+
+    def compute_metrics(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if unpenalized is not None:
+            add(each(y, y_pred) * (1.0 if sample_weight is None else sample_weight))
+        return plain(x, y, y_pred, None if sample_weight is None else ops.sign(sample_weight))
+
+    model.compute_metrics = compute_metrics
 
 
 def _each_example(loss: Any) -> Any:
@@ -435,7 +424,7 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
         own: Parameters that this project sets, each where the class has it. The user cannot set these.
 
     Raises:
-        InputError: If there is no such class, a parameter is unknown, missing or refused by the class.
+        InputError: If there is no such class, or a parameter is unknown, or missing or refused by the class.
     """
     keras_class = class_of(kind, name)
     known = inspect.signature(keras_class).parameters
@@ -446,9 +435,6 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
                 f"{kind} {name!r} has no parameter {parameter!r}: expected some of {', '.join(free)}."
                 + did_you_mean(parameter, free)
             )
-    missing = [item for item in free if known[item].default is inspect.Parameter.empty and item not in parameters]
-    if missing:
-        raise InputError(f"{kind} {name!r} needs {', '.join(missing)}. Set them beside its name.")
     try:
         return keras_class(**{item: value for item, value in own.items() if item in known}, **parameters)
     except Exception as error:  # Keras checks values with errors of several kinds.
@@ -486,15 +472,9 @@ def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
     """Trace a training step of the model's own: it must be of the current backend and tell its loss."""
     import keras
 
-    takes, has_state = list(inspect.signature(model.train_step).parameters), keras.backend.backend() == "jax"
-    if len(takes) != 1 + has_state:
-        other = "tensorflow" if has_state else "jax"
-        raise InputError(
-            f"The model's own train_step({', '.join(takes)}) is not of the backend {keras.backend.backend()}. Set "
-            f"training.backend={other}."
-        )
+    is_jax = keras.backend.backend() == "jax"
     try:
-        if has_state:
+        if is_jax:
             import jax
 
             state = tuple([variable.value for variable in kind] for kind in state_of(model))
@@ -506,7 +486,11 @@ def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
                 tf.function(model.train_step).get_concrete_function(tuple(map(tf.constant, batch))).structured_outputs
             )
     except Exception as error:  # The step may raise anything.
-        raise InputError(f"The model's own train_step fails: {describe(error)}. Correct it.") from error
+        takes, other = ", ".join(inspect.signature(model.train_step).parameters), "tensorflow" if is_jax else "jax"
+        raise InputError(
+            f"The model's own train_step({takes}) fails with backend={keras.backend.backend()}: {describe(error)}. "
+            f"Correct it, or set training.backend={other} if it is written for that."
+        ) from error
     if "loss" not in logs:
         raise InputError(f"The model's own train_step returns {', '.join(logs)}: expected its loss too, as 'loss'.")
 
@@ -529,7 +513,7 @@ def compile_model(
         num_replicas: Number of replicas that share a batch.
         steps_per_epoch: Number of training steps in an epoch.
         jit_compile: Whether XLA compiles the step.
-        class_weights: See `weigh_classes`; where `settings` ask for weights and none are given, they are 1.
+        class_weights: See `weigh_classes`; empty for weights of 1.
 
     Returns:
         The variables to validate and save, in the order of `model.variables`: the weights, or their running averages
@@ -543,24 +527,22 @@ def compile_model(
     vars(model).pop("train_step", None)  # Removes the wrapper of an earlier stage.
     check_labels(settings, interface.task_name)
     task = interface.task
-    if settings.weighs_classes and not class_weights:
-        class_weights = (1.0,) * interface.num_classes
     brought = brought_by(model)
-    loss = _loss(settings, interface, class_weights, brought)
+    loss = _loss(settings, interface, brought)
     further = _further_metrics(settings, interface, brought)
     if not measured_by(model):
         set_measured(model, further)
     metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric, *further]
     regularized = [getattr(variable, "regularizer", None) for variable in model.trainable_variables]
     regularized += [getattr(layer, "activity_regularizer", None) for layer in model._flatten_layers()]
-    if any(regularized):  # Keras then adds penalties to the loss.
-        metrics.append(keras.metrics.MeanMetricWrapper(keras.losses.get(loss), name=UNPENALIZED_LOSS))
+    unpenalized = keras.metrics.Mean(name=UNPENALIZED_LOSS) if any(regularized) else None
     model.compile(
         optimizer=_optimizer(settings, num_replicas, steps_per_epoch, model),
         loss=loss,
-        weighted_metrics=metrics,
+        weighted_metrics=metrics if unpenalized is None else [*metrics, unpenalized],
         jit_compile=jit_compile,
     )
+    _count_alike(model, loss, unpenalized)
     model.optimizer.build(model.trainable_variables)
     for layer in model._flatten_layers():
         layer.add_loss = functools.partial(_add_float32_loss, layer)
@@ -576,4 +558,5 @@ def compile_model(
         _check_step(model, (inputs, targets, weights))
     synchronize_normalization(model, num_replicas)
     sum_repeated_rows(model.optimizer)
-    return extend_step(model, settings, num_replicas, interface.input.fed_shape != interface.input.shape)
+    has_margin = interface.input.fed_shape != interface.input.shape
+    return extend_step(model, settings, num_replicas, has_margin, class_weights)

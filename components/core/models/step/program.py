@@ -107,17 +107,14 @@ class Program:
 
     @property
     def source(self) -> tuple[Array, ...]:
-        """Input arrays of the program: inputs, targets, and a third array.
-
-        The third array is the order of an epoch if the training split is in device memory, otherwise the weights.
-        """
+        """Input arrays of the program: inputs, targets and weights; of a resident split also the order of an epoch."""
         if self.is_resident:
-            (inputs, kind), (targets, target_kind), _ = ((shape[1:], kind) for shape, kind in self.batch)
+            (inputs, kind), *others = ((shape[1:], kind) for shape, kind in self.batch)
             steps = steps_per_epoch(self.num_examples, self.batch_size)
             return (
                 # Flat, because a TPU pads a last axis of three channels to 128.
                 Array((self.num_examples, math.prod(inputs)), kind),
-                Array((self.num_examples, *targets), target_kind),
+                *(Array((self.num_examples, *shape), kind) for shape, kind in others),
                 Array((steps, self.batch_size), "int32", 1),
             )
         if not self.block_steps:
@@ -130,13 +127,13 @@ class Program:
         from jax import numpy as jnp
 
         if self.is_resident:
-            inputs, targets, order = source
+            inputs, targets, weights, order = source
             chosen = lax.dynamic_index_in_dim(order, place, keepdims=False)
             images = jnp.take(inputs, chosen, axis=0, mode="clip").reshape(self.batch[0][0])
             # The same weights as in `InMemoryReader`: the padding of the last batch has weight zero.
             position = place * self.batch_size + jnp.arange(self.batch_size, dtype=jnp.int32)
-            weights = (position < self.num_examples).astype(jnp.float32)
-            return images, jnp.take(targets, chosen, axis=0, mode="clip"), weights
+            targets, weights = (jnp.take(array, chosen, axis=0, mode="clip") for array in (targets, weights))
+            return images, targets, weights * (position < self.num_examples)
         if not self.block_steps:
             return source
         return tuple(lax.dynamic_index_in_dim(array, index, keepdims=False) for array in source)

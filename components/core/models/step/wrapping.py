@@ -1,4 +1,4 @@
-"""Wraps Keras's training step: augments the batch before it and averages the weights after it.
+"""Wraps Keras's training step: augments and weighs the batch before it and averages the weights after it.
 
 The wrappers are around the model's `train_step`, which `fit` compiles; they are not saved with the model. Two further
 changes make several replicas equal to one: synchronised batch normalisation and summed gradients of embedding rows.
@@ -9,11 +9,19 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tpu_components.core.models.step.augmentation import Draws, augment, check_images
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
 
-def extend_step(model: Any, settings: TrainParams, num_replicas: int, has_margin: bool = False) -> Sequence[Any]:
+def extend_step(
+    model: Any,
+    settings: TrainParams,
+    num_replicas: int,
+    has_margin: bool = False,
+    class_weights: Sequence[float] = (),
+) -> Sequence[Any]:
     """Augment every batch of the compiled model, and average the weights after every step, if `settings` say so.
 
     The running averages are of all weights, including batch-normalisation statistics. After t steps, the next step
@@ -25,6 +33,8 @@ def extend_step(model: Any, settings: TrainParams, num_replicas: int, has_margin
         settings: Augmentations to apply, and `ema_decay`.
         num_replicas: Number of replicas that share a batch.
         has_margin: Whether images have a margin around the model's input.
+        class_weights: Weight of each class, which multiplies that of its examples; empty for 1. Like in Keras, a mixed
+            example has the weight of the class of its larger share.
 
     Returns:
         The variables to validate and save, in the order of `model.variables`: the averages, which are variables of the
@@ -51,9 +61,12 @@ def extend_step(model: Any, settings: TrainParams, num_replicas: int, has_margin
             averages[i] = add_variable(variable.shape, dtype=variable.dtype, name=f"average_{i}")
 
     def prepare(data: Any) -> Any:
-        if not augments:
-            return data
         images, labels, sample_weights = data
+        if class_weights:
+            table = ops.convert_to_tensor(np.array(class_weights, np.float32))
+            sample_weights = sample_weights * ops.take(table, labels)
+        if not augments:
+            return images, labels, sample_weights
         # `iterations` would count updates, fewer than steps where gradients are accumulated.
         draws = Draws(seed.value, optimizer._iterations.value)
         groups = num_replicas if uses_jax else 1  # TensorFlow's step gets the batch of one replica.
@@ -86,7 +99,7 @@ def extend_step(model: Any, settings: TrainParams, num_replicas: int, has_margin
         average(steps)
         return logs
 
-    if augments or averages:
+    if augments or averages or class_weights:
         model.train_step = jax_step if uses_jax else tensorflow_step
     return [averages.get(i, variable) for i, variable in enumerate(model.variables)]
 

@@ -227,7 +227,7 @@ def test_read_batches_keeps_the_order_and_the_last_short_batch(records):
     assert [key.decode() for batch in batches for key in batch["key"]] == list(examples.keys)
     np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches]), examples.inputs)
     np.testing.assert_array_equal(np.concatenate([batch["label"] for batch in batches]), examples.labels)
-    assert set(next(read_batches(directory, manifest, "train").as_numpy_iterator())) == {"image", "label"}
+    assert set(next(read_batches(directory, manifest, "train").as_numpy_iterator())) == {"image", "label", "weight"}
 
 
 def test_pick_inputs_gives_images_by_place(records):

@@ -33,8 +33,9 @@ def column(folder: Path) -> WriteParams:
     images(folder)
     paths = sorted(folder.glob("*/[0-9]*.png"))
     table = {"image": [path.read_bytes() for path in paths], "label": [path.parent.name for path in paths]}
+    table["trust"] = [number / 4 for number in range(len(paths))]
     pq.write_table(pa.table(table), folder.parent / "pictures.parquet")
-    return WriteParams(f"parquet:{folder.parent}/pictures.parquet")
+    return WriteParams(f"parquet:{folder.parent}/pictures.parquet", columns={"weight": "trust"})
 
 
 def pack(listing, tasks):
@@ -59,9 +60,11 @@ def test_a_worker_gets_what_the_listing_says(tmp_path, make):
     handed = dict(load_tasks(uri, "key"))
     assert list(handed) == [7, 8, 9]
     for number, indices in tasks.items():
-        labels, keys, contents, hashes = arguments_of(listing, indices)
+        labels, keys, contents, hashes, weights = arguments_of(listing, indices)
         assert handed[number][:2] == (labels, keys)
         assert np.array_equal(handed[number][3], hashes)
+        assert np.array_equal(handed[number][4], weights)
+        assert (weights is None) == (make is not column)
         assert np.array_equal(read(handed[number][2]), read(contents))
     if make is packed:
         assert isinstance(handed[8][2][0], Span), "named, and not copied"

@@ -216,10 +216,10 @@ def _one_less(arrays, fields):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_other_labels, "another name or label"),
+        (_other_labels, "another name, label or weight"),
         (_cut_off, "bytes of records, and books of others"),
         (_fewer_sizes, "bytes of records, and books of others"),
-        (_other_names, "another name or label"),
+        (_other_names, "another name, label or weight"),
         (_another_order, "examples in another order"),
         (_one_less, "set aside, of"),
     ],

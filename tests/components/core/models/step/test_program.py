@@ -46,6 +46,6 @@ print(json.dumps([verdict(1 << 30), verdict(1259 * 64), [list(array.shape) for a
 
 def test_what_is_resident_must_fit_beside_the_model_as_the_device_tells(run_with_jax):
     enough, as_much_as_the_data, shapes = json.loads(run_with_jax(_FITS))
-    assert shapes == [[1259, 64], [1259], [40, 32]]
+    assert shapes == [[1259, 64], [1259], [1259], [40, 32]]
     assert enough
     assert not as_much_as_the_data
