@@ -116,6 +116,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             trained_score=result.trained_score,
             formats=typed,
             left_out=left_out,
+            columns=manifest.columns,
         ).save(staged)
     for name, facts in typed.items():
         score = "not measured" if facts.score is None else f"{facts.score:.4f}"

@@ -148,6 +148,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         common_words: Counts of the most frequent words in the training split; the empty name has the count of all other
             words. Empty for images and in older files.
         num_left_out: Number of examples in no split, because they are copies of held-out examples.
+        columns: Columns of the source by the name that they have here, as `data.columns`; empty in older files.
     """
 
     fingerprint: str
@@ -162,6 +163,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     split_rule_version: int = 1
     common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     num_left_out: int = 0
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """See `JsonFile`; the fields of the input are at the top level."""
@@ -170,7 +172,7 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """See `JsonFile`."""
-        raw = {"split_rule_version": 1, "common_words": {}, "num_left_out": 0, **raw}
+        raw = {"split_rule_version": 1, "common_words": {}, "num_left_out": 0, "columns": {}, **raw}
         if isinstance(splits := raw.get("splits"), dict):
             raw["splits"] = {
                 name: {"distributions": {}, "independence": {}, **split} if isinstance(split, dict) else split

@@ -1,8 +1,8 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Self
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.typed_values import NotNegative, Positive, Range, Share, check_fields
@@ -173,6 +173,11 @@ class WriteParams:
     def asked(self) -> str:
         """The task of a model of these data: `task`, or for a corpus: source the language model's."""
         return LANGUAGE_MODEL if split_source(self.source)[0] == CORPUS else self.task
+
+    def without_columns_beyond(self, names: Sequence[str]) -> Self:
+        """Return parameters without the `columns` that a source lacks: to be predicted, it needs no label and no id."""
+        there = {name: column for name, column in self.columns.items() if column in names}
+        return dataclasses.replace(self, columns=there)
 
 
 @dataclasses.dataclass(frozen=True)
