@@ -334,10 +334,8 @@ def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelI
     # A champion of texts has the words of the data that it was trained on.
     if not (info.understands(manifest) if role == "champion" else info.fits(manifest)):
         raise InputError(
-            f"The {role} in {model_dir} does not fit the data set: expected {manifest.task} with "
-            f"{list(manifest.class_names)} and {manifest.input}, received {info.task} with "
-            f"{list(info.class_names)} and {info.input}. Evaluate it on the data set it was made for, or train a new "
-            "one"
+            f"The {role} in {model_dir} does not fit the data set: {info.compare_with(manifest)}. Evaluate it on the "
+            "data set it was made for, or train a new one"
             + (" with gate.champion left empty and a deploy.model_name of its own." if role == "champion" else ".")
         )
     return info

@@ -54,9 +54,8 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     manifest.split(params.split)
     if not info.fits(manifest):
         raise InputError(
-            f"The model in {model_dir} does not fit the data set in {records_dir}: expected "
-            f"{info.input} and {info.task} of {len(info.class_names)} classes or targets, received {manifest.input} "
-            f"and {manifest.task} of {len(manifest.class_names)}."
+            f"The model in {model_dir} does not fit the data set: {info.compare_with(manifest)}. Export it with the "
+            "records that it was trained on."
         )
     with (
         storage.staged_directory(output) as staged,

@@ -339,6 +339,13 @@ class ModelInfo(JsonFile, name=MODEL_FILE, what="the description of a model", st
         """Return whether the model has the same input, task and class names as a data set."""
         return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
 
+    def compare_with(self, manifest: Manifest) -> str:
+        """Describe what a data set asks of a model and what this one is, for an error message."""
+        return (
+            f"expected {manifest.task} with {list(manifest.class_names)} and {manifest.input}, received {self.task} "
+            f"with {list(self.class_names)} and {self.input}"
+        )
+
     def understands(self, manifest: Manifest) -> bool:
         """Return whether the model fits a data set, or would if the texts were tokenized with its own vocabulary."""
         both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
