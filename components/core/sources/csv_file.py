@@ -375,7 +375,10 @@ def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     """Say what may be wrong with a CSV file's first line."""
     alike = {name.lower(): name for name in columns}
     renames = [f"{alike[name]!r} to {name!r}" for name in missing if name in alike]
-    return f" Rename {', '.join(renames)}." if renames else f" Or say which they are: data.columns={{{missing[0]}: …}}."
+    if renames:
+        return f" Rename {', '.join(renames)}."
+    named = ", ".join(f"{name}: …" for name in missing if name in ("path", "text", "label"))
+    return f" Or say which they are: data.columns={{{named}}}." if named else ""
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:
