@@ -68,8 +68,8 @@ class WriteParams:
             already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
         apply_rotation: Turn photos as their EXIF says: when they are stored, and those that the model is to answer.
-        convert_arrays: Read arrays also with channels first, with floats in [0, 1], and with one-hot classes; it is
-            said.
+        convert_arrays: Read arrays also with channels first, with floats in [0, 1] or other integers in [0, 255], and
+            with one-hot classes; it is said.
         encoding: `raw` pixels, `resized` to image_size as JPEG, image files `encoded` as they are, or `auto`: raw up to
             64×64×3 and of arrays, resized where photos are more than a tenth larger than image_size, else encoded.
         jpeg_quality: Quality of `resized` images, from 1 to 100.
