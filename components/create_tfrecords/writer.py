@@ -151,6 +151,7 @@ def _write_all(prepared: Prepared, tasks: Sequence[Task], parts: Written, staged
         splits=merger.splits(task.name, listing),
         quarantined=(*listing.bad, *merger.bad),
         common_words=list_common(survey.counts) if survey else {},
+        columns=params.columns,
     )
     check_budget(params, plan, manifest)
     if copies is None:

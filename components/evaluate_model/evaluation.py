@@ -11,7 +11,6 @@ import numpy as np
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import (
     EVALUATION_FILE,
@@ -114,7 +113,9 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         evaluation.save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **scores.predictions)
         examples = _show_examples(params, device, records_dir, manifest, model_dir, scores)
-        report = render_report(evaluation, manifest, info, load_history(model_dir), examples)
+        report = render_report(
+            evaluation, manifest, info, load_history(model_dir), examples, dataclasses.asdict(params)
+        )
         (staged / REPORT_FILE).write_text(report, encoding="utf-8")
     if held_out:
         own = [champion.registered.digest if champion.registered else "", *([anchor.digest] if anchor else [])]
@@ -123,7 +124,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         except (OSError, InputError) as error:  # The decision stands, as where the registry may only be read.
             progress.say("evaluate_model", f"this decision on the test set is not counted: {error}")
     decision, ours, theirs = evaluation.gate, evaluation.challenger, evaluation.champion
-    verdict = PROMOTED if decision.promote else NOT_PROMOTED
+    verdict = "passed the gate" if decision.promote else "did not pass the gate"
     progress.say("evaluate_model", f"{verdict}: " + "; ".join(map(str, decision.reasons)))
     return EvaluateResult(
         promote=decision.promote,
@@ -333,10 +334,8 @@ def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelI
     # A champion of texts has the words of the data that it was trained on.
     if not (info.understands(manifest) if role == "champion" else info.fits(manifest)):
         raise InputError(
-            f"The {role} in {model_dir} does not fit the data set: expected {manifest.task} with "
-            f"{list(manifest.class_names)} and {manifest.input}, received {info.task} with "
-            f"{list(info.class_names)} and {info.input}. Evaluate it on the data set it was made for, or train a new "
-            "one"
+            f"The {role} in {model_dir} does not fit the data set: {info.compare_with(manifest)}. Evaluate it on the "
+            "data set it was made for, or train a new one"
             + (" with gate.champion left empty and a deploy.model_name of its own." if role == "champion" else ".")
         )
     return info

@@ -6,6 +6,7 @@ It shows the decision, the figures, the training, and examples: mistakes with th
 import base64
 import io
 import itertools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from tpu_components.core.examples.interface import (
     THRESHOLD,
     Task,
     TextInput,
+    as_fields,
 )
 from tpu_components.core.examples.text import START
 from tpu_components.core.pages import page
@@ -110,7 +112,12 @@ History = Sequence[Mapping[str, float | None]]
 
 
 def render_report(
-    evaluation: Evaluation, manifest: Manifest, info: ModelInfo, history: History, examples: Sequence[Block]
+    evaluation: Evaluation,
+    manifest: Manifest,
+    info: ModelInfo,
+    history: History,
+    examples: Sequence[Block],
+    gate: Mapping[str, Any],
 ) -> str:
     """Return the report as one HTML document; the same content gives the same text, but for the time in its title.
 
@@ -121,6 +128,7 @@ def render_report(
         history: One mapping per epoch with `epoch`, `loss`, the task's metric and, where measured, `validation_loss`,
             the metric with the same prefix, `learning_rate` and `examples_per_second`; empty if unknown.
         examples: Sections that show examples.
+        gate: Settings of the evaluation.
     """
     title, subtitle, facts = describe_run(evaluation.split, manifest, info)
     decision = "Passed the gate" if evaluation.gate.promote else "Did not pass the gate"
@@ -146,10 +154,27 @@ def render_report(
             *_table_of_names(manifest.task, evaluation.challenger),
             *examples,
             *calibration,
+            Section("Settings", [_list_settings(manifest, info, gate)], is_folded=True),
         ],
         [Sentences(rules, decision, evaluation.gate.promote), Fields(list(facts.items()))],
         subtitle,
     )
+
+
+def _list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any]) -> Fields:
+    data = {"source": manifest.source, "split": manifest.split_rule, "columns": manifest.columns, "task": manifest.task}
+    sections = {
+        "data": {**data, **as_fields(manifest.input)},
+        "model": {"name": info.name, **info.parameters},
+        "training": info.training,
+        "gate": gate,
+    }
+    said = (
+        (f"{section}.{name}", value if isinstance(value, str) else json.dumps(value))
+        for section, settings in sections.items()
+        for name, value in settings.items()
+    )
+    return Fields([(name, text) for name, text in said if text not in ("{}", "[]", "null")])
 
 
 def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, str, dict[str, str]]:

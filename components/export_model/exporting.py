@@ -55,9 +55,8 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
     manifest.split(params.split)
     if not info.fits(manifest):
         raise InputError(
-            f"The model in {model_dir} does not fit the data set in {records_dir}: expected "
-            f"{info.input} and {info.task} of {len(info.class_names)} classes or targets, received {manifest.input} "
-            f"and {manifest.task} of {len(manifest.class_names)}."
+            f"The model in {model_dir} does not fit the data set: {info.compare_with(manifest)}. Export it with the "
+            "records that it was trained on."
         )
     with (
         storage.staged_directory(output) as staged,
@@ -117,6 +116,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             trained_score=result.trained_score,
             formats=typed,
             left_out=left_out,
+            columns=manifest.columns,
         ).save(staged)
     for name, facts in typed.items():
         score = "not measured" if facts.score is None else f"{facts.score:.4f}"

@@ -73,7 +73,8 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
         return _list_records(place, model)
     find_source(params.source)
     try:
-        listing = list_unlabelled(WriteParams(params.source, columns=params.columns, slice_columns=params.keep))
+        columns = {**model.columns, **params.columns}
+        listing = list_unlabelled(WriteParams(params.source, columns=columns, slice_columns=params.keep))
     except InputError as error:  # The configuration of a run is not what is set here.
         message = str(error).replace("data.columns={path: …}", """--columns '{"path": "…"}'""")
         raise InputError(message.replace("data.columns", "--columns")) from error
@@ -83,20 +84,21 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
             f"Cannot answer {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received "
             f"a source of the kind {listing.kind!r}."
         )
-    columns = {name: _as_column(values) for name, values in listing.slices.items()}
+    kept = {name: _as_column(values) for name, values in listing.slices.items()}
     return Inputs(
         listing.keys,
         listing.stat_digest(),
         lambda some: listing.held(some)[1],
         isinstance(listing.spans, Spans),
         listing.root,
-        kept={name: values for name, (_, values) in columns.items()},
-        types={name: kind for name, (kind, _) in columns.items()},
+        kept={name: values for name, (_, values) in kept.items()},
+        types={name: kind for name, (kind, _) in kept.items()},
     )
 
 
 def _check_kept(params: PredictParams, kept: Mapping[str, Any]) -> None:
-    if missing := [name for name in params.keep if name not in kept]:
+    wanted = [*params.keep, *(name for name in params.columns if name == "id")]
+    if missing := [params.columns.get(name, name) for name in wanted if name not in kept]:
         raise InputError(
             f"Cannot keep {missing[0]!r} of {params.source!r}: expected a column of a csv: or parquet: source, a "
             "feature of tfrecords:, or a field of the JSON files of webdataset:. Leave it out."

@@ -22,7 +22,8 @@ class PredictParams:
     Attributes:
         source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for its records. Labels are not
             needed: `images:DIR` and `text:DIR` take every file below the folder.
-        columns: Names of a table's columns `path`, `text` and `id`, if they differ, for example {"path": "filename"}.
+        columns: Names of a table's columns `path`, `text` and `id`, if they are not those of the training data, for
+            example {"path": "filename"}.
         keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
             copied.
         form: Format of the files: `jsonl`, a line for each example, or `parquet`.

@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ _RENDERED_AT_ONCE = 100  # Probabilities.
 _CLIENT_LEFT = 499  # nginx's status for a client that has disconnected. Only the log shows it.
 _STATUSES = {InputError: 400, TooLargeError: 413, NoRoomError: 503, ClientDisconnect: _CLIENT_LEFT}
 
+_PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF|GIF8|BM")  # curl --data-binary names no type of content.
 _EXTENSIONS = ("binary_tensor_data", "model_configuration")  # Triton's, of KServe's V2.
 _OPEN_METRICS = "application/openmetrics-text"
 _METRIC_PREFIX = "tpu_pipelines"
@@ -189,7 +191,7 @@ class Application:
 
     async def _answer(self, request: Request, body: bytearray, hold: Hold) -> Response:
         """Answer by the protocol of Vertex AI, which is KServe's V1."""
-        is_image = request.headers.get("content-type", "").startswith("image/")
+        is_image = request.headers.get("content-type", "").startswith("image/") or bool(_PICTURE.match(body))
         parse: Any = (parse_request, body, self._model.reader, self._params)
         if is_image:
             parse = (parse_image, body, self._model.reader, request.query_params.get("top"), self._params)

@@ -51,6 +51,7 @@ class ExportedModel:
         format: Loaded format: `float`, `int8` or `saved_model`.
         step: Function of a language model that processes one more character of each text.
         state_size: Size of the language model's state.
+        columns: `ExportInfo.columns`.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ExportedModel:
     format: str = FLOAT
     step: Step | None = None
     state_size: int = 0
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def answer(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
         """Interpret the output of one example, float32[outputs], by the model's task.
@@ -149,7 +151,7 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
                 predict = _saved_predictor(file, inputs, info.output.name)
             else:
                 predict = lite.load_predictor(file, num_threads, info.output.scale or 1.0, info.output.offset or 0.0)
-            model = ExportedModel(name, class_names, inputs, predict, reader, task, form)
+            model = ExportedModel(name, class_names, inputs, predict, reader, task, form, columns=info.columns)
         answer = model.predict(np.zeros((1, *model.input.shape), model.input.dtype))
         if answer.shape != (1, len(model.class_names)):
             raise ValueError(f"{len(model.class_names)} names for outputs of shape {answer.shape}")

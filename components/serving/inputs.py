@@ -17,7 +17,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.examples.generation import Alphabet, generate
-from tpu_components.core.examples.images import UnreadableImageError, are_shares, decode_pixels, pixels_of_shares
+from tpu_components.core.examples.images import UnreadableImageError, are_other_pixels, decode_pixels, to_pixels
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, ImageInput
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
 from tpu_components.core.files import storage
@@ -317,8 +317,8 @@ def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.nda
     # Like create_tfrecords: channels may come first.
     if array.shape[-3:] == (shape[2], *shape[:2]) != shape:
         array = np.moveaxis(array, -3, -1)
-    if are_shares(array):
-        array = pixels_of_shares(array)
+    if are_other_pixels(array):
+        array = to_pixels(array)
     if shape[2] == 1 and array.shape[-2:] == shape[:2]:
         array = array[..., None]
     if array.ndim == 3:

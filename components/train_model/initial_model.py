@@ -89,7 +89,6 @@ def require_same_data(initial: InitialModel, manifest: Manifest) -> None:
     info.check_files(initial.directory)
     if not info.fits(manifest):
         raise InputError(
-            f"Cannot start with the weights of {initial.name}: expected {manifest.task} with "
-            f"{list(manifest.class_names)} and {manifest.input}, received {info.task} with {list(info.class_names)} "
-            f"and {info.input}. Train on such data, or remove training.initial_model."
+            f"The initial model {initial.name} does not fit the data set: {info.compare_with(manifest)}. Train on such "
+            "data, or remove training.initial_model."
         )

@@ -262,9 +262,10 @@ COMMANDS = (
             argument(
                 "--columns",
                 type=json_object,
+                default={},
                 metavar="JSON",
                 help='with --output: columns of a table that have other names, for example {"path": "filename", "id": '
-                '"customer"} (default: those of the run that trained the model, if MODEL is its folder)',
+                '"customer"} (default: those of the training data)',
             ),
             argument(
                 "--keep",

@@ -33,11 +33,10 @@ def predict(arguments: argparse.Namespace) -> int:
         raise InputError(
             "--columns and --keep need --output. Received: no --output. Set it, for example to answers.jsonl."
         )
+    if arguments.output is None and (source := next(filter(exports.is_source, arguments.inputs), "")):
+        raise InputError(f"A source needs --output. Received: {source!r}. Set it, for example to answers.jsonl.")
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
-        uri = exports.find_export(arguments.model, arguments.workspace)
-        if arguments.output is not None and arguments.columns is None:
-            arguments.columns = exports.columns_of_training(uri)
-        export_dir = fetch_folder(uri, Path(scratch))
+        export_dir = fetch_folder(exports.find_export(arguments.model, arguments.workspace), Path(scratch))
         if arguments.output is not None:
             _predict_to_file(export_dir, arguments)
         elif inputs.is_language_model(export_dir):

@@ -11,17 +11,17 @@ from tpu_components.core.files import storage
 from tpu_components.core.registry.folder import ModelRegistry, list_models
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import (
-    ALIAS,
     CHAMPION,
     EXPORT_DIR,
     MODEL_NAME,
-    VERSION_NUMBER,
+    VERSION_OR_ALIAS,
     VERTEX_MODEL_NAME,
     VERTEX_ROOT,
     reference,
 )
 from tpu_components.core.registry.versions import RegisteredVersion
 from tpu_components.core.results.export_info import ExportInfo
+from tpu_components.core.sources.kinds import SOURCES
 from tpu_components.core.sources.params import split_source
 from tpu_components.predict_batch.inputs import RECORDS
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
@@ -90,7 +90,7 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
     ):
         return name
     known = {model.model_name for model in list_models(workspace / "registry")}
-    match = re.fullmatch(f"({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", name)
+    match = re.fullmatch(f"({MODEL_NAME})@({VERSION_OR_ALIAS})", name)
     if match and match[1] in known:
         return reference(workspace / "registry", match[1], match[2])
     raise InputError(
@@ -100,13 +100,10 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
     )
 
 
-def columns_of_training(export_uri: str) -> dict[str, str]:
-    """Return the column names from the run that contains an export; empty for other exports."""
-    run = Path(export_uri).parent
-    if storage.is_remote(export_uri) or not (run / SUMMARY_FILE).is_file():
-        return {}
-    columns = Summary.load(run).config.get("data", {}).get("columns") or {}
-    return {name: column for name, column in columns.items() if name in ("path", "image", "text")}
+def is_source(text: str) -> bool:
+    """Return whether an input of `predict` names a source that exists, for example `csv:FILE`."""
+    kind, place = split_source(text)
+    return kind in SOURCES and os.path.exists(place)
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:

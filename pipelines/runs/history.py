@@ -261,9 +261,14 @@ def _training(summary: Summary) -> str:
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a table, with notes on unfinished runs below."""
+    """Return the rows as a table, with what differs in their training, and notes on unfinished runs below."""
     notes = [in_one_line(_note(row)) for row in rows if row["status"] in (State.RUNNING, State.INTERRUPTED)]
-    return "\n".join([*Table(_COLUMNS, [_cells(row) for row in rows]).lines(), *([""] if notes else []), *notes])
+    columns, cells = dict(_COLUMNS), [_cells(row) for row in rows]
+    trained = ["" if row["status"] in (State.RUNNING, State.INTERRUPTED) else row["training"] for row in rows]
+    if len({*trained} - {""}) > 1:
+        columns["training"] = "<"
+        cells = [[*row, said] for row, said in zip(cells, trained, strict=True)]
+    return "\n".join([*Table(columns, cells).lines(), *([""] if notes else []), *notes])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str | Cell]:

@@ -39,6 +39,7 @@ _WANTED_STEPS = 1_500
 _TEXT_LEARNING_RATE = 0.003
 _BETTER = 0.1  # Macro F1 above that of a constant answer that is first asked for.
 _WIDTH = 110
+_COMPILED = re.compile(rb'\.compile\(|"compile_config": \{"')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +112,8 @@ def plan_start(
         model, files[path] = str(path), _write_model(overview, name)
     data, reasons = _choose_data(overview, model)
     training, more = _choose_training(overview, is_ours=bool(files))
+    if _is_compiled(model):  # A schedule would replace its optimizer.
+        del training["learning_rate_schedule"], training["warmup_epochs"]
     raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
     if overview.is_imbalanced:
         training["balance_classes"] = True
@@ -206,15 +209,28 @@ def _choose_size(overview: DataOverview, model: str) -> tuple[list[int], str] | 
     return [side, side], "All are brought to this height and width. Larger ones show more, and take longer."
 
 
+def _is_compiled(model: str) -> bool:
+    """Return whether a model's file seems to compile it; the code is not run."""
+    path = Path(model)
+    return path.suffix in (".py", ".keras") and path.is_file() and bool(_COMPILED.search(_described(path)))
+
+
+def _described(path: Path) -> bytes:
+    """Return the code of a model's file, or the description in a .keras file; empty for a damaged one."""
+    try:
+        if path.suffix == ".py":
+            return path.read_bytes()
+        with zipfile.ZipFile(path) as archive:
+            return archive.read("config.json")
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return b""  # The loader reports a damaged file.
+
+
 def _input_size(model: str) -> list[int] | None:
     """Return the height and width of a .keras file's input; None if its description does not contain them."""
     if not model.endswith(".keras"):
         return None
-    try:
-        with zipfile.ZipFile(model) as archive:
-            shapes = re.findall(rb'"batch_shape": \[null, (\d+), (\d+), \d+\]', archive.read("config.json"))
-    except (OSError, KeyError, zipfile.BadZipFile):
-        return None  # The loader reports a damaged file.
+    shapes = re.findall(rb'"batch_shape": \[null, (\d+), (\d+), \d+\]', _described(Path(model)))
     return [int(side) for side in shapes[0]] if shapes else None
 
 

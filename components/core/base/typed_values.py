@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import math
 import re
@@ -11,6 +12,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
+
+_SHOWN_KEYS = 12  # Known keys that an error message names.
 
 _LARGEST = 2**63 - 1  # Largest signed integer of 64 bits.
 
@@ -121,8 +124,12 @@ def _nearest(word: Any, known: Container[Any]) -> str:
 
 
 def unknown_key(key: Any, known: Container[Any], where: str) -> str:
-    """Return an error message for an unknown key, with the known keys and the nearest one."""
-    return f"Unknown key {key!r} in {where}: expected {describe(known)}.{_nearest(key, known)}"
+    """Return an error message for an unknown key, with some known keys, the nearest first."""
+    names = sorted(map(str, known)) if isinstance(known, Iterable) else []
+    if len(names) > _SHOWN_KEYS:
+        near = difflib.get_close_matches(str(key), names, _SHOWN_KEYS, 0.5) or names[:_SHOWN_KEYS]
+        known = [*near, f"… ({len(names)} in all)"]
+    return f"Unknown key {key!r} in {where}: expected {describe(known)}.{_nearest(key, names)}"
 
 
 class Mistakes:

@@ -164,6 +164,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         common_words: Counts of the most frequent words in the training split; the empty name has the count of all other
             words. Empty for images and in older files.
         num_left_out: Number of examples in no split, because they are copies of held-out examples.
+        columns: Columns of the source by the name that they have here, as `data.columns`; empty in older files.
     """
 
     fingerprint: str
@@ -178,6 +179,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
     split_rule_version: int = 1
     common_words: Mapping[str, int] = dataclasses.field(default_factory=dict)
     num_left_out: int = 0
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
@@ -326,6 +328,13 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
     def fits(self, manifest: Manifest) -> bool:
         """Return whether the model has the same input, task and class names as a data set."""
         return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
+
+    def compare_with(self, manifest: Manifest) -> str:
+        """Describe what a data set asks of a model and what this one is, for an error message."""
+        return (
+            f"expected {manifest.task} with {list(manifest.class_names)} and {manifest.input}, received {self.task} "
+            f"with {list(self.class_names)} and {self.input}"
+        )
 
     def understands(self, manifest: Manifest) -> bool:
         """Return whether the model fits a data set, or would if the texts were tokenized with its own vocabulary."""

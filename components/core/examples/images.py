@@ -406,16 +406,18 @@ def encode_png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def are_shares(array: np.ndarray) -> bool:
-    """Return whether an array has floats in [0, 1], the range in which many libraries store pixels."""
-    return array.dtype.kind == "f" and bool(array.size) and bool(array.min() >= 0 and array.max() <= 1)
+def are_other_pixels(array: np.ndarray) -> bool:
+    """Return whether an array has pixels as many libraries store them: floats in [0, 1], or integers up to 255."""
+    if array.dtype == np.uint8 or array.dtype.kind not in "fiu" or not array.size or array.min() < 0:
+        return False
+    return bool(array.max() <= 1 if array.dtype.kind == "f" else 1 < array.max() <= 255)
 
 
-def pixels_of_shares(array: np.ndarray) -> np.ndarray:
-    """Return floats in [0, 1] as pixels, uint8 in [0, 255].
+def to_pixels(array: np.ndarray) -> np.ndarray:
+    """Return floats in [0, 1], or integers, as pixels, uint8 in [0, 255].
 
     Example:
-        >>> pixels_of_shares(np.array([0.0, 0.5, 1.0])).tolist()
-        [0, 128, 255]
+        >>> to_pixels(np.array([0.0, 0.5, 1.0])).tolist(), to_pixels(np.array([0, 200])).tolist()
+        ([0, 128, 255], [0, 200])
     """
-    return np.round(array * 255).astype(np.uint8)
+    return np.round(array * 255 if array.dtype.kind == "f" else array).astype(np.uint8)

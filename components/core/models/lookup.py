@@ -390,7 +390,7 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
     if lost:
         own, kind = " and ".join(lost), type(model).__name__
         raise InputError(
-            f"Cannot train the model {name!r} by its own {own}: it is saved as a functional model, without them. "
+            f"Cannot train the model {name!r} by its own {own}: a functional model is saved, without this class. "
             f"Return {kind}(inputs, outputs) from {_BUILDER}, with inputs = keras.Input(…), or remove {own}; a layer's "
             "add_loss may add to the loss."
         )

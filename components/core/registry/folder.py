@@ -80,12 +80,12 @@ class ModelRegistry:
         return tuple(path.name for path in self._version_dirs())
 
     def version(self, number: str) -> Version:
-        """Return a version.
+        """Return a version; 7 is version 0007.
 
         Raises:
             InputError: If the version does not exist, or cannot be read.
         """
-        known = self.numbers()
+        known, number = self.numbers(), number.zfill(4) if number.isdecimal() else number
         if number not in known:
             raise InputError(
                 f"{self.model_name!r} has no version {number!r} in {self.root}: expected one of "
@@ -107,7 +107,7 @@ class ModelRegistry:
 
     def find(self, version: str) -> Version | None:
         """Return a version by number or alias; None for an alias that was never set. A number must exist."""
-        if re.fullmatch(VERSION_NUMBER, version):
+        if version.isdecimal():
             return self.version(version)
         moves = self.moves(version)
         return self.version(moves[-1].version) if moves else None

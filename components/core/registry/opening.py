@@ -11,9 +11,8 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.reference import (
-    ALIAS,
     MODEL_NAME,
-    VERSION_NUMBER,
+    VERSION_OR_ALIAS,
     VERTEX_MODEL_NAME,
     VERTEX_ROOT,
     check_registry,
@@ -35,9 +34,9 @@ def parse_reference(text: str) -> tuple[Registry, str] | None:
         '3'
         >>> parse_reference("runs/digits/model")
     """
-    if match := re.fullmatch(rf"({VERTEX_ROOT})/({VERTEX_MODEL_NAME})@(\d+|{ALIAS})", text):
+    if match := re.fullmatch(rf"({VERTEX_ROOT})/({VERTEX_MODEL_NAME})@({VERSION_OR_ALIAS})", text):
         return open_registry(match[1], match[2]), match[3]
-    match = re.fullmatch(f"(.+)/({MODEL_NAME})@({VERSION_NUMBER}|{ALIAS})", text)
+    match = re.fullmatch(f"(.+)/({MODEL_NAME})@({VERSION_OR_ALIAS})", text)
     if not match or storage.is_remote(text) or Path(text).exists():
         return None
     return ModelRegistry(match[1], match[2]), match[3]

@@ -25,6 +25,9 @@ ALIAS = r"[a-z]([a-zA-Z0-9-]{0,126}[a-z0-9])?"  # Vertex AI's form.
 VERSION_NUMBER = r"\d{4,}"
 
 
+VERSION_OR_ALIAS = rf"\d+|{ALIAS}"  # 7 is version 0007 of a registry in a folder.
+
+
 VERTEX_ROOT = r"projects/[^/@]+/locations/[a-z0-9-]+/models"
 
 

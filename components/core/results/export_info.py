@@ -115,6 +115,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
         formats: Formats of the export, by name.
         left_out: Reasons why other formats were left out, by name.
         range: Smallest and largest value of an image's pixels.
+        columns: `Manifest.columns` of that data set.
     """
 
     model: str
@@ -131,6 +132,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
     quantization: str | None = None
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     range: tuple[int, int] | None = None
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of the file."""
@@ -151,6 +153,7 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
                 name: _renamed(dataclasses.asdict(facts), "score", self.judged) for name, facts in self.formats.items()
             },
             "left_out": self.left_out,
+            "columns": self.columns,
         }
 
     @staticmethod

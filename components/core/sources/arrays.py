@@ -6,7 +6,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.example_ids import identify_each
-from tpu_components.core.examples.images import are_shares, pixels_of_shares
+from tpu_components.core.examples.images import are_other_pixels, to_pixels
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.listing import Listing
@@ -56,9 +56,10 @@ def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
     if all(array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[3] not in (1, 3) for array in images):
         images = [np.ascontiguousarray(np.moveaxis(array, 1, 3)) for array in images]
         notes.append("the arrays' channels come first: they were put last")
-    if all(map(are_shares, images)):
-        images = list(map(pixels_of_shares, images))
-        notes.append("the arrays hold floats in [0, 1]: they were made pixels in [0, 255], as which a model takes them")
+    if all(map(are_other_pixels, images)):
+        held = "floats in [0, 1]" if images[0].dtype.kind == "f" else f"{images[0].dtype} in [0, 255]"
+        images = list(map(to_pixels, images))
+        notes.append(f"the arrays hold {held}: they were made uint8 in [0, 255], as which a model takes them")
     if params.task == CLASSIFICATION and all(map(_is_one_hot, labels)):
         labels = [array.argmax(1) for array in labels]
         notes.append("the labels have one column for each class: the number of the column is the class")
@@ -74,7 +75,9 @@ def _is_one_hot(labels: np.ndarray) -> bool:
 def _check_images(split: str, images: np.ndarray, source: str) -> None:
     fits = images.ndim == 3 or (images.ndim == 4 and images.shape[-1] in (1, 3))
     if not fits or images.dtype != np.uint8 or 0 in images.shape[1:]:
-        how = ": (images * 255).round().astype('uint8')" if are_shares(images) else ""
+        how = (
+            ": (images * 255).round().astype('uint8')" if images.dtype.kind == "f" and are_other_pixels(images) else ""
+        )
         raise InputError(
             f"Cannot use {_images_of(split)} in {source}: expected uint8[N, height, width] or uint8[N, height, width, "
             f"1|3] in [0, 255], received {images.dtype}{list(images.shape)}. Convert them before saving{how}."

@@ -171,7 +171,7 @@ def read_others(location: str, params: WriteParams, most: int) -> dict[str, list
 
 def _read_table(location: str, params: WriteParams, targets: Sequence[str], labelled: bool) -> _Rows:
     """Read the columns of a table that are used; only these stay in memory."""
-    table = _open_table(location, params)
+    table = _open_table(location, params, labelled)
     if "label" in targets and "label" not in table.columns:
         table = _with_hot_columns(table, params)
     content = "text" if "text" in table.columns and "path" not in table.columns else "path"
@@ -188,7 +188,7 @@ def _read_table(location: str, params: WriteParams, targets: Sequence[str], labe
     return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
 
 
-def _open_table(location: str, params: WriteParams) -> _Table:
+def _open_table(location: str, params: WriteParams, labelled: bool = True) -> _Table:
     content = storage.read_bytes(location)
     csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
     with _naming(location):
@@ -197,7 +197,8 @@ def _open_table(location: str, params: WriteParams) -> _Table:
         if delimiter in DELIMITERS:
             notes.append(f"the values of the CSV file are separated by {DELIMITERS[delimiter]}")
         reader = csv.reader(_text_of(content), delimiter=delimiter)
-        columns, renamed = _name_columns([name.strip() for name in next(reader, ())], params, location)
+        cells = [name.strip() for name in next(reader, ())]
+        columns, renamed = _name_columns(cells, params if labelled else params.without_columns_beyond(cells), location)
         is_empty = not any(reader)  # As csv.DictReader, which leaves out empty lines.
     if is_empty:
         raise InputError(
@@ -388,7 +389,10 @@ def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     """Say what may be wrong with a CSV file's first line."""
     alike = {name.lower(): name for name in columns}
     renames = [f"{alike[name]!r} to {name!r}" for name in missing if name in alike]
-    return f" Rename {', '.join(renames)}." if renames else f" Or say which they are: data.columns={{{missing[0]}: …}}."
+    if renames:
+        return f" Rename {', '.join(renames)}."
+    named = ", ".join(f"{name}: …" for name in missing if name in ("path", "text", "label"))
+    return f" Or say which they are: data.columns={{{named}}}." if named else ""
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:

@@ -65,6 +65,7 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
     Raises:
         InputError: If one is missing.
     """
+    params = params if labelled else params.without_columns_beyond(fields)
     if strange := sorted(set(params.columns.values()) - set(fields)):
         raise InputError(
             f"No field {shown(strange)} in {location}, which data.columns names. Received: {shown(list(fields))}. "

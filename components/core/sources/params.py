@@ -1,8 +1,8 @@
 """What a user may set, and what comes back."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Self
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.typed_values import NotNegative, Positive, Range, Share, check_fields
@@ -69,8 +69,8 @@ class WriteParams:
             already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
         apply_rotation: Turn photos as their EXIF says: when they are stored, and those that the model is to answer.
-        convert_arrays: Read arrays also with channels first, with floats in [0, 1], and with one-hot classes; it is
-            said.
+        convert_arrays: Read arrays also with channels first, with floats in [0, 1] or other integers in [0, 255], and
+            with one-hot classes; it is said.
         encoding: `raw` pixels, `resized` to image_size as JPEG, image files `encoded` as they are, or `auto`: raw up to
             64×64×3 and of arrays, resized where photos are more than a tenth larger than image_size, else encoded.
         jpeg_quality: Quality of `resized` images, from 1 to 100.
@@ -174,6 +174,11 @@ class WriteParams:
     def asked(self) -> str:
         """The task of a model of these data: `task`, or for a corpus: source the language model's."""
         return LANGUAGE_MODEL if split_source(self.source)[0] == CORPUS else self.task
+
+    def without_columns_beyond(self, names: Sequence[str]) -> Self:
+        """Return parameters without the `columns` that a source lacks: to be predicted, it needs no label and no id."""
+        there = {name: column for name, column in self.columns.items() if column in names}
+        return dataclasses.replace(self, columns=there)
 
 
 @dataclasses.dataclass(frozen=True)

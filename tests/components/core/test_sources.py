@@ -623,6 +623,7 @@ def test_npz_that_is_nearly_right_is_refused_with_the_way_out(tmp_path, arrays, 
     [
         (lambda x, y: (np.moveaxis(x, 3, 1), y), "channels come first"),
         (lambda x, y: (x / 255, y), "floats in [0, 1]"),
+        (lambda x, y: (x.astype(np.int64), y), "int64 in [0, 255]"),
         (lambda x, y: (x, np.eye(2)[y]), "one column for each class"),
         (lambda x, y: ((np.moveaxis(x, 3, 1) / 255).astype("f4"), np.eye(2, dtype=bool)[y]), "one column"),
     ],

@@ -75,8 +75,21 @@ def _classes(num_classes=3, num_examples=60, lean=3.0, names=None):
 
 
 def _render(evaluation=None, task="classification", history=(), examples=(), name="digits_cnn", **manifest):
-    info = types.SimpleNamespace(name=name, training=_TRAINING)
-    return render_report(evaluation or _evaluation(_classes()), _manifest(task, **manifest), info, history, examples)
+    info = types.SimpleNamespace(name=name, training=_TRAINING, parameters={"width": 8})
+    evaluation, gate = evaluation or _evaluation(_classes()), {"minimum": {"accuracy": 0.9}, "maximum": {}}
+    return render_report(evaluation, _manifest(task, **manifest), info, history, examples, gate)
+
+
+def test_the_report_lists_all_settings():
+    words = _words(_render())
+    for said in (
+        "model.width 8",
+        "training.learning_rate 0.1",
+        'gate.minimum {"accuracy": 0.9}',
+        "data.task classification",
+    ):
+        assert said in words, said
+    assert "gate.maximum" not in words
 
 
 def _words(text):

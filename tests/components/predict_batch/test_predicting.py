@@ -26,7 +26,6 @@ from tpu_components.predict_batch.predicting import predict_to_file
 from tpu_components.predict_batch.prediction_files import plan_answers
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.inputs import predict_inputs
-from tpu_pipelines.runs.summary import Summary
 
 
 def read_lines(folder, pattern="predictions-*.jsonl"):
@@ -335,7 +334,7 @@ def test_answers_are_joined_to_their_table_by_id(export_dir, request, tmp_path, 
         assert all(lines[int(answer["key"][-8:]) - 1].startswith(answer["id"]) for answer in answers)
 
 
-def test_the_command_takes_the_columns_of_the_run_else_columns_and_says_so(export_dir, tmp_path):
+def test_columns_are_those_of_the_training_data_else_those_that_are_named(export_dir, tmp_path):
     (tmp_path / "all.csv").write_text("bild,kunde,land\na.png,7,de\n")
     (tmp_path / "a.png").write_bytes(encode_png(np.zeros((8, 8, 1), np.uint8)))
     shutil.copytree(export_dir, tmp_path / "run" / "export")
@@ -345,17 +344,20 @@ def test_the_command_takes_the_columns_of_the_run_else_columns_and_says_so(expor
         return tpu_pipelines_here("predict", str(tmp_path / "run"), source, *flags)
 
     assert_user_error(predict("--output", str(file)), """--columns '{"path": "…"}'""")
-    assert_user_error(predict("--columns", '{"path": "img"}', "--output", str(file)), "which --columns names")
+    assert_user_error(predict("--columns", '{"path": "img"}', "--output", str(file)), "Missing columns")
     assert_user_error(predict("--keep", "land"), "Received: no --output")
+    assert_user_error(predict(), "A source needs --output")
     predict("--columns", '{"path": "bild", "id": "kunde"}', "--keep", "land", "--output", str(file))
     (line,) = read_lines(tmp_path, "answers.jsonl")
     assert (line["id"], line["land"]) == ("7", "de")
-    config = {"data": {"columns": {"path": "bild", "label": "art"}}}
-    Summary("succeeded", config=config).save(tmp_path / "run")
+    assert_user_error(predict("--columns", '{"path": "bild", "id": "kunden"}', "--output", str(file)), "'kunden'")
+    path = tmp_path / "run" / "export" / "export.json"
+    columns = {"path": "bild", "id": "kunde", "label": "art", "split": "teil"}  # The table has neither art nor teil.
+    path.write_text(json.dumps({**json.loads(path.read_text()), "columns": columns}))
     file.unlink()
     predict("--output", str(file))
     (line,) = read_lines(tmp_path, "answers.jsonl")
-    assert line["key"] == "a.png"
+    assert (line["key"], line["id"]) == ("a.png", "7")
 
 
 def test_numbers_stay_numbers_and_what_is_set_aside_has_its_id(export_dir, tmp_path):

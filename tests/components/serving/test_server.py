@@ -65,6 +65,8 @@ def test_an_image_may_be_the_body_itself(server, digits):
     wrapped = server.predict({"instances": [instance], "parameters": {"top": 2}})
     answer = server.request("POST", "/predict?top=2", content, {"Content-Type": "image/png"})
     assert (answer.status, answer.body) == (200, wrapped.body)
+    as_curl = server.request("POST", "/predict?top=2", content, {"Content-Type": "application/x-www-form-urlencoded"})
+    assert (as_curl.status, as_curl.body) == (200, wrapped.body)
     answer = server.request("POST", "/predict", b"no image", {"Content-Type": "image/jpeg"})
     assert (answer.status, "Received: not an image" in answer.body["error"]) == (400, True)
 

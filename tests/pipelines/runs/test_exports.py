@@ -17,7 +17,7 @@ def workspace(finished_run, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["digits", "digits@champion", "digits@0001", "{0}/registry/digits@champion"])
+@pytest.mark.parametrize("name", ["digits", "digits@champion", "digits@1", "{0}/registry/digits@01"])
 def test_a_registered_model_is_found_by_name(workspace, name):
     expected = workspace / "registry" / "digits" / "versions" / "0001" / "export"
     assert find_export(name.format(workspace), workspace) == str(expected)

@@ -219,7 +219,13 @@ def test_runs_that_differ_in_the_optimizer_alone_are_told_apart(workspace):
         summary = json.loads((folder / "summary.json").read_text())
         training = {"optimizer": name, "learning_rate": 0.1}
         (folder / "summary.json").write_text(json.dumps({**summary, "config": {"training": training}}))
-    assert [row["training"] for row in history.as_rows(workspace)] == ["adam, lr 0.1", "sgd, lr 0.1"]
+    rows = history.as_rows(workspace)
+    assert [row["training"] for row in rows] == ["adam, lr 0.1", "sgd, lr 0.1"]
+    assert [line.rsplit("  ")[-1] for line in history.as_table(rows).splitlines()] == [
+        "training",
+        "adam, lr 0.1",
+        "sgd, lr 0.1",
+    ]
 
 
 @pytest.fixture

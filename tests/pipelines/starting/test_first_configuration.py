@@ -175,6 +175,13 @@ def test_a_model_of_ones_own_is_taken_with_the_size_that_it_says(photos, monkeyp
     assert done.returncode == 0, done.stderr
     assert load_config("net.yaml").data.image_size == (24, 32)
     assert load_config("net.yaml").training.model == "net.keras"
+    assert load_config("net.yaml").training.learning_rate_schedule == "cosine"
+    (photos.parent / "net.py").write_text(
+        "def build_model(image_shape, num_classes):\n    model.compile(keras.optimizers.Lion())\n"
+    )
+    done = tpu_pipelines_here("init", "net.py", "--from", "model", "--data", "My photos", "--name", "compiled")
+    assert done.returncode == 0, done.stderr
+    assert not load_config("compiled.yaml").training.of_optimizer
 
 
 def test_what_cannot_be_begun_with_is_said(tmp_path):

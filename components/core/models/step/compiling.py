@@ -16,7 +16,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, PADDING, Interface
-from tpu_components.core.models.lookup import Brought, brought_by
+from tpu_components.core.models.lookup import Brought, brought_by, explain
 from tpu_components.core.models.measuring import adapt, measured_by, set_measured
 from tpu_components.core.models.step.augmentation import check_labels
 from tpu_components.core.models.step.hyperparameters import OF_THE_MODEL, OF_THE_TASK, TrainParams
@@ -171,7 +171,7 @@ def _optimizer_name(settings: TrainParams) -> str:
 
 
 def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
-    if (brought := brought_by(model).optimizer) is not None and settings.keeps_optimizer:
+    if (brought := brought_by(model).optimizer) is not None and not settings.of_optimizer:
         if brought.use_ema:
             raise InputError("The model's optimizer has use_ema=True. Set training.ema_decay instead.")
         return type(brought).from_config(brought.get_config())  # A new one for every stage.
@@ -200,7 +200,7 @@ def say_what_is_used(model: Any, settings: TrainParams) -> str:
         >>> from types import SimpleNamespace
         >>> model = SimpleNamespace(brought=Brought(optimizer=(), loss="huber"))
         >>> say_what_is_used(model, TrainParams("m", loss="poisson"))
-        "training uses the model's own optimizer tuple; the configuration replaces its loss huber"
+        "training uses the model's own optimizer tuple; loss of the configuration replaces its loss huber"
     """
     brought = brought_by(model)
     names: dict[str, Any] = {
@@ -213,10 +213,11 @@ def say_what_is_used(model: Any, settings: TrainParams) -> str:
         and "(it gets padding as examples of weight 0; that blocks of steps, resident "
         "data and several replicas give the same weights is up to it)",
     }
-    replaced = {"optimizer": not settings.keeps_optimizer, "loss": settings.loss != OF_THE_TASK}
+    replaced = {"optimizer": bool(settings.of_optimizer), "loss": settings.loss != OF_THE_TASK}
     kept = [f"{kind} {name}" for kind, name in names.items() if name and not replaced.get(kind)]
     others = [f"{kind} {name}" for kind, name in names.items() if name and replaced.get(kind)]
-    said = {"training uses the model's own": kept, "the configuration replaces its": others}
+    by = ", ".join([*(settings.of_optimizer if names["optimizer"] else ()), *(["loss"] if replaced["loss"] else ())])
+    said = {"training uses the model's own": kept, f"{by} of the configuration replaces its": others}
     return "; ".join(f"{verb} {', '.join(parts)}" for verb, parts in said.items() if parts)
 
 
@@ -294,9 +295,12 @@ def _loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
     if task.loss in _LOSSES:
         raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
     each = own or _create("loss", name, settings.loss_parameters, reduction="none")
-    takes_numbers = not _judges_each(each, np.eye(3)[_LABELS])
-    if takes_numbers and not _judges_each(each, _LABELS):
-        raise InputError(f"loss={name} is not for {interface.task_name}: it does not judge each example alone.")
+    takes_numbers = bool(_why_not_each(each, np.eye(3)[_LABELS]))
+    if takes_numbers and (why := _why_not_each(each, _LABELS)):
+        raise InputError(
+            f"loss={name} is not for {interface.task_name}: it does not judge each example alone. Expected a number "
+            f"for each of 3 examples, received {why}."
+        )
     has_class_numbers = interface.task_name == CLASSIFICATION and not settings.softens_labels
     if takes_numbers and not has_class_numbers:
         raise InputError(
@@ -392,15 +396,17 @@ def make_callbacks(model: Any, settings: TrainParams, known: Collection[str]) ->
     return callbacks
 
 
-def _judges_each(loss: Any, targets: np.ndarray) -> bool:
-    """Return whether a loss takes such targets of three examples, and gives each a number that is its own."""
+def _why_not_each(loss: Any, targets: np.ndarray) -> str:
+    """Return what a loss gives for such targets of three examples; empty if it gives each a number that is its own."""
     targets = targets.astype(np.float32 if targets.ndim > 1 else np.int32)
     outputs = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1]], np.float32)
     try:
         all_three, first = (np.asarray(loss(targets[:count], outputs[:count])) for count in (3, 1))
-    except Exception:  # Keras and its backends raise errors of many kinds.
-        return False
-    return all_three.shape == (3,) and np.allclose(all_three[:1], first)
+    except Exception as error:  # Keras and its backends raise errors of many kinds.
+        return explain(error)
+    if all_three.shape != (3,):
+        return f"an array of shape {all_three.shape}"
+    return "" if np.allclose(all_three[:1], first) else "numbers that change with the other examples"
 
 
 def _why_not_built(error: BaseException, inputs: np.ndarray) -> str:

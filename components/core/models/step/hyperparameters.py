@@ -206,9 +206,9 @@ class TrainParams:
         return any(own) or not {*names} <= {"adam", "adamw", "sgd", "constant", "cosine", AUTO}
 
     @property
-    def keeps_optimizer(self) -> bool:
-        """Whether a model that is compiled keeps its optimizer: no setting of optimizer or learning rate is changed."""
-        return all(getattr(self, name) == getattr(TrainParams(self.model), name) for name in _OPTIMIZER)
+    def of_optimizer(self) -> tuple[str, ...]:
+        """Settings of optimizer and learning rate that are changed; without any, a compiled model keeps its own."""
+        return tuple(name for name in _OPTIMIZER if getattr(self, name) != getattr(TrainParams(self.model), name))
 
     @property
     def program(self) -> Self:
