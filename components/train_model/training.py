@@ -509,6 +509,7 @@ class _Training:
                     **dataclasses.asdict(result),
                     "host": devices.describe_host(),
                     "initial_model": initial.name if initial else "",
+                    # Empty if all classes weigh the same.
                     "weights_by_class": dict(zip(manifest.class_names, session.class_weights, strict=False)),
                     **({"initial_model_digest": initial.digest} if initial else {}),
                 },
