@@ -84,6 +84,9 @@ _COLUMNS = {
     "support": "Examples",
     "precision": "Precision",
     "recall": "Recall",
+    "champion_precision": "Champion's precision",
+    "champion_recall": "Champion's recall",
+    "weight": "Weight in the loss",
     "f1": "F1",
     "average_precision": "Average precision",
     "roc_auc": "ROC AUC",
@@ -151,7 +154,7 @@ def render_report(
             ),
             Section("Training", chart_training(history)),
             *confused,
-            *_table_of_names(manifest.task, evaluation.challenger),
+            *_table_of_names(manifest.task, evaluation, info.training.get("weights_by_class", {})),
             *examples,
             *calibration,
             Section("Settings", [_list_settings(manifest, info, gate)], is_folded=True),
@@ -276,12 +279,21 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
     return [confused], calibration
 
 
-def _table_of_names(task: str, figures: Mapping[str, Any]) -> list[Block]:
-    """Return the figures of every class and label, the weakest first, or of every target; none of a language model."""
+def _table_of_names(task: str, evaluation: Evaluation, weights: Mapping[str, float]) -> list[Block]:
+    """Return the figures of every class and label, the weakest first, or of every target; none of a language model.
+
+    Beside the figures of a class are the champion's and the weight that the class had in the loss of the training.
+    """
     if task not in _TABLES:
         return []
-    title, noun, *notes = _TABLES[task]
-    weakest_first = sorted(figures.get("per_class", ()), key=lambda item: (item["support"] == 0, item["f1"]))
+    (title, noun, *notes), figures = _TABLES[task], evaluation.challenger
+    theirs = {item["name"]: item for item in (evaluation.champion or {}).get("per_class", ())}
+    weakest_first = [
+        row
+        | ({f"champion_{name}": theirs[row["name"]][name] for name in ("precision", "recall")} if theirs else {})
+        | ({"weight": weights.get(row["name"])} if weights else {})
+        for row in sorted(figures.get("per_class", ()), key=lambda item: (item["support"] == 0, item["f1"]))
+    ]
     rows = weakest_first or figures["per_target"]
     columns = {noun: "<", **dict.fromkeys((_COLUMNS[name] for name in rows[0] if name != "name"), ">")}
     table = Table(columns, [[_show_figure(name, value) for name, value in row.items()] for row in rows])
@@ -293,7 +305,7 @@ def _show_figure(name: str, value: Any) -> str | Cell:
         return value
     if value is None:
         return Cell("–", "note")
-    if name.endswith("error"):
+    if name.endswith(("error", "weight")):
         return plain_number(value)
     if name == "r2":
         return f"{value:.4f}"

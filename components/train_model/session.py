@@ -70,6 +70,7 @@ class Session:
 
     Attributes:
         initial: Model whose weights the training started with; None for new weights.
+        class_weights: See `weigh_classes`.
         model: The keras.Model, compiled for `stage`.
         progress: Progress of the run.
         steps: Steps of an epoch.
@@ -96,6 +97,7 @@ class Session:
         self.batch_size = params.batch_size_per_replica * device.num_replicas
         self.num_examples = manifest.split(TRAIN).num_examples
         self.steps = steps_per_epoch(self.num_examples, self.batch_size)
+        self.class_weights = weigh_classes(params, manifest.class_names, manifest.split(TRAIN).class_counts)
         keras.utils.set_random_seed(params.seed)
         with device.scope():
             warn = functools.partial(progress.say, STEP)
@@ -140,7 +142,7 @@ class Session:
                 self.device.num_replicas,
                 self.steps,
                 self.device.jit_compile,
-                weigh_classes(stage.settings, self.manifest.class_names, self.manifest.split(TRAIN).class_counts),
+                self.class_weights,
             )
         # Maps each weight to the variable that is validated and saved for it: its running average, or the weight.
         names = {id(variable): name for name, variable in self.variables().items()}

@@ -504,6 +504,8 @@ class _Training:
                     **dataclasses.asdict(result),
                     "host": devices.describe_host(),
                     "initial_model": initial.name if initial else "",
+                    # Empty if all classes weigh the same.
+                    "weights_by_class": dict(zip(manifest.class_names, session.class_weights, strict=False)),
                     **({"initial_model_digest": initial.digest} if initial else {}),
                 },
                 digests={name: file_sha256(staged / name) for name in (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE)},

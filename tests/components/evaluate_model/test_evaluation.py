@@ -17,6 +17,7 @@ from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 from tpu_components.evaluate_model.evaluation import find_seen_examples
 from tpu_components.evaluate_model.figures import compute_figures
+from tpu_components.train_model import train_model
 
 _CPU = EvaluateParams(backend="tensorflow", accelerator="cpu", num_replicas=1)
 
@@ -73,6 +74,26 @@ def test_the_training_split_can_be_scored_though_a_model_has_seen_it(digits_reco
     result = evaluate_model(dataclasses.replace(_CPU, split="train"), digits_records, trained_digits, tmp_path / "e")
     assert result.num_examples == 1259
     assert (_scored(tmp_path / "e")["split"], _scored(tmp_path / "e")["unseen"]) == ("train", None)
+
+
+def test_the_report_shows_what_weights_of_classes_changed_class_by_class(
+    tiny, digits_records, trained_digits, tmp_path
+):
+    train_model(dataclasses.replace(tiny, epochs=2, class_weights={"8": 5.0}), digits_records, tmp_path / "model")
+    params = dataclasses.replace(_CPU, champion=str(trained_digits))
+    evaluate_model(params, digits_records, tmp_path / "model", tmp_path / "evaluation")
+    scored = _scored(tmp_path / "evaluation")
+    report = (tmp_path / "evaluation" / "report.html").read_text()
+    text = " ".join(re.sub("<[^>]*>", " ", report[report.index("Classes, weakest first") :]).split())
+    head, _, rest = text.partition("Weight in the loss ")
+    assert head.strip().endswith("Class Examples Precision Recall F1 Champion&#39;s precision Champion&#39;s recall")
+    of_8, theirs = (scored[who]["per_class"][8] for who in ("challenger", "champion"))
+    figures = [*(of_8[name] for name in ("precision", "recall", "f1")), theirs["precision"], theirs["recall"]]
+    assert f"8 {of_8['support']} {' '.join(f'{value:.3f}' for value in figures)} 5 " in rest
+    assert of_8["recall"] > of_8["precision"]
+    assert ModelInfo.load(tmp_path / "model").training["weights_by_class"] == {
+        str(i): 1 + 4 * (i == 8) for i in range(10)
+    }
 
 
 def test_result_does_not_depend_on_the_batch_size(digits_records, trained_digits, evaluated, tmp_path):

@@ -255,7 +255,7 @@ _METRICS: Mapping[str, Callable[[], Any]] = {"bits_per_character": _bits_per_cha
 
 
 def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Sequence[int]) -> tuple[float, ...]:
-    """Return the weight of each class in the loss; empty if all examples weigh the same.
+    """Return the weight of each class in the loss; empty if all weigh the same, or the task has no classes.
 
     Args:
         settings: `balance_classes` and `class_weights`.
@@ -269,7 +269,7 @@ def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Seq
         >>> weigh_classes(TrainParams("m", balance_classes=True), ["rare", "common"], [10, 30])
         (2.0, 0.6666666666666666)
     """
-    if not settings.weighs_classes:
+    if not settings.weighs_classes or not counts:
         return ()
     for name in settings.class_weights:
         if name not in class_names:

@@ -166,6 +166,17 @@ def test_classes_weigh_as_they_are_asked_to():
         weigh_classes(TrainParams("m", class_weights={"rar": 2.0}), names, counts)
 
 
+@pytest.mark.parametrize("settings", [{"balance_classes": True}, {"class_weights": {"c": 2.0}}])
+def test_weights_of_classes_are_refused_for_another_task(settings):
+    assert weigh_classes(TrainParams("m", **settings), ["a", "b"], counts=()) == ()
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    interface = replace(INTERFACE, task_name=MULTI_LABEL)
+    with pytest.raises(
+        InputError, match=r"balance_classes are for data with one class.*Received: multi_label\. Remove"
+    ):
+        compile_model(keras_names.build(), interface, TrainParams("m", **settings), 1, 5, jit_compile=False)
+
+
 @pytest.mark.parametrize("loss", ["auto", "categorical_focal_crossentropy"])
 def test_a_class_of_weight_three_counts_as_if_its_examples_stood_there_three_times(loss):
     device.prepare("tensorflow", "cpu", 1, "float32")
