@@ -217,9 +217,10 @@ def contradicted_by(overview: DataOverview, config: Config) -> Iterator[str]:
         if asked <= share:
             yield f"gate.minimum.accuracy={asked:g} is reached by always answering {name!r}, {share:.2f} of them all"
         if overview.is_imbalanced and not config.training.weighs_classes:
-            rare, least = min(counts.items(), key=lambda item: item[1])
+            trained = sorted(overview.trained_classes.items(), key=lambda item: item[1])
+            (rare, least), (name, most) = trained[0], trained[-1]
             yield (
-                f"the classes differ much in size, {most:,} of {name!r} and {least:,} of {rare!r}: "
+                f"training has {most:,} of {name!r} and {least:,} of {rare!r}: "
                 "training.balance_classes=true gives all classes the same weight, and "
                 "gate.max_regression={macro_f1: 0} judges all classes alike"
             )

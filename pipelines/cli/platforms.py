@@ -158,7 +158,9 @@ def doctor(arguments: argparse.Namespace) -> int:
             f"Creates and grants what {config.name} lacks on {arguments.target}, as `tpu-pipelines doctor` found it."
         )
         storage.write_bytes(arguments.script, as_script(findings, title).encode())
-        tell_hint(f"read {arguments.script}, then run it: bash {arguments.script}")
+        has_commands = any(finding.commands for finding in findings)
+        advice = "read {0}, then run it: bash {0}" if has_commands else "{0} has no commands yet: do what it says"
+        tell_hint(advice.format(arguments.script))
     return BAD_INPUT if {Status.ERROR, Status.HINT} & {finding.state for finding in findings} else DONE
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import enum
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -149,8 +150,20 @@ def errors_in(findings: Iterable[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.state is Status.ERROR]
 
 
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings in which those in a row that say the same are one."""
+    merged = []
+    for _, alike in itertools.groupby(findings, lambda each: (each.state, each.said, each.remedy, each.commands)):
+        first, *others = alike
+        names = ", ".join(each.about for each in (first, *others))
+        said = f"{first.said}: {names}"
+        merged.append(dataclasses.replace(first, about=f"{len(others) + 1} others", said=said) if others else first)
+    return merged
+
+
 def as_lines(findings: Sequence[Finding]) -> Iterator[tuple[Status | str, str]]:
     """Yield for each finding its state and the rest of its line, and below it what to do."""
+    findings = _merged(findings)
     width = max((len(finding.about) for finding in findings), default=0)
     for finding in findings:
         yield finding.state, f"{finding.about:<{width}}  {finding.said}"
@@ -170,7 +183,7 @@ def as_script(findings: Iterable[Finding], title: str) -> str:
         "# can take a minute to become visible: if a command fails, run the script again.",
         "set -euo pipefail",
     ]
-    for finding in findings:
+    for finding in _merged(findings):
         if finding.state is Status.OK:
             continue
         is_command = any(command.text == finding.remedy for command in finding.commands)

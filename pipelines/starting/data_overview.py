@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.examples.artifacts import TRAIN
 from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, has_image_suffix
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
@@ -73,6 +74,7 @@ class DataOverview(Displayed):
         unusable: Reasons by name of all examples that are known to be unusable without reading files: rows of a table
             without a label or a word, and files that are missing or empty.
         num_inputs: Number of all inputs.
+        class_splits: The same as `class_examples`, by split.
     """
 
     params: WriteParams
@@ -88,6 +90,12 @@ class DataOverview(Displayed):
     damaged: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unusable: Mapping[str, str] = dataclasses.field(default_factory=dict)
     num_inputs: int = 0
+    class_splits: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def trained_classes(self) -> Mapping[str, int]:
+        """Number of training examples by class; of all examples where splits are not known."""
+        return self.class_splits.get(TRAIN, self.class_examples)
 
     @property
     def bad_share(self) -> float:
@@ -96,8 +104,8 @@ class DataOverview(Displayed):
 
     @property
     def is_imbalanced(self) -> bool:
-        """Whether one class of several is so much larger than another that training should balance them."""
-        counts = self.class_examples.values()
+        """Whether training has so much more of one class than of another that it should balance them."""
+        counts = self.trained_classes.values()
         return self.params.asked == CLASSIFICATION and max(counts, default=0) > _IMBALANCE * max(
             1, min(counts, default=0)
         )
@@ -106,9 +114,14 @@ class DataOverview(Displayed):
         return "\n".join(self.lines())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the number of examples of each class, or of each split where there are no classes."""
-        what, counts = ("class", self.class_examples) if self.class_examples else ("split", self.split_examples)
-        return [{what: name, "examples": count} for name, count in counts.items()]
+        """Return the number of examples of each class, in all and by split, or of each split without classes."""
+        if not self.class_examples:
+            return [{"split": name, "examples": count} for name, count in self.split_examples.items()]
+        by_split = self.class_splits.items()
+        return [
+            {"class": name, "examples": count} | {split: counts[name] for split, counts in by_split}
+            for name, count in self.class_examples.items()
+        ]
 
     def lines(self) -> list[str]:
         """Return the overview for a terminal."""
@@ -255,6 +268,7 @@ def overview_of(plan: DatasetPlan, params: WriteParams) -> DataOverview:
         kind=listing.kind if listing.corpus is None else CORPUS,
         split_examples=plan.split_examples,
         class_examples=_count_classes(listing, params),
+        class_splits={split: _count_classes(listing, params, some) for split, some in plan.order.items()},
         has_splits=listing.splits is not None and listing.corpus is None,
         notes=listing.notes,
         num_looked_at=0,
@@ -278,11 +292,11 @@ def _find_unusable(listing: Listing) -> Iterator[tuple[str, str]]:
         yield from ((listing.keys[i], "missing or empty") for i in np.flatnonzero(listing.files.sizes == 0).tolist())
 
 
-def _count_classes(listing: Listing, params: WriteParams) -> dict[str, int]:
+def _count_classes(listing: Listing, params: WriteParams, some: Any = slice(None)) -> dict[str, int]:
     if params.asked in (REGRESSION, LANGUAGE_MODEL):
         return {}
-    is_hot = params.task == MULTI_LABEL
-    counts = listing.labels.sum(0) if is_hot else np.bincount(listing.labels, minlength=len(listing.class_names))
+    labels, is_hot = listing.labels[some], params.task == MULTI_LABEL
+    counts = labels.sum(0) if is_hot else np.bincount(labels, minlength=len(listing.class_names))
     return dict(zip(listing.class_names, counts.tolist(), strict=True))
 
 

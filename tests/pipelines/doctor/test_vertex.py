@@ -14,7 +14,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import Status
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import ask_all
+from tpu_pipelines.doctor.findings import as_lines, ask_all
 from tpu_pipelines.doctor.google_apis import GoogleApis
 from tpu_pipelines.doctor.vertex import VertexChecks
 
@@ -425,6 +425,10 @@ def test_without_a_sign_in_nothing_else_is_asked(fake):
     assert {one.state for one in findings[1:]} == {Status.UNKNOWN}
     assert findings[0].remedy == "gcloud auth application-default login"
     assert fake.cloud.calls == []
+    lines = [text for _, text in as_lines(findings)]
+    assert len(lines) == 3
+    assert f"{len(findings) - 1} others" in lines[-1]
+    assert "project, APIs, " in lines[-1]
 
 
 def test_a_service_that_is_away_is_unknown(fake):

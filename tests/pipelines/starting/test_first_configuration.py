@@ -36,6 +36,8 @@ def photos(tmp_path, encode):
 def test_a_look_tells_sizes_classes_splits_and_damaged_files(photos):
     overview = look_at(WriteParams(source_of(str(photos))))
     assert overview.class_examples == {"rose": 30, "tulip": 30, "weed": 2}
+    splits = [row["train"] + row["validation"] + row["test"] for row in overview.rows()]
+    assert splits == [row["examples"] for row in overview.rows()] == [30, 30, 2]
     assert (min(overview.sizes), max(overview.sizes), overview.channels) == ((40, 70), (69, 70), (1, 3))
     assert list(overview.damaged) == ["rose/3.jpg"]
     assert sum(overview.split_examples.values()) == overview.num_looked_at == 62
