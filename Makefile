@@ -29,7 +29,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install beam-env run test test-promises test-heavy test-all check bench soak fuzz kills faults kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom wheel images-test
+.PHONY: install beam-env run test test-promises test-heavy test-all check bench soak fuzz kills faults kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom wheel wheel-test images-test
 
 install: $(VENV)/.installed
 
@@ -147,6 +147,15 @@ sbom-%:
 wheel: install  ## build/wheel/: what `pip install 'tpu_pipelines-….whl[local]'` takes.
 	rm -rf build/wheel
 	$(PYTHON) -m pip --python $(VENV)/bin/python wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+
+# An environment of its own, resolved by pip and not by the lock: what a stranger gets today.
+wheel-test: wheel  ## The wheel in an empty environment: its thin base, then a whole run; needs a package index.
+	rm -rf build/wheel-test && mkdir -p build/wheel-test && cp tests/digit.png build/wheel-test
+	$(PYTHON) -m venv --without-pip build/wheel-test/env
+	$(PYTHON) -m pip --python build/wheel-test/env/bin/python install --quiet build/wheel/*.whl
+	cd build/wheel-test && env/bin/tpu-pipelines machines >/dev/null && env/bin/tpu-pipelines runs
+	$(PYTHON) -m pip --python build/wheel-test/env/bin/python install --quiet "$$(echo build/wheel/*.whl)[local]"
+	cd build/wheel-test && env/bin/tpu-pipelines run digits && env/bin/tpu-pipelines predict digits@champion digit.png
 
 images-test: install  ## Builds every image, runs digits in containers and compares, serves, kills; BASE=IMAGE to build on another.
 	$(VENV)/bin/python -m tests.images --base "$(BASE)"

@@ -8,6 +8,10 @@ if [ "${GITHUB_REF_NAME:-v$version}" != "v$version" ]; then
   echo "error: the tag is $GITHUB_REF_NAME, and pyproject.toml has version $version. Make them the same." >&2
   exit 2
 fi
+if grep -q "^## $version (unreleased)" CHANGELOG.md; then
+  echo "error: CHANGELOG.md still says '## $version (unreleased)'. Write the date there, and tag that commit." >&2
+  exit 2
+fi
 mkdir -p build/release
 notes=build/release/notes.md
 sed -n "/^## $version\b/,/^## [0-9]/{/^## [0-9]/!p}" CHANGELOG.md >"$notes"

@@ -219,20 +219,30 @@ def lines_of(workflow, job):
     return [step["run"] for step in steps((workflow, job), "run")]
 
 
-@pytest.mark.parametrize("tag", ["v0.1.0", "v0.1.1"])
-def test_a_tag_of_this_version_is_released_with_its_notes_wheel_and_images_by_digest(runner, tag):
+@pytest.mark.parametrize(
+    ("tag", "dated", "refused"),
+    [
+        ("v0.1.0", "2026-12-01", ""),
+        ("v0.1.0", "unreleased", "still says '## 0.1.0 (unreleased)'"),
+        ("v0.1.1", "2026-12-01", "the tag is v0.1.1, and pyproject.toml has version 0.1.0"),
+    ],
+)
+def test_a_tag_of_this_version_is_released_with_its_notes_wheel_and_images_by_digest(runner, tag, dated, refused):
     make, publish = lines_of("release", "publish")
     targets = re.findall(r"^([\w-]+): .*##|^(sbom-|image-)%:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     assert all(any(word.startswith(name) for pair in targets for name in pair if name) for word in make.split()[1:])
-    for name in ("docker", "CHANGELOG.md"):
-        (runner.checkout / name).symlink_to(REPOSITORY / name)
+    (runner.checkout / "docker").symlink_to(REPOSITORY / "docker")
+    changelog = re.sub(
+        r"^(## 0\.1\.0) \(.*\)$", rf"\1 ({dated})", (REPOSITORY / "CHANGELOG.md").read_text(), flags=re.M
+    )
+    (runner.checkout / "CHANGELOG.md").write_text(changelog)
     for name in ("build/wheel/tpu_pipelines-0.1.0-py3-none-any.whl", "build/sbom/steps.cdx.json"):
         (runner.checkout / name).parent.mkdir(parents=True)
         (runner.checkout / name).touch()
     facts = {"GITHUB_REF_NAME": tag, "GITHUB_REPOSITORY": "Me/TPU", "GITHUB_ACTOR": "me", "GH_TOKEN": "token"}
-    if tag != "v0.1.0":
+    if refused:
         assert runner(publish, **facts) == 2
-        assert "the tag is v0.1.1, and pyproject.toml has version 0.1.0" in runner.said
+        assert refused in runner.said
         return
     assert runner(publish, **facts) == 0, runner.said
     first, *released = (runner.folder / "released").read_text().splitlines()

@@ -1,6 +1,7 @@
 """Commands about runs on this machine: run, export, compare, runs, board."""
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -152,6 +153,7 @@ def board(arguments: argparse.Namespace) -> int:
             f"No curves of {', '.join(arguments.names) or 'any run'} in {arguments.workspace}: expected some of "
             f"{', '.join(logs or known) or 'none'}. Check --workspace."
         )
+    importlib.import_module("tensorboard")  # So that one that is missing is named here, with its extra.
     where = ",".join(f"{name}:{folder.resolve()}" for name, folder in logs.items())
     command = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir_spec", where, "--port", str(arguments.port)]
     return subprocess.run(command, check=False).returncode and FAILED

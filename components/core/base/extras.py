@@ -20,6 +20,7 @@ EXTRAS = {
     "pyarrow": "parquet",
     "sklearn": "local",
     "starlette": "serving",
+    "tensorboard": "local",
     "tensorflow": "local",
     "uvicorn": "serving",
 }

@@ -1,0 +1,133 @@
+"""What an earlier version left behind is read and continued: a workspace, a registry, and what a platform was sent."""
+
+import json
+import os
+import tarfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import yaml
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform_v1 as v1
+from google.protobuf import json_format
+from kfp.components import load_component_from_file
+from sklearn.datasets import load_digits
+
+from tests.cli import REPOSITORY, steps_here, tpu_pipelines_here
+from tests.components.conftest import judged_here
+from tests.fakes.execution import Simulate
+from tests.fakes.vertex import FakeVertex
+from tpu_components.core.files.vertex_clients import VertexService
+from tpu_components.serving.exported import load_model
+
+ARCHIVES = sorted((REPOSITORY / "tests" / "golden" / "earlier").glob("*.tar.xz"))
+ON_VERTEX = ("digits", "--target", "vertex", "--set", "machine=v5e-4")
+
+
+@pytest.fixture(params=ARCHIVES, ids=lambda path: path.name.partition(".")[0])
+def project(request, tmp_path):
+    """A user's folder as `make.py` left it, somewhere else than it was made."""
+    with tarfile.open(request.param) as archive:
+        archive.extractall(tmp_path, filter="tar")
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def command(project):
+    """Runs a command in the folder; gives its stdout, once its exit code is what it should be."""
+
+    def run(*words, code=0):
+        done = tpu_pipelines_here(*words, cwd=project)
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout) if "--json" in words else done.stdout
+
+    return run
+
+
+@pytest.fixture
+def vertex(project, tmp_path, monkeypatch):
+    """Vertex AI with the job and the schedule that the earlier version sent."""
+    state = json.loads((project / "vertex.json").read_text())
+    with FakeVertex(Simulate()) as fake:
+        for kind, made in (("pipeline_jobs", v1.PipelineJob), ("schedules", v1.Schedule)):
+            for sent in state[kind]:
+                getattr(fake, kind)[sent["name"]] = made(json_format.ParseDict(sent, made.pb(made())))
+        for name, value in fake.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"])  # Read by now.
+        yield fake
+
+
+def test_there_is_an_earlier_version():
+    assert ARCHIVES
+
+
+def test_its_runs_versions_decisions_and_records_are_read(project, command):
+    assert "promoted" in command("runs")
+    (version,) = command("registry", "list", "--json")
+    assert (version["version"], version["aliases"]) == ("0001", ["champion"])
+    assert "→ 0001" in command("registry", "show", "small")
+    (decision,) = command("retrain", "small.yaml", "--target", "local", "--history", "--json")
+    assert decision["outcome"] == "promoted"
+    assert command("drift", "runs/small/records", "--against", "small@champion", "--json")["drifted"] is False
+
+
+def test_its_export_answers_as_it_did(project, command):
+    before = json.loads((project / "answer.json").read_text())
+    for model in ("small@champion", "runs/small"):
+        assert command("predict", model, "digit.png", "--json")["classes"] == pytest.approx(before["classes"], abs=1e-5)
+    export = project / "runs" / "small" / "export"
+    pixels = np.round(load_digits().images[:100, ..., np.newaxis] * (255 / 16)).astype(np.uint8)
+    answers = load_model(export).predict(pixels)
+    assert np.mean(answers.argmax(1) == load_digits().target[:100]) > 0.9
+    assert np.mean(answers.argmax(1) == load_model(export, use_int8=True).predict(pixels).argmax(1)) > 0.95
+    saved = tf.saved_model.load(str(export / "saved_model")).signatures["serving_default"](tf.constant(pixels))
+    np.testing.assert_allclose(saved["probabilities"].numpy(), answers, atol=1e-4)
+
+
+@pytest.mark.heavy  # Trains and exports: half a minute on a busy machine.
+def test_its_next_run_has_its_champion_to_beat_and_the_number_after_it(project, command):
+    reason = command("retrain", "small.yaml", "--target", "local", "--dry-run")
+    assert "changed since runs/small: configuration and code" in reason
+    with steps_here(), judged_here():
+        better = ("training.epochs=12", "gate.max_regression={accuracy: 0.02}")
+        run = command("run", "small.yaml", "--json", *(word for each in better for word in ("--set", each)))
+    assert any("champion's 0.9331" in reason["text"] for reason in run["gate"]["reasons"])
+    assert [version["version"] for version in command("registry", "list", "small", "--json")] == ["0001", "0002"]
+    compared = command("compare", "runs/small", "runs/small.runs/0001")
+    assert "0.9331" in compared
+    command("registry", "rollback", "small")
+    assert command("predict", "small@champion", "digit.png", "--json") == json.loads(
+        (project / "answer.json").read_text()
+    )
+
+
+def test_its_submitted_run_is_followed_and_the_next_one_says_what_changed(vertex, command):
+    (job,) = vertex.pipeline_jobs.values()
+    job_id = job.name.rpartition("/")[2]
+    assert command("status", job_id, "--target", "vertex", "--json")["state"] == "succeeded"
+    decision = command("retrain", *ON_VERTEX, "--wait", "--poll-seconds", "0.01", "--no-doctor", "--json")["retrain"]
+    assert (decision["since"], "code" in decision["changed"]) == (job_id, True)
+    assert len(vertex.pipeline_jobs) == 2
+    job.state = v1.PipelineState.PIPELINE_STATE_RUNNING
+    command("cancel", job_id, "--target", "vertex")
+    assert job.state != v1.PipelineState.PIPELINE_STATE_RUNNING
+
+
+def test_its_schedule_is_changed_and_no_second_one_made(vertex, command):
+    command("schedule", *ON_VERTEX, "--cron", "0 4 * * *", "--no-doctor")
+    (schedule,) = vertex.schedules.values()
+    assert schedule.cron == "0 4 * * *"
+
+
+def test_its_compiled_pipeline_is_still_taken(vertex, project):
+    compiled = project / "digits-vertex.yaml"
+    assert load_component_from_file(str(compiled)).component_spec.name == "training-pipeline"
+    spec = yaml.safe_load(compiled.read_text().partition("\n---\n")[0])
+    job = v1.PipelineJob(json_format.ParseDict({"pipelineSpec": spec}, v1.PipelineJob.pb(v1.PipelineJob())))
+    job.runtime_config.gcs_output_directory = "gs://my-bucket/pipelines"
+    service = VertexService("my-project", "us-central1", vertex.url, AnonymousCredentials())
+    sent = {"parent": "projects/my-project/locations/us-central1", "pipeline_job": job, "pipeline_job_id": "again"}
+    service.call("PipelineService", "create_pipeline_job", sent)
+    assert any(name.endswith("/again") for name in vertex.pipeline_jobs)
