@@ -238,15 +238,13 @@ class Copies:
             result[members] = ~trains & trains.any()
         return result
 
-    def _is_contradictory(self, members: np.ndarray) -> bool:
-        return bool(np.any(self.listing.labels[members] != self.listing.labels[members[0]]))
-
     def summary(self, splits: np.ndarray) -> dict[str, Any]:
         """Return the content of `copies.json`: counts, and the sets; sets with several labels or splits come first."""
+        labels = self.listing.labels
         sets = [
             {
                 "equal": equal,
-                "contradictory": self._is_contradictory(members),
+                "contradictory": bool(np.any(labels[members] != labels[members[0]])),
                 "across_splits": len(set(splits[members].tolist()) - {LEFT_OUT}) > 1,
                 "examples": [self._describe(i, splits) for i in members.tolist()],
             }

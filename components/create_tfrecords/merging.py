@@ -119,10 +119,8 @@ class Merger:
         # One digest per record, so that the fingerprint does not depend on the size of shards and tasks.
         self._digest.update(part.digests)
         self.bad.extend(part.bad)
-        self._add_books(part, examples=indices[part.kept])
-
-    def _add_books(self, part: Part, examples: np.ndarray) -> None:
-        for name, rows in {"examples": examples, **{name: getattr(part, name) for name in BOOKS}}.items():
+        books = {name: getattr(part, name) for name in BOOKS}
+        for name, rows in {"examples": indices[part.kept], **books}.items():
             if rows is not None:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 

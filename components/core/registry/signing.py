@@ -125,11 +125,8 @@ def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> 
         except OSError as error:
             reason = (error.strerror or "not every file can be read").lower()
             raise InputError(f"Cannot copy {copied}, to verify what is loaded: {reason}. Check its modes.") from error
-    if version:
-        verify_version(folder, verify_key, version, name)
-        return folder / EXPORT_DIR
-    verify_folder(folder, verify_key, uri)
-    return folder
+    _verify(folder, verify_key, uri, version, name)
+    return folder / EXPORT_DIR if version else folder
 
 
 def verify_export(uri: str, verify_key: str, name: str = "") -> str:
@@ -146,9 +143,17 @@ def verify_export(uri: str, verify_key: str, name: str = "") -> str:
     Raises:
         InputError: If the folder is missing, or a signature is invalid.
     """
+    version, name = _find_version(uri, name)
     with tempfile.TemporaryDirectory(prefix="verify-") as scratch:
-        fetch_verified(uri, verify_key, Path(scratch), name)
-    return _find_version(uri, name)[0] or uri
+        _verify(storage.localize(version or uri, Path(scratch)), verify_key, uri, version, name)
+    return version or uri
+
+
+def _verify(folder: Path, verify_key: str, uri: str, version: str, name: str) -> None:
+    if version:
+        verify_version(folder, verify_key, version, name)
+    else:
+        verify_folder(folder, verify_key, uri)
 
 
 def _find_version(uri: str, name: str) -> tuple[str, str]:
