@@ -11,11 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN
 from tpu_components.core.examples.example_ids import identify
 from tpu_components.core.sources.listing import Listing
-from tpu_components.create_tfrecords.splitting import LEFT_OUT
+from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
 LOOKED_AT_ONCE = 64  # Pictures: enough for arrays to pay, few enough to stay in a processor's cache.
 LOOK_SHAPE = (8, 9)  # Rows and columns of a perceptual hash; each element is the mean grey level of its part.
@@ -223,13 +222,12 @@ class Copies:
             free = members[is_free[members]]
             # Test is the last of the splits, training the first.
             result[free[splits[free] < splits[free].max(initial=0)]] = LEFT_OUT
-        for number, name in enumerate(SPLITS):
-            if (had := np.count_nonzero(splits == number)) and not np.any(result == number):
-                raise InputError(
-                    f"The {name!r} split has no examples left: all {had} drawn for it are copies, equal or nearly so, "
-                    "of examples that are held out. Say in a CSV column what belongs together and name it in "
-                    "data.group_column, remove the copies, or leave them in with data.join_copies=false."
-                )
+        require_examples(
+            splits,
+            result,
+            "copies, equal or nearly so, of examples that are held out. Say in a CSV column what belongs together and "
+            "name it in data.group_column, remove the copies, or leave them in with data.join_copies=false.",
+        )
         return result
 
     def in_training_too(self, splits: np.ndarray) -> np.ndarray:
@@ -240,15 +238,13 @@ class Copies:
             result[members] = ~trains & trains.any()
         return result
 
-    def _is_contradictory(self, members: np.ndarray) -> bool:
-        return bool(np.any(self.listing.labels[members] != self.listing.labels[members[0]]))
-
     def summary(self, splits: np.ndarray) -> dict[str, Any]:
         """Return the content of `copies.json`: counts, and the sets; sets with several labels or splits come first."""
+        labels = self.listing.labels
         sets = [
             {
                 "equal": equal,
-                "contradictory": self._is_contradictory(members),
+                "contradictory": bool(np.any(labels[members] != labels[members[0]])),
                 "across_splits": len(set(splits[members].tolist()) - {LEFT_OUT}) > 1,
                 "examples": [self._describe(i, splits) for i in members.tolist()],
             }

@@ -10,7 +10,6 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN
@@ -24,7 +23,7 @@ from tpu_components.create_tfrecords.encoders import Encoder
 from tpu_components.create_tfrecords.measuring import COUNTS, count_independent, count_labels, distributions
 from tpu_components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
 from tpu_components.create_tfrecords.planning import DatasetPlan
-from tpu_components.create_tfrecords.splitting import LEFT_OUT
+from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
 
 def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
@@ -120,10 +119,8 @@ class Merger:
         # One digest per record, so that the fingerprint does not depend on the size of shards and tasks.
         self._digest.update(part.digests)
         self.bad.extend(part.bad)
-        self._add_books(part, examples=indices[part.kept])
-
-    def _add_books(self, part: Part, examples: np.ndarray) -> None:
-        for name, rows in {"examples": examples, **{name: getattr(part, name) for name in BOOKS}}.items():
+        books = {name: getattr(part, name) for name in BOOKS}
+        for name, rows in {"examples": indices[part.kept], **books}.items():
             if rows is not None:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
@@ -208,12 +205,8 @@ class Merger:
         """
         result = splits.copy()
         result[self.examples[np.isin(self._columns["identities"].rows(), retired)]] = LEFT_OUT
-        for number, name in enumerate(SPLITS):
-            if (had := np.count_nonzero(splits == number)) and not np.any(result == number):
-                raise InputError(
-                    f"The {name!r} split has no examples left: all {had:,} drawn for it are of the test "
-                    "sets in data.retired_tests. Wait for new examples, or raise data.test_fraction."
-                )
+        reason = "of the test sets in data.retired_tests. Wait for new examples, or raise data.test_fraction."
+        require_examples(splits, result, reason)
         return result
 
     def fingerprint(self, class_names: Sequence[str], encoder: Encoder) -> str:

@@ -75,15 +75,9 @@ BOOKS = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
 Written = Generator[tuple[Part, bytes], None, None]  # Metadata and framed records of each task, in order.
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardPlan:
-    """Half-open ranges of examples, one per shard, and the shards' file names."""
-
-    boundaries: tuple[tuple[int, int], ...]
-    names: tuple[str, ...]
-
-
-def plan_shards(split: str, num_examples: int, total_bytes: int, target_shard_mib: int = 32) -> ShardPlan:
+def plan_shards(
+    split: str, num_examples: int, total_bytes: int, target_shard_mib: int = 32
+) -> dict[str, tuple[int, int]]:
     """Split examples into shards of roughly equal size.
 
     Args:
@@ -93,14 +87,14 @@ def plan_shards(split: str, num_examples: int, total_bytes: int, target_shard_mi
         target_shard_mib: Wanted shard size, in MiB.
 
     Returns:
-        Half-open ranges that cover [0, num_examples) once; sizes differ by at most one.
+        Half-open ranges, by the shards' file names, that cover [0, num_examples) once; sizes differ by at most one.
 
     Raises:
         ValueError: If `num_examples` or `target_shard_mib` is not positive.
 
     Example:
-        >>> plan_shards("train", num_examples=5, total_bytes=80 * 2**20).boundaries
-        ((0, 1), (1, 3), (3, 5))
+        >>> list(plan_shards("train", num_examples=5, total_bytes=80 * 2**20).values())
+        [(0, 1), (1, 3), (3, 5)]
     """
     if num_examples <= 0 or target_shard_mib <= 0:
         raise ValueError(
@@ -110,10 +104,8 @@ def plan_shards(split: str, num_examples: int, total_bytes: int, target_shard_mi
     target_bytes = target_shard_mib << 20
     count = min(num_examples, max(1, -(-total_bytes // target_bytes)))
     edges = [i * num_examples // count for i in range(count + 1)]
-    return ShardPlan(
-        boundaries=tuple(itertools.pairwise(edges)),
-        names=tuple(f"{split}-{i:05d}-of-{count:05d}.tfrecord" for i in range(count)),
-    )
+    names = (f"{split}-{i:05d}-of-{count:05d}.tfrecord" for i in range(count))
+    return dict(zip(names, itertools.pairwise(edges), strict=True))
 
 
 def count_per_task(bytes_each: int) -> int:
@@ -138,8 +130,7 @@ def cut_into_tasks(
 ) -> Iterator[Task]:
     """Yield every task, in order; a shard has one or more tasks."""
     for split, indices in order.items():
-        shards = plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib)
-        for name, (start, end) in zip(shards.names, shards.boundaries, strict=True):
+        for name, (start, end) in plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib).items():
             for at in range(start, end, task_examples):
                 yield split, name, indices[at : min(at + task_examples, end)]
 

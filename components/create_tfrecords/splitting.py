@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TEST, TRAIN, VALIDATION
 from tpu_components.core.sources.columns import Names, find_repeated, hash_unit
 
@@ -176,6 +177,22 @@ def _mend_shares(chosen: np.ndarray, sizes: np.ndarray, shares: Sequence[float])
         if not held and len(free) > 1:
             result[free[np.argmin(sizes[free])]] = split
     return result
+
+
+def require_examples(before: np.ndarray, after: np.ndarray, reason: str) -> None:
+    """Check that no split has lost all its examples.
+
+    Args:
+        before: Splits that were drawn: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
+        after: Splits in which some examples are left out.
+        reason: Why, as the end of the message.
+
+    Raises:
+        InputError: If nothing is left of a split.
+    """
+    for number, name in enumerate(SPLITS):
+        if (had := np.count_nonzero(before == number)) and not np.any(after == number):
+            raise InputError(f"The {name!r} split has no examples left: all {had:,} drawn for it are {reason}")
 
 
 def tell_apart(keys: Sequence[str], labels: np.ndarray) -> Sequence[str]:

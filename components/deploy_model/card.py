@@ -45,7 +45,7 @@ from tpu_components.core.pages.markdown import environment, plain
 from tpu_components.core.pages.scores import Score, percent, scores_of, table_of
 from tpu_components.core.registry.opening import origin_of_version
 from tpu_components.core.registry.versions import Registry, short_digest
-from tpu_components.core.results.evaluation_info import Evaluation, Slice
+from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.results.metric_table import direction, show, task_metrics
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams
@@ -194,7 +194,8 @@ def write_card(facts: CardFacts) -> str:
     """Return the card: front matter in YAML, then Markdown."""
     manifest, evaluation = facts.manifest, facts.evaluation
     names, train, footprint = manifest.class_names, manifest.splits.get(TRAIN), _footprint(facts.lineage)
-    scores, worst = scores_of(evaluation), _worst(evaluation.slices)
+    scores = scores_of(evaluation)
+    worst = sorted(evaluation.slices, key=lambda part: part.value * (direction(part.metric) or 1))[:_SLICES]
     slices, code = list(map(Score.of_slice, worst)), facts.lineage.get("code")
     drifted = [shift for shift in facts.shifts or () if shift.drifted][:_DRIFTED]
     rarest = None
@@ -315,11 +316,6 @@ def _ranges(figures: Mapping[str, Any]) -> str:
         if name in figures and figures[name].minimum < figures[name].maximum
     ]
     return _listed(ranges)
-
-
-def _worst(slices: Sequence[Slice]) -> list[Slice]:
-    """Return the slices with the worst metrics, the worst first."""
-    return sorted(slices, key=lambda part: part.value * (direction(part.metric) or 1))[:_SLICES]
 
 
 def _classes(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:

@@ -61,7 +61,6 @@ def write_examples(
     np.save(work / verification.LABELS_FILE, labels)
     task = {
         "task": manifest.task,
-        "judged": judged_metric(manifest),
         "answer": trained.answer,
         **trained.scale,
         "num_outputs": manifest.interface.output_shape[-1],
@@ -176,7 +175,7 @@ def _problems(
     if FORMATS[name].quantized_from:
         if not math.isfinite(trained_score):
             return []
-        drop, interval = trained_score - facts[judged], facts["drop_interval"]
+        drop, interval = trained_score - facts["score"], facts["drop_interval"]
         at_least = interval[0] if interval else -math.inf
         if math.isfinite(drop) and at_least <= params.max_int8_accuracy_drop:
             return []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpu_components.core.base import progress
+from tpu_components.core.base import progress, typed_values
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.drift.sketches import save_answers, sketch_outputs
@@ -24,7 +24,7 @@ from tpu_components.core.examples.text import copy_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
 from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.results.export_info import ComparedOn, ExportInfo, Output, read_format_facts
+from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
 from tpu_components.export_model import verification
 from tpu_components.export_model.comparison import Judge, find_differing, judged_metric, write_examples, write_expected
 from tpu_components.export_model.formats import FORMATS, INPUT_FACTS, TrainedModel
@@ -84,8 +84,10 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             if (origin := FORMATS[name].quantized_from) in left_out:  # It is compared by the judged metric only.
                 left_out.setdefault(name, f"the {origin} model, of which it is made, is left out")
         _check(params, left_out)
-        formats = {
-            name: facts | {judged: _finite(facts[judged])} for name, facts in measured.items() if name not in left_out
+        formats: dict[str, FormatFacts] = {
+            name: typed_values.read({**facts, "score": _finite(facts["score"])}, FormatFacts, name)
+            for name, facts in measured.items()
+            if name not in left_out
         }
         for name in left_out:
             _remove(staged / FORMATS[name].file)
@@ -100,9 +102,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                     if np.isfinite(own).all()
                 },
             )
-        typed = {name: read_format_facts(facts, judged) for name, facts in formats.items()}
-        result = ExportResult(len(examples.labels), judged, _finite(trained_score), formats, left_out)
-        ExportInfo(
+        exported = ExportInfo(
             model=info.name,
             class_names=info.class_names,
             task=info.task,
@@ -111,14 +111,16 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             output=Output(trained.answer, **{name: tuple(values) for name, values in trained.scale.items()}),
             quantization=next((quantization[name] for name in formats if name in quantization), None),
             dataset_fingerprint=manifest.fingerprint,
-            compared_on=ComparedOn(params.split, result.num_examples),
+            compared_on=ComparedOn(params.split, len(examples.labels)),
             judged=judged,
-            trained_score=result.trained_score,
-            formats=typed,
+            trained_score=_finite(trained_score),
+            formats=formats,
             left_out=left_out,
             columns=manifest.columns,
-        ).save(staged)
-    for name, facts in typed.items():
+        )
+        exported.save(staged)
+    result = ExportResult(len(examples.labels), judged, exported.trained_score, exported.as_dict()["formats"], left_out)
+    for name, facts in formats.items():
         score = "not measured" if facts.score is None else f"{facts.score:.4f}"
         on_sample = ""
         if facts.num_compared != result.num_examples:

@@ -298,7 +298,7 @@ def _measure(candidate: Candidate, labels: np.ndarray, expected: np.ndarray, tas
     return {
         "file": candidate.path.name,
         "bytes": _size(candidate.path),
-        task["judged"]: score,
+        "score": score,
         "drop_interval": _drop_interval(task["task"], labels, expected, answers),
         "agreement": float(agrees.mean()),
         "num_compared": len(chosen),

@@ -20,7 +20,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.sources.spans import place_of
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.core.work.workers import in_threads
-from tpu_components.predict_batch.inputs import Reader, UnusableError, read_frames
+from tpu_components.predict_batch.inputs import UnusableError, read_frames, read_input
 from tpu_components.predict_batch.params import PARQUET, PredictParams
 from tpu_components.serving.exported import BATCH_SIZE, ExportedModel, load_model
 
@@ -85,9 +85,9 @@ def answer_part(
     """Write the predictions of consecutive examples as the file `name`, with the values `kept` of each."""
     with _ANSWERING:
         model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)
-    reader, aside = Reader(model, work.root, work.stored), list[dict[str, Any]]()
+    aside = list[dict[str, Any]]()
     rows, outputs = list[dict[str, Any]](), [np.empty((0, len(model.class_names)), np.float32)]
-    readable = _read_all(reader, keys, contents, kept, aside)
+    readable = _read_all(model, work, keys, contents, kept, aside)
     while batch := list(itertools.islice(readable, BATCH_SIZE)):
         rows += [row for row, _ in batch]
         with _ANSWERING:
@@ -101,7 +101,8 @@ def answer_part(
 
 
 def _read_all(
-    reader: Reader,
+    model: ExportedModel,
+    work: Work,
     keys: Sequence[str],
     contents: Sequence[Any] | None,
     kept: Sequence[dict[str, Any]],
@@ -111,16 +112,16 @@ def _read_all(
 
     def read(key: str, content: Any) -> tuple[str, np.ndarray] | str:
         try:
-            return reader.read(key, content)
+            return read_input(model, work.root, work.stored, key, content)
         except UnusableError as error:
             return str(error)
 
     results: Iterator[tuple[str, np.ndarray] | str]
-    if reader.stored is not None:  # Records are read in large pieces, so that threads would not help.
-        results = map(read, keys, read_frames(reader.root, keys))
+    if work.stored is not None:  # Records are read in large pieces, so that threads would not help.
+        results = map(read, keys, read_frames(work.root, keys))
     else:
         held = itertools.repeat(None) if contents is None else contents
-        results = in_threads(read, place_of(reader.root, contents), keys, held)
+        results = in_threads(read, place_of(work.root, contents), keys, held)
     for key, more, result in zip(keys, kept, results, strict=True):
         if isinstance(result, str):
             aside.append({"key": key, **more, "reason": result})

@@ -143,56 +143,53 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
     return Inputs(places, manifest.fingerprint, lambda some: None, True, root=place, stored=manifest.input)
 
 
-@dataclasses.dataclass(frozen=True)
-class Reader:
-    """Converts contents to inputs of a model.
+def read_input(
+    model: ExportedModel, root: str, stored: AnyInput | None, key: str, content: Any
+) -> tuple[str, np.ndarray]:
+    """Return the name of an example and its input of a model, dtype[*shape].
 
-    Attributes:
+    Args:
         model: The model.
         root: See `Inputs`.
         stored: See `Inputs`.
+        key: Key of the example.
+        content: Its content; None if it is a file below `root`.
+
+    Raises:
+        UnusableError: If it cannot be used.
     """
+    try:
+        content = read_content(root, key, content)
+        return (key, _read_example(model, content)) if stored is None else _read_record(model, content, stored)
+    except (InputError, UnreadableImageError, UnreadableTextError, DamagedRecordError) as error:
+        raise UnusableError(str(error)) from error
 
-    model: ExportedModel
-    root: str
-    stored: AnyInput | None
 
-    def read(self, key: str, content: Any) -> tuple[str, np.ndarray]:
-        """Return the name of an example and its input of the model, dtype[*shape].
+def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[str, np.ndarray]:
+    fields = read_fields(frame)
+    try:
+        key = fields[KEY_FEATURE][0].decode()
+        if isinstance(stored, TextInput):  # The model may have another vocabulary: its own counts.
+            return key, _read_example(model, fields[TEXT_FEATURE][0])
+        assert isinstance(stored, ImageInput)
+        content = fields[ImageInput.feature][0]
+        if stored.encoding == RAW:
+            pixels = np.frombuffer(content, np.uint8).reshape(stored.fed_shape)
+        else:
+            pixels = decode_pixels(content, stored.stored_rule)
+        return key, _read_example(model, np.ascontiguousarray(middle(pixels[None], stored.shape)[0]))
+    except InputError:  # A ValueError, too.
+        raise
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+        raise UnusableError(f"no record of create_tfrecords: {error!r}") from error
 
-        Raises:
-            UnusableError: If it cannot be used.
-        """
-        try:
-            content = read_content(self.root, key, content)
-            return (key, self._read(content)) if self.stored is None else self._read_record(content, self.stored)
-        except (InputError, UnreadableImageError, UnreadableTextError, DamagedRecordError) as error:
-            raise UnusableError(str(error)) from error
 
-    def _read_record(self, frame: bytes, stored: AnyInput) -> tuple[str, np.ndarray]:
-        fields = read_fields(frame)
-        try:
-            key = fields[KEY_FEATURE][0].decode()
-            if isinstance(stored, TextInput):  # The model may have another vocabulary: its own counts.
-                return key, self._read(fields[TEXT_FEATURE][0])
-            assert isinstance(stored, ImageInput)
-            content = fields[ImageInput.feature][0]
-            if stored.encoding == RAW:
-                pixels = np.frombuffer(content, np.uint8).reshape(stored.fed_shape)
-            else:
-                pixels = decode_pixels(content, stored.stored_rule)
-            return key, self._read(np.ascontiguousarray(middle(pixels[None], stored.shape)[0]))
-        except InputError:  # A ValueError, too.
-            raise
-        except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
-            raise UnusableError(f"no record of create_tfrecords: {error!r}") from error
-
-    def _read(self, content: Any) -> np.ndarray:
-        """Read a text, an image file or an element of an array in the same way as for training."""
-        if isinstance(self.model.reader, Tokenizer):
-            return self.model.reader.encode_stored(content).ids
-        assert isinstance(self.model.input, ImageInput)
-        return decode_pixels(content, self.model.input.rule)
+def _read_example(model: ExportedModel, content: Any) -> np.ndarray:
+    """Read a text, an image file or an element of an array in the same way as for training."""
+    if isinstance(model.reader, Tokenizer):
+        return model.reader.encode_stored(content).ids
+    assert isinstance(model.input, ImageInput)
+    return decode_pixels(content, model.input.rule)
 
 
 class Places(Sequence[str]):

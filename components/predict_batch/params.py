@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import NotNegative, Positive, check_fields
 from tpu_components.core.sources.params import BEAM, FAN_OUT, LOCAL
 from tpu_components.core.work.beam.options import require_names
@@ -45,10 +45,15 @@ class PredictParams:
     use_int8: bool = False
     part_examples: Positive = 4096
     num_workers: NotNegative = 0
-    engine: str = LOCAL
+    engine: Annotated[str, ENGINES] = LOCAL
     beam_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.engine == FAN_OUT:
+            raise InputError(
+                f"engine must be one of {', '.join(ENGINES)}. Received: engine={self.engine!r}. Several commands are "
+                "those of tpu_components.predict_batch.fan_out."
+            )
         check_fields(self)
         if taken := sorted({*self.keep} & {"id", *ANSWER_FIELDS}):
             raise InputError(
@@ -57,14 +62,6 @@ class PredictParams:
             )
         if self.form == PARQUET:
             import pyarrow  # noqa: F401 (fails now, and not after all is predicted)
-        if self.engine not in ENGINES:
-            advice = (
-                " Several commands are those of tpu_components.predict_batch.fan_out." if self.engine == FAN_OUT else ""
-            )
-            raise InputError(
-                f"engine must be one of {', '.join(ENGINES)}. Received: engine={self.engine!r}."
-                + (advice or did_you_mean(self.engine, ENGINES))
-            )
         require_names(self.beam_options)
 
 

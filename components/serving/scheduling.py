@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from tpu_components.serving.exported import Predict
+from tpu_components.serving.lite import Predict
 
 T = TypeVar("T")
 _Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]

@@ -85,4 +85,4 @@ def filter_stderr(keep: Callable[[bytes], bool]) -> Iterator[None]:
             os.dup2(stderr, 2)
             os.close(stderr)
             said.seek(0)
-            os.write(2, b"".join(filter(keep, said)))
+            os.write(2, b"".join(line for line in said if keep(line)))

@@ -1,8 +1,6 @@
 """Reads the sketches of a registered version: of its data, and of the predictions of its exported formats."""
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base import typed_values
@@ -74,13 +72,12 @@ def answers_of(origin: Origin, form: str) -> DataSketch:
                 "run keeps one."
             )
         return sketch_of(origin, ANSWERS)
-    with tempfile.TemporaryDirectory(prefix="version-") as scratch:
-        sketches: Mapping[str, DataSketch] = typed_json.load(
-            storage.localize(uri, Path(scratch)),
-            "a sketch of answers",
-            "export_model",
-            lambda raw: typed_values.read(raw, Mapping[str, DataSketch], any_version=True),
-        )
+    sketches: Mapping[str, DataSketch] = typed_json.load(
+        uri,
+        "a sketch of answers",
+        "export_model",
+        lambda raw: typed_values.read(raw, Mapping[str, DataSketch], any_version=True),
+    )
     if form not in sketches:
         raise InputError(
             f"Cannot compare answers of {form} with those of {origin.name}: expected one of its formats, "

@@ -1,9 +1,10 @@
-"""Vertex AI's own clients, and their errors as ours; imported and signed in when the first call is made."""
+"""Vertex AI's own clients, and Google's errors as ours; imported and signed in when the first call is made."""
 
 import contextlib
 import functools
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -118,43 +119,65 @@ class VertexService:
             raise PlatformError(f"Vertex AI failed to {method.replace('_', ' ')}: {operation.operation.error.message}")
         return is_done
 
-    @contextlib.contextmanager
-    def _translated(self, method: str) -> Iterator[None]:
-        """Turn the errors of Google's clients into ours."""
-        import requests
-        from google.api_core import exceptions
-        from google.auth import exceptions as auth
+    def _translated(self, method: str) -> contextlib.AbstractContextManager[None]:
+        advice = (
+            "Give the account that runs this command the role roles/aiplatform.user, and iam.serviceAccountUser on the "
+            "service account."
+        )
+        return google_errors("Vertex AI", method.replace("_", " "), f"{self.project}, {self.region}", advice)
 
-        broken = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)  # Off half-way.
-        doing = method.replace("_", " ")
-        refused = f"Vertex AI refused to {doing} in {self.project}, {self.region}"
-        try:
-            yield
-        except (exceptions.TooManyRequests, exceptions.ServerError) as error:
-            raise OutageError(f"Vertex AI cannot {doing} now: {error.code} {error.message}") from error
-        except (requests.ConnectionError, requests.Timeout, *broken, auth.TransportError) as error:
-            raise OutageError(f"Vertex AI cannot be reached to {doing}: {error}") from error
-        except exceptions.NotFound as error:
-            raise MissingError(f"{refused}: {error.message}. Check the name, the project and the region.") from error
-        except exceptions.Conflict as error:
-            raise ExistsError(f"{refused}: {error.message}") from error
-        except (exceptions.Unauthorized, auth.GoogleAuthError) as error:
-            if getattr(error, "retryable", False):
-                raise OutageError(f"The sign-in to Google Cloud cannot be renewed now: {error}") from error
-            raise InputError(
-                f"{refused}: the sign-in is not, or no longer, valid ({error}). Run `gcloud auth application-default "
-                "login`."
-            ) from error
-        except exceptions.Forbidden as error:
-            raise InputError(
-                f"{refused}: {error.message} Give the account that runs this command the role roles/aiplatform.user, "
-                "and iam.serviceAccountUser on the service account."
-            ) from error
-        except exceptions.GoogleAPICallError as error:
-            if _CHANGING in str(error.message):
-                raise OutageError(f"Vertex AI cannot {doing} now: {error.message}") from error
-            hint = " Give the account that asks the role roles/iam.serviceAccountUser on it." * (_ACT_AS in str(error))
-            raise InputError(f"{refused}: {error.message}{hint}") from error
+
+@contextlib.contextmanager
+def google_errors(service: str, doing: str, where: str, advice: str, hint: str = "") -> Iterator[None]:
+    """Turn the errors of Google's clients into ours.
+
+    Args:
+        service: Name of the service.
+        doing: What it is asked to do, a verb.
+        where: Project and region.
+        advice: What to do if the account may not do it.
+        hint: What to do if the service refuses for another reason.
+
+    Raises:
+        OutageError: If the same call may succeed later.
+        MissingError: If the requested resource does not exist.
+        ExistsError: If the resource exists already.
+        InputError: If the service refuses for another reason; repeats its message.
+    """
+    import requests
+    from google.api_core import exceptions
+    from google.auth import exceptions as auth
+
+    def said(error: exceptions.GoogleAPICallError) -> str:
+        return re.sub(r"^[A-Z]+ \S+: ", "", str(error.message))  # Without the method and URL at its start.
+
+    broken = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)  # Off half-way.
+    refused = f"{service} refused to {doing} in {where}"
+    try:
+        yield
+    except (exceptions.TooManyRequests, exceptions.ServerError) as error:
+        raise OutageError(f"{service} cannot {doing} now: {error.code} {said(error)}") from error
+    except (requests.ConnectionError, requests.Timeout, *broken, auth.TransportError) as error:
+        raise OutageError(f"{service} cannot be reached to {doing}: {error}") from error
+    except exceptions.NotFound as error:
+        raise MissingError(f"{refused}: {said(error)}. Check the name, the project and the region.") from error
+    except exceptions.Conflict as error:
+        raise ExistsError(f"{refused}: {said(error)}") from error
+    except (exceptions.Unauthorized, auth.GoogleAuthError) as error:
+        if getattr(error, "retryable", False):
+            raise OutageError(f"The sign-in to Google Cloud cannot be renewed now: {error}") from error
+        raise InputError(
+            f"{refused}: the sign-in is not, or no longer, valid ({error}). Run `gcloud auth application-default "
+            "login`."
+        ) from error
+    except exceptions.Forbidden as error:
+        raise InputError(f"{refused}: {said(error)} {advice}") from error
+    except exceptions.GoogleAPICallError as error:
+        if _CHANGING in str(error.message):
+            raise OutageError(f"{service} cannot {doing} now: {said(error)}") from error
+        if _ACT_AS in str(error):
+            hint = " Give the account that asks the role roles/iam.serviceAccountUser on it."
+        raise InputError(f"{refused}: {said(error)}{hint}") from error
 
 
 def sign_in() -> Any:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,14 +76,8 @@ def origin_of(text: str) -> Origin | None:
 
 def origin_of_version(model_name: str, version: RegisteredVersion) -> Origin:
     """Return the origin of a version; the lineage is empty if another tool registered the version."""
-    place = f"{version.uri}/{VERSION_FILE}"
-    if isinstance(version, Version):
-        return Origin(model_name, version.number, version.lineage, version.uri)
-    if not storage.exists(place):
-        return Origin(model_name, version.number, {}, version.uri)
-    with tempfile.TemporaryDirectory(prefix="version-") as scratch:
-        described = storage.localize(place, Path(scratch))
-        return Origin(model_name, version.number, Version.load(described.parent).lineage, version.uri)
+    is_ours = storage.exists(f"{version.uri}/{VERSION_FILE}")
+    return Origin(model_name, version.number, Version.load(version.uri).lineage if is_ours else {}, version.uri)
 
 
 def open_registry(root: Path | str, model_name: str) -> Registry:

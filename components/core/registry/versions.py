@@ -104,17 +104,17 @@ class Version:
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "directory"}
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read `version.json`.
+    def load(cls, directory: Path | str) -> Self:
+        """Read `version.json` of a folder, local or in a bucket.
 
         Raises:
             InputError: If it is missing or malformed.
         """
-        path, kinds = directory / VERSION_FILE, typing.get_type_hints(cls)
+        path, kinds = f"{directory}/{VERSION_FILE}", typing.get_type_hints(cls)
         try:
-            raw = typed_values.read(typed_json.decode(path.read_bytes()), Mapping[str, Any])
+            raw = typed_values.read(typed_json.decode(storage.read_bytes(path)), Mapping[str, Any])
             facts = {name: typed_values.read(value, kinds[name], name) for name, value in raw.items()}
-            version = cls(directory=directory, **{"content_digest": facts["digest"], **facts})
+            version = cls(directory=Path(directory), **{"content_digest": facts["digest"], **facts})
             for name, file in version.files.items():
                 storage.join("", name)
                 if not isinstance(file["num_bytes"], int) or not (file.get(_CHECKSUM) or file[_OLD_CHECKSUM]):
@@ -319,9 +319,8 @@ def fetch_folder(uri: str, scratch: Path) -> Path:
         return folder
     place, _, part = uri.rstrip("/").rpartition("/")
     if part in (MODEL_DIR, EXPORT_DIR) and storage.exists(f"{place}/{VERSION_FILE}"):
-        described = storage.localize(f"{place}/{VERSION_FILE}", scratch)
         models, _, name = place.rpartition("/")
-        _refuse_damaged(name, models, Version.load(described.parent).damage(part, folder))
+        _refuse_damaged(name, models, Version.load(place).damage(part, folder))
     return folder
 
 

@@ -181,17 +181,6 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
         }
 
 
-def read_format_facts(raw: Mapping[str, Any], judged: str) -> FormatFacts:
-    """Read the measurements of one exported format.
-
-    Args:
-        raw: Measurements of the format, from the JSON file.
-        judged: Name of the metric by which the formats are compared, for example `accuracy`.
-    """
-    facts: FormatFacts = typed_values.read(_renamed(raw, judged, "score"), FormatFacts, "formats")
-    return facts
-
-
 def _renamed(raw: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
     """Return a copy of a mapping with one key renamed."""
     return {other if key == name else key: value for key, value in raw.items()}

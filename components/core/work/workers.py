@@ -4,7 +4,6 @@ import collections
 import contextlib
 import itertools
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
@@ -79,8 +78,8 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: flo
 
 def _print_nothing() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
 
 
 def _call(function: Callable[..., Any], arguments: Iterable[Any]) -> Any:

@@ -10,7 +10,6 @@ PLAN and PARTS are local or mounted folders, or folders in buckets.
 import dataclasses
 import hashlib
 import io
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tpu_components.core.base import fingerprint, progress
+from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
@@ -174,11 +174,8 @@ def _key(params: WriteParams, plan: DatasetPlan) -> str:
     """Return the digest of everything that the content of a part depends on."""
     code = fingerprint.code_of([__name__])
     values = {name: value for name, value in dataclasses.asdict(params).items() if name not in _WITHOUT_EFFECT}
-    facts = [values, plan.listing.stat_digest(), code.digest, code.versions()]
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for name, indices in plan.order.items():
-        digest.update(name.encode() + np.ascontiguousarray(indices, "<i8").tobytes())
-    return digest.hexdigest()
+    order = {name: hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest() for name, indices in plan.order.items()}
+    return digest_of([values, order, plan.listing.stat_digest(), code.digest, code.versions()])
 
 
 def _prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepared]:

@@ -264,7 +264,7 @@ def test_pictures_with_a_margin_are_trained_on_judged_and_served_alike(quick, im
 
 def test_a_figure_that_cannot_be_measured_is_not_judged():
     """R² of a split whose targets are all equal: agreement and difference still are."""
-    same = {"r2": math.nan, "agreement": 1.0, "max_difference": 0.0, "drop_interval": None, "num_compared": 1}
+    same = {"score": math.nan, "agreement": 1.0, "max_difference": 0.0, "drop_interval": None, "num_compared": 1}
     formats = {name: dict(same) for name in ("saved_model", "float", "int8")}
     assert comparison.find_differing(ExportParams(), "r2", math.nan, formats) == {}
     formats["float"]["max_difference"] = 1.0
@@ -280,7 +280,7 @@ def _left_out(num_examples, num_lost, **params):
     answers[:num_lost] = [0, 1]
     facts = {
         "num_compared": num_examples,
-        "accuracy": 1 - num_lost / num_examples,
+        "score": 1 - num_lost / num_examples,
         "drop_interval": verification._drop_interval("classification", labels, expected, answers),
     }
     return comparison.find_differing(ExportParams(**params), "accuracy", 1.0, {"int8": facts}).get("int8")

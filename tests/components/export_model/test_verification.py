@@ -57,7 +57,6 @@ def _work(folder, expected):
     np.save(folder / verification.EXPECTED_FILE, expected)
     task = {
         "task": "classification",
-        "judged": "accuracy",
         "answer": "probabilities",
         "num_outputs": 10,
         "margin": [0, 0],

@@ -21,7 +21,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.predict_batch import PredictParams, predict_batch, predicting
-from tpu_components.predict_batch.inputs import Reader, UnusableError
+from tpu_components.predict_batch.inputs import UnusableError, read_input
 from tpu_components.predict_batch.predicting import predict_to_file
 from tpu_components.predict_batch.prediction_files import plan_answers
 from tpu_components.serving.exported import load_model
@@ -195,7 +195,7 @@ def test_a_whole_record_that_is_not_as_create_tfrecords_writes_it_is_set_aside(e
     stored = ImageInput((8, 8, 1), "raw")
     frame = frame_record(b"\xff\xff\xff" if fields is None else encode_example(fields))
     with pytest.raises(UnusableError, match=reason):
-        Reader(load_model(export_dir), "", stored).read("shard[0]", frame)
+        read_input(load_model(export_dir), "", stored, "shard[0]", frame)
 
 
 def test_texts_and_tables_without_labels_are_answered(exported_reviews, tmp_path):
@@ -234,11 +234,11 @@ def test_texts_are_asked_as_they_are_learned(exported_reviews, tmp_path):
     learned = {key: ids for split in examples for key, ids in zip(split.keys, split.inputs, strict=True)}
     tokenizer = Tokenizer(manifest.input, load_vocabulary(records, manifest.input))
     model = dataclasses.replace(load_model(exported_reviews), input=manifest.input, reader=tokenizer)
-    reader, asked, aside = Reader(model, str(source), None), {}, set()
+    asked, aside = {}, set()
     for file in source.rglob("*.txt"):
         key = file.relative_to(source).as_posix()
         try:
-            asked |= dict([reader.read(key, None)])
+            asked |= dict([read_input(model, str(source), None, key, None)])
         except UnusableError:
             aside.add(key)
     assert len(learned) == 13

@@ -2,13 +2,14 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.retries import Backoff, MissingError, OutageError, PlatformError
+from tpu_components.core.base.retries import Backoff, PlatformError
 from tpu_components.core.base.termination import Terminated, put_off
+from tpu_components.core.files.vertex_clients import google_errors
 
 _POLL_SECONDS = 10.0
 # The reason of a failure is available only some 30 s after it: apache/beam runners/dataflow/dataflow_runner.py,
@@ -88,7 +89,7 @@ class DataflowJob:
         from apache_beam.runners.dataflow.internal.apiclient import DataflowJobAlreadyExistsError
 
         def submit() -> bool:
-            with self._naming_refusals():
+            with self._translated():
                 try:
                     self._result = self._pipeline.run()
                     return True
@@ -102,7 +103,7 @@ class DataflowJob:
             return self._backoff(submit)
 
     def _state(self) -> str:
-        with self._naming_refusals():
+        with self._translated():
             return str(self._result.state)
 
     def _wait(self) -> str:
@@ -137,7 +138,7 @@ class DataflowJob:
     def _errors(self) -> list[str]:
         """Return the job's error messages, oldest first, each once."""
         client, texts, token = self._pipeline.runner.dataflow_client, list[str](), None
-        with self._naming_refusals():
+        with self._translated():
             while token != "":
                 page, token = client.list_messages(
                     self._result.job_id(), page_token=token, minimum_importance="JOB_MESSAGE_ERROR"
@@ -149,45 +150,14 @@ class DataflowJob:
         if self._result is None:
             return
         try:
-            with self._naming_refusals():
+            with self._translated():
                 self._result.cancel()
             progress.say(self._step, f"cancelled the job {self._name}")
         except (PlatformError, InputError) as error:
             progress.say(self._step, f"the job {self._name} could not be cancelled: {error}")
 
-    @contextlib.contextmanager
-    def _naming_refusals(self) -> Iterator[None]:
-        """Context manager that converts errors of Beam's client.
-
-        Raises:
-            OutageError: If the same call may succeed later.
-            InputError: If the service refuses for another reason; repeats its message.
-        """
-        import requests
-        from google.api_core.exceptions import GoogleAPICallError
-        from google.auth import exceptions
-
-        try:
-            yield
-        except GoogleAPICallError as error:
-            words = re.sub(r"^[A-Z]+ \S+: ", "", str(error.message))  # Without the method and URL at its start.
-            raise _refusal(int(error.code or 500), words, f"{self._project}, {self._region}") from error
-        except (requests.RequestException, exceptions.TransportError) as error:
-            raise OutageError(f"Dataflow cannot be reached: {error}") from error
-        except exceptions.GoogleAuthError as error:
-            raise InputError(
-                f"Cannot ask Dataflow: the sign-in is not, or no longer, valid ({error}). Run `gcloud auth "
-                "application-default login`."
-            ) from error
-
-
-def _refusal(status: int, message: str, where: str) -> Exception:
-    if status == 429 or status >= 500:
-        return OutageError(f"Dataflow cannot answer now: {status} {message}")
-    if status == 404:
-        return MissingError(f"Dataflow has no such job or place in {where}: {message}. Check the region.")
-    advice = {
-        401: "Run `gcloud auth application-default login`.",
-        403: "Switch on dataflow.googleapis.com, and give this account the role roles/dataflow.developer.",
-    }.get(status, "Check beam_options.")
-    return InputError(f"Dataflow refused in {where}: {message} {advice}")
+    def _translated(self) -> contextlib.AbstractContextManager[None]:
+        advice = "Switch on dataflow.googleapis.com, and give this account the role roles/dataflow.developer."
+        return google_errors(
+            "Dataflow", "run the job", f"{self._project}, {self._region}", advice, " Check beam_options."
+        )

@@ -134,6 +134,6 @@ def test_what_the_service_refuses_is_one_paragraph(fake, params, tmp_path):
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
-        "error: Dataflow refused in my-project, us-central1: Injected. Switch on dataflow.googleapis"
+        "error: Dataflow refused to run the job in my-project, us-central1: Injected. Switch on dataflow.googleapis"
     )
     assert fake.made == 0
