@@ -1,7 +1,6 @@
 """Commands before a run: init, check, preflight."""
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import in_one_line
-from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, PREFLIGHT_REPORT_FILE
+from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
 from tpu_components.preflight_training.report import as_text
 from tpu_pipelines.checking import preflight as compiling
 from tpu_pipelines.checking.check_list import UNASKED, examine
@@ -98,7 +97,7 @@ def preflight(arguments: argparse.Namespace) -> int:
     compared = {"against": comparison.as_dict()} if comparison else {}
     text = as_text(report) + (f"\n\n{comparison.as_text()}" if comparison else "")
     page = os.path.relpath(directory / PREFLIGHT_REPORT_FILE)
-    show(json.loads((directory / PREFLIGHT_FILE).read_text()) | compared, f"{text}\n\n{page}", arguments.json)
+    show(report.as_dict() | compared, f"{text}\n\n{page}", arguments.json)
     if arguments.markdown:
         append(arguments.markdown, render_preflight(config.name, report, comparison))
     enough = (
