@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.frameworks import keras, tf
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR, ModelInfo
 from tpu_components.core.examples.images import middle
@@ -86,7 +87,6 @@ class TrainedModel:
     @property
     def step_specs(self) -> list[Any]:
         """TensorFlow's specs of the inputs of a language model's step: ids and the state."""
-        tf = records.tensorflow()
         return [
             tf.TensorSpec((None,), tf.int32, name="tokens"),
             tf.TensorSpec((None, self.steps.state_size), tf.float32, name="state"),
@@ -95,8 +95,6 @@ class TrainedModel:
     @functools.cached_property
     def without_units(self) -> Any:
         """The model, of a regression without its last layer; a model of images takes pixels as float32."""
-        import keras
-
         from tpu_components.core.models.trained import load_trained_model
 
         is_of_images = isinstance(self.info.input, ImageInput)
@@ -106,7 +104,6 @@ class TrainedModel:
 
 def write_saved_model(trained: TrainedModel, path: Path) -> str:
     """Write `saved_model/`, with the signatures that `INPUT_FACTS` lists; nothing is quantised."""
-    tf = records.tensorflow()
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
     module.weights = [variable.value for variable in trained.model.variables]
@@ -118,7 +115,6 @@ def write_saved_model(trained: TrainedModel, path: Path) -> str:
 
 def _answering(trained: TrainedModel) -> Callable[[Any], dict[str, Any]]:
     """Return the model as a function with named outputs."""
-    tf = records.tensorflow()
     names = tf.constant(trained.info.class_names)
 
     def answer(inputs: Any) -> dict[str, Any]:
@@ -132,7 +128,6 @@ def _answering(trained: TrainedModel) -> Callable[[Any], dict[str, Any]]:
 
 
 def _image_signatures(inputs: ImageInput, trained: TrainedModel, module: Any) -> dict[str, Any]:
-    tf = records.tensorflow()
     shape, answer = inputs.image_shape, _answering(trained)
 
     def from_encoded(encoded: Any) -> Any:
@@ -152,7 +147,6 @@ def _image_signatures(inputs: ImageInput, trained: TrainedModel, module: Any) ->
 
 
 def _text_signatures(inputs: TextInput, trained: TrainedModel, module: Any) -> dict[str, Any]:
-    tf = records.tensorflow()
     answer = _answering(trained)
     tokenize, module.lookup = tokenizer_ops(inputs, load_vocabulary(trained.model_dir, inputs))
 
@@ -168,7 +162,6 @@ def _text_signatures(inputs: TextInput, trained: TrainedModel, module: Any) -> d
 
 
 def _corpus_signatures(inputs: CorpusInput, trained: TrainedModel, module: Any) -> dict[str, Any]:
-    tf = records.tensorflow()
     model, num_tokens = trained.model, inputs.num_tokens
     class_names = trained.info.class_names
     characters = [name for id_, name in enumerate(class_names) if id_ not in (PADDING, UNKNOWN)]
@@ -213,7 +206,6 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
     file gives standardised numbers, because one int8 scale for all outputs would lose a target of small numbers, and a
     small spread around a large mean.
     """
-    tf = records.tensorflow()
     function, quantized = _trace(trained), ""
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], trained.without_units)
     converter.experimental_lower_to_saved_model = False  # Weights become constants, which int8 needs.
@@ -242,7 +234,6 @@ def _trace(trained: TrainedModel) -> Any:
     The step takes int32[batch] ids and the state, and gives float32[batch, classes + state_size]. A model with loops
     takes one example at a time, because LiteRT knows no loop over a changing batch.
     """
-    tf = records.tensorflow()
     inputs = trained.info.input
     if isinstance(inputs, CorpusInput):
         step = tf.function(lambda tokens, state: tf.concat(trained.steps.step(tokens, state), axis=-1))

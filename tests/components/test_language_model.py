@@ -16,6 +16,7 @@ from tests.components.conftest import judged_here
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, TEXT, corpus_params
 from tests.components.judging import said
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.interface import TASKS
@@ -169,7 +170,6 @@ def test_every_format_answers_as_the_trained_model(folder):
 
 
 def test_the_saved_model_takes_strings(folder):
-    tf = records.tensorflow()
     text = tf.saved_model.load(str(folder / "export" / "saved_model")).signatures["text"]
     model = load_model(folder / "export")
     prompts = ["the cat", "a", "é dog?", TEXT[:40]]

@@ -13,6 +13,7 @@ from tests.browser import assert_opens, needs_browser
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tests.components.conftest import QUICK
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.text import load_vocabulary
@@ -61,7 +62,6 @@ def test_every_format_agrees_with_the_trained_model(exported_reviews):
 
 
 def test_saved_model_takes_raw_strings_and_answers_as_litert_does(exported_reviews):
-    tf = records.tensorflow()
     signature = tf.saved_model.load(str(exported_reviews / "saved_model")).signatures["serving_default"]
     answer = signature(text=tf.constant(TEXTS))
     model = load_model(exported_reviews)

@@ -14,6 +14,9 @@ if typing.TYPE_CHECKING:
     import jax
     import keras
     import tensorflow as tf
+    from jax import lax
+    from jax import numpy as jnp
+    from keras import ops
 else:
 
     class _Later:
@@ -29,6 +32,7 @@ else:
                 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Without TensorFlow's log messages.
             return getattr(importlib.import_module(self._name), attribute)
 
-    jax, keras, tf = map(_Later, ("jax", "keras", "tensorflow"))
+    jax, jnp, lax = map(_Later, ("jax", "jax.numpy", "jax.lax"))
+    keras, ops, tf = map(_Later, ("keras", "keras.ops", "tensorflow"))
 
-__all__ = ["jax", "keras", "tf"]
+__all__ = ["jax", "jnp", "keras", "lax", "ops", "tf"]

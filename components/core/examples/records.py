@@ -205,16 +205,6 @@ def read_fields(frame: bytes) -> dict[str, list[Any]]:
     return {name: list(getattr(features[name], kind).value) if kind else [] for name, kind in kinds.items()}
 
 
-def tensorflow() -> Any:
-    """Import TensorFlow when it is first needed (5 s), without its log messages."""
-    import os
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import tensorflow as tf
-
-    return tf
-
-
 def static_options() -> Any:
     """Return tf.data options for pipelines that are rebuilt every epoch.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import jax, keras, tf
 from tpu_components.core.machines.hosts import ALONE, Hosts, connect
 
 BACKENDS = ("auto", "tensorflow", "jax")
@@ -123,8 +124,6 @@ def prepare(
         accelerator, num_replicas, distribution = _prepare_jax(accelerator, num_replicas, hosts)
     if precision == "auto":
         precision = choose_precision(accelerator, backend, cpu_flags())
-    import keras
-
     keras.config.set_dtype_policy(precision)
     # Keras 3.15's flash attention on a TPU is causal without a mask, unscaled, and cannot be sharded over replicas.
     keras.config.disable_flash_attention()
@@ -137,7 +136,6 @@ def keep_programs(directory: Path) -> None:
 
     Call this before anything is compiled. The content of the folder must be trusted like code.
     """
-    import jax
     from jax.experimental.compilation_cache import compilation_cache
 
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -162,8 +160,6 @@ def _claim_backend(backend: str) -> None:
 
 
 def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
-    import tensorflow as tf
-
     if accelerator == "tpu":
         return _connect_tensorflow_tpu(tf, num_replicas)
     gpus = tf.config.list_physical_devices("GPU")
@@ -218,9 +214,6 @@ def _check_all_cores(num_replicas: int, available: int) -> None:
 
 
 def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str, int, Any]:
-    import jax
-    import tensorflow as tf
-
     tf.config.set_visible_devices([], "GPU")  # Leave GPU memory to JAX; tf.data needs none.
     # Only if a TPU is requested: with libtpu installed (for preflight), the search takes seconds and prints errors.
     plugins = importlib.metadata.entry_points(group="jax_plugins")
@@ -262,8 +255,6 @@ def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str
     num_replicas = num_replicas or (hosts.count if platform == "cpu" else len(devices))
     if num_replicas > len(devices):
         raise InputError(f"Cannot use {num_replicas} replicas: expected at most {len(devices)}, the devices JAX sees.")
-    import keras
-
     distribution = None
     if num_replicas > 1:
         distribution = keras.distribution.DataParallel(

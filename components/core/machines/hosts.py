@@ -21,6 +21,7 @@ import numpy as np
 
 from tpu_components.core.base import progress, termination
 from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.frameworks import jax
 from tpu_components.core.base.partition import Share
 from tpu_components.core.base.terminal import paragraph
 
@@ -222,8 +223,6 @@ def connect(hosts: Hosts) -> None:
     Raises:
         Terminated: If a host does not connect in time.
     """
-    import jax
-
     if hosts.count == 1 or jax.distributed.is_initialized():
         return
     progress.say("train_model", f"host {hosts.index} of {hosts.count}: waiting for the others at {hosts.coordinator}")

@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.frameworks import keras
 from tpu_components.core.files import storage
 
 _ENTRY_FILE = "bundle.json"  # Names the model, for example `my_model.py` or `nets.cnn:build_model`.
@@ -275,8 +276,6 @@ def custom_objects(opened: Opened) -> dict[str, Any]:
 @contextlib.contextmanager
 def objects_of_keras_only() -> Iterator[dict[str, Any]]:
     """Hide the objects that are registered with Keras in this process; yields those registered in the block."""
-    import keras
-
     registered = keras.saving.get_custom_objects()
     before = dict(registered)
     registered.clear()

@@ -15,6 +15,7 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.fingerprint import ROOT, Code, code_of, is_file, is_installed
+from tpu_components.core.base.frameworks import keras
 from tpu_components.core.base.import_path import with_folders
 from tpu_components.core.examples.interface import CLASSIFICATION, FACTS, IMAGE, MULTI_LABEL, Interface, Task
 from tpu_components.core.files import storage
@@ -300,8 +301,6 @@ def build_model(
 
 
 def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], warn: Callable[[str], None]) -> Any:
-    import keras
-
     module: Mapping[str, Any]
     if name.endswith(".keras"):
         model, module = _load_keras_file(name, warn), {}
@@ -349,8 +348,6 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
 
 def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
     """Return what a model is compiled with, with the functions `loss`, `metrics` and `callbacks` of its module."""
-    import keras
-
     compiled = model._compile_config.config if model.compiled else {}
     own = {kind: item for kind in ("loss", "metrics", "callbacks") if inspect.isfunction(item := module.get(kind))}
     try:
@@ -373,8 +370,6 @@ def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
 
 def _as_metric(named: Any) -> Any:
     """Return the metric that `keras.Model.compile` makes of a name or of a function."""
-    import keras
-
     metric = keras.metrics.get(named)
     if isinstance(metric, keras.metrics.Metric):
         return metric
@@ -383,8 +378,6 @@ def _as_metric(named: Any) -> Any:
 
 def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
     """Call a subclassed or unbuilt model on a symbolic input; returns a functional model, which can be saved."""
-    import keras
-
     methods = ("train_step", "compute_loss")
     lost = [method for method in methods if getattr(type(model), method) is not getattr(keras.Model, method)]
     if lost:
@@ -424,8 +417,6 @@ def _check_ending(name: str, model: Any, task: Task) -> None:
 
 def _ending(model: Any) -> str:
     """Return Keras's name of the activation of a model's output; empty if unknown."""
-    import keras
-
     layer = model.outputs[0]._keras_history.operation
     if isinstance(layer, keras.Model) and getattr(layer, "outputs", None):
         return _ending(layer)
@@ -480,8 +471,6 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
 
 
 def _load_keras_file(path: str, warn: Callable[[str], None]) -> Any:
-    import keras
-
     try:
         with warnings.catch_warnings(action="ignore"):  # Keras warns of an optimizer that has taken no step.
             return keras.saving.load_model(path, safe_mode=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.frameworks import ops
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER
 
@@ -38,8 +39,6 @@ def adapt(metric: Any, interface: Interface) -> Any:
     Raises:
         InputError: If the metric takes neither, or does not give one number.
     """
-    from keras import ops
-
     plain, num_classes = type(metric).update_state, interface.num_classes
     labels = np.arange(num_classes + 1) % num_classes  # Not as many examples as classes: shapes must not fit by chance.
     outputs = np.full((len(labels), num_classes), 1 / num_classes, np.float32)
@@ -76,8 +75,6 @@ def adapt(metric: Any, interface: Interface) -> Any:
 
 def measure(metric: Any, targets: np.ndarray, outputs: np.ndarray) -> float:
     """Return a metric of all examples."""
-    from keras import ops
-
     metric.reset_state()
     for start in range(0, len(targets), _PART):
         metric.update_state(targets[start : start + _PART], outputs[start : start + _PART])

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import jax, keras, ops, tf
 
 _RECURRENT = ("LSTM", "GRU", "SimpleRNN")
 # Layers that treat each position separately, so that a single position gives the same output.
@@ -29,8 +30,6 @@ class StepModel:
         Raises:
             InputError: If the model has another layer, or is not a Sequential.
         """
-        import keras
-
         self._layers = model.layers if isinstance(model, keras.Sequential) else [model]
         self._sizes: list[int] = []
         for layer in self._layers:
@@ -60,8 +59,6 @@ class StepModel:
         Returns:
             float32[batch, classes] probabilities of the next character, and the new state.
         """
-        from keras import ops
-
         # TensorFlow cannot split into a single part.
         states = ops.split(state, np.cumsum(self._sizes)[:-1].tolist(), axis=-1) if self._sizes[1:] else [state]
         values, after = tokens, list[Any]()
@@ -77,16 +74,7 @@ class StepModel:
 
     def compiled(self) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """Return `step` compiled for NumPy arrays; each batch size is compiled once."""
-        import keras
-
-        if keras.backend.backend() == "jax":
-            import jax
-
-            step = jax.jit(self.step)
-        else:
-            import tensorflow as tf
-
-            step = tf.function(self.step)
+        step = jax.jit(self.step) if keras.backend.backend() == "jax" else tf.function(self.step)
 
         def run(tokens: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             probabilities, after = step(keras.ops.convert_to_tensor(tokens), keras.ops.convert_to_tensor(state))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import keras, tf
 from tpu_components.core.examples.artifacts import ARCHITECTURE_FILE, BEST_WEIGHTS_FILE, CODE_FILE
 from tpu_components.core.examples.interface import LANGUAGE_MODEL
 from tpu_components.core.models.bundle import Bundle, custom_objects, objects_of_keras_only, open_bundle
@@ -40,8 +41,6 @@ def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -
 
 def _config_of(model: Any) -> str:
     """Return the model's configuration as JSON with its further metrics, without what compilation has added."""
-    import keras
-
     parsed = json.loads(
         model.to_json(), object_hook=lambda item: {k: v for k, v in item.items() if k != "compile_config"}
     )
@@ -148,8 +147,6 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
 
 def _rebuild(config: str, objects: dict[str, Any]) -> Any:
     """Build a model from its configuration; `objects` take precedence over objects registered in this process."""
-    import keras
-
     parsed = json.loads(config)
     metrics = parsed.pop(_METRICS, [])
     with objects_of_keras_only():
@@ -174,9 +171,8 @@ def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int =
     Returns:
         float32[num_examples, …]: for a classifier the probabilities of classes.
     """
-    from tpu_components.core.examples.records import static_options, tensorflow
+    from tpu_components.core.examples.records import static_options
 
-    tf = tensorflow()
     step = batch_size * num_replicas
     num_steps = -(-len(inputs) // step)
     indices = np.zeros(num_steps * step, np.int64)

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.images import decode_pixels
 from tpu_components.core.examples.interface import ImageRule
-from tpu_components.core.examples.records import load_split, tensorflow
+from tpu_components.core.examples.records import load_split
 from tpu_components.core.files import storage
 from tpu_components.create_tfrecords import WriteParams, encoders, merging, parts, plan_dataset, write_records
 from tpu_components.create_tfrecords.preparing import prepare
@@ -31,7 +32,6 @@ ALL_TRAIN = {"validation_fraction": 0, "test_fraction": 0}
 
 def _read(directory: Path, split: str) -> list[tuple[str, int, bytes]]:
     """Key, label and image of every example, read without any code of ours."""
-    tf = tensorflow()
     found = []
     for path in sorted(directory.glob(f"{split}-*.tfrecord")):
         for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import jax, jnp, keras, ops, tf
 from tpu_components.core.examples.interface import CLASSIFICATION
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
@@ -57,17 +58,11 @@ class Draws:
     """
 
     def __init__(self, seed: Any, step: Any) -> None:
-        import keras
-
         self._uses_jax = keras.backend.backend() == "jax"
         self._num_calls = 0
         if self._uses_jax:
-            import jax
-
             self._key = jax.random.fold_in(jax.random.key(seed), step)
         else:
-            import tensorflow as tf
-
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             start = tf.stack([tf.cast(seed, tf.int32), 0])
             self._key = tf.random.fold_in(tf.random.fold_in(start, tf.cast(step, tf.int32)), replica)
@@ -76,18 +71,12 @@ class Draws:
         """Draw int32[size] in [0, limit); every call gives new numbers."""
         self._num_calls += 1
         if self._uses_jax:
-            import jax
-
             return jax.random.randint(jax.random.fold_in(self._key, self._num_calls), (size,), 0, limit)
-        import tensorflow as tf
-
         key = tf.random.fold_in(self._key, self._num_calls)
         return tf.random.stateless_uniform((size,), key, 0, limit, tf.int32)
 
     def shares(self, size: Any) -> Any:
         """Draw float32[size] in [0, 1); every call gives new numbers."""
-        from keras import ops
-
         return ops.cast(self.integers(size, 1 << 24), "float32") / (1 << 24)
 
 
@@ -114,8 +103,6 @@ def augment(
     Returns:
         (images, labels); the labels are float32[batch, num_classes] if `settings.softens_labels`.
     """
-    from keras import ops
-
     size = tuple(size) or tuple(images.shape[1:3])
     if settings.random_resized_crop:
         images = _cut_and_resize(images, settings.random_resized_crop, draws, size)
@@ -140,8 +127,6 @@ def _cut_and_resize(images: Any, least_area: float, draws: Draws, size: tuple[in
     The area is drawn uniformly and the aspect ratio log-uniformly; each side is clipped to the image
     (https://arxiv.org/abs/1409.4842, section 6).
     """
-    from keras import ops
-
     batch, pixels = ops.shape(images)[0], ops.cast(images, "float32")
     area = least_area + (1 - least_area) * draws.shares(batch)
     aspect = ops.exp(np.log(_LARGEST_ASPECT) * (2 * draws.shares(batch) - 1))
@@ -162,8 +147,6 @@ def _magnifying(length: int, start: Any, side: Any, size: int) -> Any:
         side: float32[batch, 1, 1], length of the crop as a share of the axis, at most 1.
         size: Number of pixels after resizing, at most `length`.
     """
-    from keras import ops
-
     places = ops.arange(length, dtype="float32") + 0.5
     wanted = (ops.arange(size, dtype="float32") + 0.5) * (length / size)
     centres = start * length + side * wanted[None, :, None]
@@ -173,8 +156,6 @@ def _magnifying(length: int, start: Any, side: Any, size: int) -> Any:
 
 def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws, wanted: tuple[int, ...]) -> Any:
     """Crop the centre of images, shifted randomly by up to `random_crop_pixels` with mirrored edges; flip it."""
-    from keras import ops
-
     batch = ops.shape(images)[0]
     for axis, direction in ((1, "vertical"), (2, "horizontal")):
         pixels, flips = settings.random_crop_pixels, direction in settings.random_flip
@@ -199,15 +180,8 @@ def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws, wanted: tup
 
 def _take(images: Any, places: Any, axis: int) -> Any:
     """Return `images[b, places[b, i], …]` (axis 1), or `images[b, :, places[b, i], …]` (axis 2)."""
-    import keras
-
     if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
         return tf.gather(images, places, axis=axis, batch_dims=1)
-    import jax
-    import jax.numpy as jnp
-
     # A one-hot matrix product, exact for 8 bits. By the TPU compiler's estimate it is twice as fast as a gather on v3
     # and equally fast on v5e and v6e.
     chosen = jax.nn.one_hot(places, images.shape[axis], dtype=jnp.bfloat16)
@@ -231,8 +205,6 @@ def mixup_shares(alpha: float) -> np.ndarray:
 
 def _mix(values: Any, share: Any, groups: int) -> Any:
     """Mix each value with the value at the mirrored position of its group, so that replicas exchange nothing."""
-    from keras import ops
-
     grouped = ops.reshape(values, (groups, -1, *values.shape[1:]))
     partners = ops.reshape(ops.flip(grouped, axis=1), (-1, *values.shape[1:]))
     share = ops.reshape(share, (-1, *[1] * (len(values.shape) - 1)))

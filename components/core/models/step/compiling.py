@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, describe, did_you_mean
+from tpu_components.core.base.frameworks import jax, keras, ops, tf
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, PADDING, Interface
 from tpu_components.core.models.lookup import Brought, brought_by, explain
 from tpu_components.core.models.measuring import adapt, measured_by, set_measured
@@ -68,8 +69,6 @@ def warmup_steps(warmup_epochs: float, steps_per_epoch: float, total_steps: int)
 
 def learning_rate_at(optimizer: Any, step: int) -> float:
     """Return the learning rate of a step, counted from 0 over the whole training."""
-    import keras
-
     rate, step = optimizer._learning_rate, step // (optimizer.gradient_accumulation_steps or 1)
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return float(np.asarray(rate(step) if is_schedule else rate))
@@ -82,8 +81,6 @@ def exempt_from_decay(model: Any) -> list[Any]:
     and slopes of activations: their decay does not regularise. Variables of unknown role are exempt if they have at
     most one axis.
     """
-    import keras
-
     layers = keras.layers
     normalizing = (
         layers.BatchNormalization,
@@ -105,8 +102,6 @@ def exempt_from_decay(model: Any) -> list[Any]:
 
 def _add_float32_loss(layer: Any, loss: Any) -> None:
     """Convert a layer's losses to float32: on TensorFlow, Keras cannot add losses of different dtypes."""
-    import keras
-
     type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
 
 
@@ -149,8 +144,6 @@ def in_steps(parameters: Mapping[str, Any], steps_per_epoch: float) -> dict[str,
 
 def _warmed_up(schedule: Any, steps: int) -> Any:
     """Return a schedule that rises from zero to the start of another one, and follows that from there."""
-    import keras
-    from keras import ops
 
     class WarmedUp(keras.optimizers.schedules.LearningRateSchedule):
         """Linear warm-up, then the schedule."""
@@ -226,17 +219,12 @@ def next_character_loss(targets: Any, outputs: Any) -> Any:
 
     The division by the length, not by the number of targets, gives every character the same weight in all batches.
     """
-    from keras import ops
-
     each = ops.sparse_categorical_crossentropy(targets, outputs)
     counts = ops.cast(ops.not_equal(targets, PADDING), each.dtype)
     return ops.sum(each * counts, axis=-1) / targets.shape[-1]
 
 
 def _bits_per_character() -> Any:
-    import keras
-    from keras import ops
-
     class BitsPerCharacter(keras.metrics.Mean):
         """Mean of bits per character over the targets that are not padding."""
 
@@ -309,8 +297,6 @@ def _loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
         )
 
     def loss(targets: Any, outputs: Any) -> Any:
-        from keras import ops
-
         if has_class_numbers and not takes_numbers:
             targets = ops.one_hot(ops.cast(targets, "int32"), outputs.shape[-1], dtype=outputs.dtype)
         return each(targets, outputs)
@@ -326,9 +312,6 @@ def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
         loss: Its loss, as `model.compile` takes it.
         unpenalized: Metric of the weighted loss without penalties; None if there are no penalties.
     """
-    import keras
-    from keras import ops
-
     plain, each = functools.partial(type(model).compute_metrics, model), keras.losses.get(loss)
     if unpenalized is not None:
         add, unpenalized.update_state = unpenalized.update_state, lambda *_, **__: None
@@ -343,8 +326,6 @@ def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
 
 def _each_example(loss: Any) -> Any:
     """Return a loss, as `keras.Model.compile` takes it, that gives a number for each example from probabilities."""
-    import keras
-
     each = keras.losses.get(next(iter(keras.tree.flatten(loss))))
     if isinstance(each, keras.losses.Loss):
         each = copy.copy(each)
@@ -373,8 +354,6 @@ def make_callbacks(model: Any, settings: TrainParams, known: Collection[str]) ->
     Raises:
         InputError: If Keras has no such callback, or it monitors a metric that is not among `known`.
     """
-    import keras
-
     named = [_create("callback", name, parameters) for name, parameters in settings.callbacks.items()]
     callbacks, names = [*named, *brought_by(model).callbacks], [re.sub("^validation_", "val_", name) for name in known]
     for callback in callbacks:
@@ -463,8 +442,6 @@ def class_of(kind: str, name: str) -> Any:
 
 def _classes(kind: str) -> dict[str, Any]:
     """Return Keras's public classes of a kind, by their names in lower case without underscores."""
-    import keras
-
     module, base = (operator.attrgetter(path)(keras) for path in _KINDS[kind])
     classes = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, base)]
     return {_plain(value.__name__): value for value in classes if value is not base}
@@ -476,18 +453,12 @@ def _plain(name: str) -> str:
 
 def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
     """Trace a training step of the model's own: it must be of the current backend and tell its loss."""
-    import keras
-
     is_jax = keras.backend.backend() == "jax"
     try:
         if is_jax:
-            import jax
-
             state = tuple([variable.value for variable in kind] for kind in state_of(model))
             logs, _ = jax.eval_shape(model.train_step, state, batch)
         else:
-            import tensorflow as tf
-
             logs = (
                 tf.function(model.train_step).get_concrete_function(tuple(map(tf.constant, batch))).structured_outputs
             )
@@ -528,8 +499,6 @@ def compile_model(
     Raises:
         InputError: If the model's input or task does not support the augmentation, or the model fails on an input.
     """
-    import keras
-
     vars(model).pop("train_step", None)  # Removes the wrapper of an earlier stage.
     check_labels(settings, interface.task_name)
     task = interface.task

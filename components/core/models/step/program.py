@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tpu_components.core.base.frameworks import jax, jnp, lax
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.sharding import (
@@ -123,9 +124,6 @@ class Program:
 
     def _batch_at(self, source: Any, place: Any, index: Any) -> Any:
         """Return the batch of a step, by its position in the epoch (resident) or its index in the block (streamed)."""
-        from jax import lax
-        from jax import numpy as jnp
-
         if self.is_resident:
             inputs, targets, weights, order = source
             chosen = lax.dynamic_index_in_dim(order, place, keepdims=False)
@@ -139,8 +137,6 @@ class Program:
         return tuple(lax.dynamic_index_in_dim(array, index, keepdims=False) for array in source)
 
     def _step(self, carry: Any, watch: Watch, source: Any, index: Any) -> tuple[Any, Watch]:
-        from jax import numpy as jnp
-
         state, place = carry
         logs, state = self.model.train_step(state, self._batch_at(source, place, index))
         loss = logs["loss"].astype(jnp.float32)
@@ -153,7 +149,6 @@ class Program:
 
         The carry is the state of Keras's `train_step` and the position in the epoch, int32[].
         """
-        from jax import lax
 
         def train_step(carry: Any, watch: Watch, source: Any) -> tuple[Any, Watch]:
             return self._step(carry, watch, source, 0)
@@ -166,8 +161,6 @@ class Program:
 
     def jit(self, mesh: Any = None) -> Any:
         """Return the jitted function; a mesh of several devices sets the sharding of the new state."""
-        import jax
-
         if mesh is None or mesh.size == 1:
             return jax.jit(self.function(), donate_argnums=0)
         whole = shared(mesh, None)
@@ -195,7 +188,6 @@ class Program:
 
     def trace(self, mesh: Any = None) -> Any:
         """Return a `jax.stages.Traced` for one device, or for a mesh, whose devices need not exist."""
-        import jax
 
         def abstract(shape: Sequence[int], kind: Any, axis: int | None = None) -> Any:
             sharding = None if mesh is None else shared(mesh, axis)
@@ -217,8 +209,6 @@ def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:
 
     The program is compiled for this check; training reads it from JAX's compile cache.
     """
-    import jax
-
     try:
         memory = program.trace(mesh).lower().compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import jax, keras
 from tpu_components.core.machines.device import Device
 
 REPLICATED, FULLY_SHARDED = "replicated", "fully_sharded"
@@ -49,8 +50,6 @@ def fully_shard(device: Device) -> Device:
     Raises:
         InputError: If the backend is not JAX.
     """
-    import keras
-
     if device.backend != "jax":
         raise InputError(f"sharding=fully_sharded needs backend=jax. Received: backend={device.backend}.")
     if device.distribution is None:
@@ -92,7 +91,6 @@ def computed_in(model: Any) -> list[str]:
 
 def put_together(compute_loss: Callable[..., Any], mesh: Any, types: Sequence[str]) -> Callable[..., Any]:
     """Wrap Keras's `compute_loss_and_updates` to gather sharded weights, in these dtypes."""
-    import jax
 
     def whole_of(value: Any, kind: str) -> Any:
         part = placed(mesh, value.shape, FULLY_SHARDED)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base.frameworks import keras, ops, tf
 from tpu_components.core.models.step.augmentation import Draws, augment, check_images
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
@@ -43,9 +44,6 @@ def extend_step(
     Raises:
         InputError: If the model's input cannot be augmented.
     """
-    import keras
-    from keras import ops
-
     check_images(settings, model.input_shape)
     optimizer, plain, uses_jax = model.optimizer, model.train_step, keras.backend.backend() == "jax"
     augments = settings.moves_pixels or settings.softens_labels or has_margin
@@ -110,12 +108,8 @@ def sum_repeated_rows(optimizer: Any) -> None:
     TensorFlow returns them as separate rows with indices, and Keras 3.15 passes these to the optimizer. Adam would then
     use the sum of squares instead of the square of the sum.
     """
-    import keras
-
     if keras.backend.backend() != "tensorflow":
         return
-    import tensorflow as tf
-
     plain = optimizer.apply
 
     @functools.wraps(plain)
@@ -133,8 +127,6 @@ def synchronize_normalization(model: Any, num_replicas: int) -> None:
     the batch, and the statistics of the first replica would be kept. Keras's option `synchronized` is not used: it
     ignores masked batches, subtracts large squares, and is saved with the model.
     """
-    import keras
-
     if num_replicas > 1 and keras.backend.backend() == "tensorflow":
         for layer in _batch_normalization(model):
             vars(layer).pop("_moments", None)  # Set by an earlier stage.
@@ -147,15 +139,11 @@ def count_synchronized_layers(model: Any, num_replicas: int) -> int:
 
 
 def _batch_normalization(model: Any) -> list[Any]:
-    import keras
-
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 def _moments_of_all_replicas(layer: Any, plain: Callable[[Any, Any], Any], inputs: Any, mask: Any) -> tuple[Any, Any]:
     """Return mean and variance over all replicas and all axes but the layer's own, of values that the mask keeps."""
-    import tensorflow as tf
-
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:  # Not in a training step of several replicas.
         return plain(inputs, mask)

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples.artifacts import Manifest, Shard, Split, file_crc32c
 from tpu_components.core.examples.images import decode_pixels
 from tpu_components.core.examples.interface import ImageRule, TextInput
@@ -26,7 +27,6 @@ from tpu_components.core.examples.records import (
     read_batches,
     shard_paths,
     spread_inputs,
-    tensorflow,
 )
 from tpu_components.create_tfrecords import WriteParams, write_records
 
@@ -54,9 +54,7 @@ def _difference(content: bytes, channels: int) -> int:
 @pytest.mark.parametrize("image", [b"", b"\x00\xff" * 5000])
 @pytest.mark.parametrize(("label", "key"), [(0, "a/b.png"), (2**40, "ä\n.png")])
 def test_encode_example_comes_back_from_tensorflows_parser(image, label, key):
-    example = tensorflow().train.Example.FromString(
-        encode_example({"image": image, "label": label, "key": key.encode()})
-    )
+    example = tf.train.Example.FromString(encode_example({"image": image, "label": label, "key": key.encode()}))
     feature = example.features.feature
     assert list(feature["image"].bytes_list.value) == [image]
     assert list(feature["label"].int64_list.value) == [label]
@@ -67,7 +65,7 @@ def test_encode_example_comes_back_from_tensorflows_parser(image, label, key):
 @pytest.mark.parametrize("num_bytes", [0, 1, 127, 128, 40_000])
 def test_encode_example_gives_protobufs_bytes(label, num_bytes):
     fields = {"image": bytes(num_bytes), "label": label, "key": "ä.png".encode(), "text": b"t"}
-    example = tensorflow().train.Example()
+    example = tf.train.Example()
     for name, value in fields.items():
         kinds = {bytes: "bytes_list", float: "float_list", int: "int64_list"}
         values = value if isinstance(value, list) else [value]
@@ -81,7 +79,7 @@ def test_encode_example_gives_equal_bytes_for_equal_arguments():
 
 @pytest.mark.parametrize("payload", [b"", b"x", bytes(100_000)])
 def test_frame_record_gives_the_bytes_of_tensorflows_writer(tmp_path, payload):
-    with tensorflow().io.TFRecordWriter(str(tmp_path / "x")) as writer:
+    with tf.io.TFRecordWriter(str(tmp_path / "x")) as writer:
         writer.write(payload)
     assert frame_record(payload) == (tmp_path / "x").read_bytes()
 
@@ -116,7 +114,7 @@ def test_stored_and_served_pixels_of_a_jpeg_are_equal(channels, mode, size, subs
 
 def test_the_writer_stores_what_libjpegs_accurate_transform_gives():
     content = _picture(size=(40, 50), kind="JPEG")
-    expected = tensorflow().io.decode_jpeg(content, dct_method="INTEGER_ACCURATE").numpy()
+    expected = tf.io.decode_jpeg(content, dct_method="INTEGER_ACCURATE").numpy()
     np.testing.assert_array_equal(decode_pixels(content, ImageRule(None, 0)), expected)
 
 
@@ -164,14 +162,13 @@ def test_stored_and_served_pixels_differ_by_one_level_at_most_where_libjpeg_shri
 
 
 def test_decode_image_runs_in_a_graph_that_knows_no_sizes():
-    tf = tensorflow()
     decode = tf.function(lambda x: decode_image(x, (8, 8, 3)), input_signature=[tf.TensorSpec((), tf.string)])
     for content in (_picture(kind="JPEG"), _picture(kind="PNG"), _picture(size=(20, 30), kind="JPEG")):
         assert decode(content).shape == (8, 8, 3)
 
 
 def test_decode_image_refuses_truncated_jpeg():
-    with pytest.raises(tensorflow().errors.InvalidArgumentError, match=r"jpeg|JPEG"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"jpeg|JPEG"):
         decode_image(_picture(size=(64, 64), kind="JPEG")[:-300], (64, 64, 3))
 
 
@@ -251,7 +248,7 @@ def test_a_flipped_byte_in_a_record_is_noticed_when_read(records):
     (length,) = struct.unpack("<Q", content[:8])
     content[12 + length // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(tensorflow().errors.DataLossError, match="corrupted record"):
+    with pytest.raises(tf.errors.DataLossError, match="corrupted record"):
         load_split(directory, manifest, "train")
 
 
@@ -293,8 +290,6 @@ def test_ids_of_a_text_come_back_as_int32_in_batches(tmp_path, vocabulary_size, 
     ("label", "dtype"), [([0, 1, 1], np.int64), ([1.5, -2.25, 2000.0625], np.float32), ([0.0], np.float32)]
 )
 def test_lists_of_numbers_come_back_from_tensorflows_parser(label, dtype):
-    import tensorflow as tf
-
     spec = {"label": tf.io.FixedLenFeature((len(label),), dtype)}
     parsed = tf.io.parse_single_example(encode_example({"label": label, "key": b"k"}), spec)
     assert parsed["label"].numpy().tolist() == label
