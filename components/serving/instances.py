@@ -432,8 +432,11 @@ def parse_infer(
     tensor = _known_keys(inputs[0], "inputs[0]", _V2_TENSOR_KEYS)
     shape, kind = tensor.get("shape"), tensor.get("datatype")
     # Check this first: the product of 500,000 sizes takes half a minute.
-    is_short = isinstance(shape, list) and 0 < len(shape) <= _MOST_DIMENSIONS
-    if not is_short or not all(type(size) is int and 0 <= size <= _MOST_SIZE for size in shape):
+    if (
+        not isinstance(shape, list)
+        or not 0 < len(shape) <= _MOST_DIMENSIONS
+        or not all(type(size) is int and 0 <= size <= _MOST_SIZE for size in shape)
+    ):
         raise InputError(
             f'inputs[0]: "shape" must be a list of whole numbers, the number of instances first: at most '
             f"{_MOST_DIMENSIONS} of them, none above {_MOST_SIZE:,}."
