@@ -119,7 +119,7 @@ def test_what_the_configuration_names_replaces_what_the_model_is_compiled_with(o
     train_model(params, digits_records, tmp_path / "model")
     said = capfd.readouterr().err
     assert (
-        "own metrics sharpness, f1, callbacks Halve; optimizer, loss of the configuration replaces its optimizer Lion, "
+        "own metrics sharpness, f1, callbacks Halve; the configuration (optimizer, loss) replaces its optimizer Lion, "
         "loss loss" in said
     )
 

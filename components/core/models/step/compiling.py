@@ -193,7 +193,7 @@ def say_what_is_used(model: Any, settings: TrainParams) -> str:
         >>> from types import SimpleNamespace
         >>> model = SimpleNamespace(brought=Brought(optimizer=(), loss="huber"))
         >>> say_what_is_used(model, TrainParams("m", loss="poisson"))
-        "training uses the model's own optimizer tuple; loss of the configuration replaces its loss huber"
+        "training uses the model's own optimizer tuple; the configuration (loss) replaces its loss huber"
     """
     brought = brought_by(model)
     names: dict[str, Any] = {
@@ -209,8 +209,11 @@ def say_what_is_used(model: Any, settings: TrainParams) -> str:
     replaced = {"optimizer": bool(settings.of_optimizer), "loss": settings.loss != OF_THE_TASK}
     kept = [f"{kind} {name}" for kind, name in names.items() if name and not replaced.get(kind)]
     others = [f"{kind} {name}" for kind, name in names.items() if name and replaced.get(kind)]
-    by = ", ".join([*(settings.of_optimizer if names["optimizer"] else ()), *(["loss"] if replaced["loss"] else ())])
-    said = {"training uses the model's own": kept, f"{by} of the configuration replaces its": others}
+    by = [
+        *(settings.of_optimizer if names["optimizer"] else ()),
+        *(["loss"] if names["loss"] and replaced["loss"] else ()),
+    ]
+    said = {"training uses the model's own": kept, f"the configuration ({', '.join(by)}) replaces its": others}
     return "; ".join(f"{verb} {', '.join(parts)}" for verb, parts in said.items() if parts)
 
 
