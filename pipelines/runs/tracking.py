@@ -51,7 +51,8 @@ def record(summary: Summary, run_dir: Path, tool: str) -> None:
     try:
         place = _TOOLS[tool](summary, run_dir)
     except Exception as error:  # Each tool has errors of its own, and none may cost a training.
-        said = f"hint: the run is not recorded in {tool}: {error}. Run the same command again to record it."
+        said = str(error).rstrip(".")
+        said = f"hint: the run is not recorded in {tool}: {said}. Run the same command again to record it."
         print(paragraph(said), file=sys.stderr)
         return
     storage.write_json(run_dir / TRACKED_FILE, {"tool": tool, "place": place})
@@ -75,7 +76,12 @@ def _results(summary: Summary) -> dict[str, float]:
     """Return the figures of the test, the seconds, and the price in US dollars that preflight expects."""
     cost = summary.preflight.cost if summary.preflight else None
     price = {"expected_usd": cost.usd_per_run} if cost else {}
-    return _figures(summary.metrics, "test_") | price | {"seconds": summary.seconds}
+    return _figures(summary.metrics, "test_") | price | {"run_seconds": summary.seconds}  # An epoch has `seconds`.
+
+
+def _name(summary: Summary, run_dir: Path) -> str:
+    """Return the minute in which a run ended, which a narrow column shows; the experiment has the run's name."""
+    return summary.ended[:16].replace("T", " ") or run_dir.name
 
 
 def _labels(summary: Summary) -> dict[str, str]:
@@ -94,7 +100,7 @@ def _to_mlflow(summary: Summary, run_dir: Path) -> str:
 
     mlflow.set_experiment(run_dir.name)
     # After an error, the block ends the run as failed: the process may record another one.
-    with mlflow.start_run(run_name=f"{run_dir.name} {summary.ended}", tags=_labels(summary)) as run:
+    with mlflow.start_run(run_name=_name(summary, run_dir), tags=_labels(summary)) as run:
         mlflow.log_params(_settings(summary))
         for epoch, figures in _epochs(run_dir):
             mlflow.log_metrics(figures, step=epoch)
@@ -111,7 +117,7 @@ def _to_wandb(summary: Summary, run_dir: Path) -> str:
 
     run = wandb.init(
         project=run_dir.name,
-        name=f"{run_dir.name} {summary.ended}",
+        name=_name(summary, run_dir),
         config=_settings(summary),
         dir=str(run_dir),
     )
@@ -121,7 +127,7 @@ def _to_wandb(summary: Summary, run_dir: Path) -> str:
     for path in _files(run_dir):
         run.save(str(path), base_path=str(run_dir), policy="now")
     run.finish(exit_code=int(summary.status == State.FAILED))
-    return str(run.url or run.dir)
+    return str(run.url or Path(run.dir).parent)  # Offline, the folder that `wandb sync` takes.
 
 
 _TOOLS = {"mlflow": _to_mlflow, "wandb": _to_wandb}

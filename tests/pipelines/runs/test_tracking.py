@@ -41,12 +41,15 @@ def test_a_run_is_recorded_once_with_its_settings_curves_figures_and_report(run_
     assert run.data.params["data.source"] == "sklearn:digits"
     assert run.data.metrics["test_accuracy"] == pytest.approx(summary.metrics["accuracy"])
     assert run.data.metrics["expected_usd"] == pytest.approx(summary.preflight.cost.usd_per_run)
+    assert run.data.metrics["run_seconds"] == pytest.approx(summary.seconds)
+    assert len(run.info.run_name) == len("2026-11-26 10:30")
     assert run.data.tags["model_version"] == summary.artifacts["version"]
     assert run.info.status == "FINISHED"
     client = mlflow.MlflowClient()
-    curve = [point.value for point in client.get_metric_history(run.info.run_id, "validation_accuracy")]
     epochs = [json.loads(line) for line in (run_dir / "model" / "history.jsonl").read_text().splitlines()]
-    assert curve == [epoch["validation_accuracy"] for epoch in epochs]
+    for figure in ("validation_accuracy", "seconds"):
+        curve = [point.value for point in client.get_metric_history(run.info.run_id, figure)]
+        assert curve == [epoch[figure] for epoch in epochs]
     assert {file.path for file in client.list_artifacts(run.info.run_id)} >= {"summary.json", "report.html"}
     assert capsys.readouterr().err.count("recorded in mlflow: file://") == 1
 
