@@ -13,7 +13,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
-from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files import typed_json
 from tpu_components.core.files.typed_json import JsonFile
 
 MANIFEST_FILE = "dataset.json"
@@ -207,17 +207,6 @@ class Manifest(JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="c
         manifest = super().load(directory)
         manifest.check_shards(directory, verify)
         return manifest
-
-    @classmethod
-    def read_from(cls, place: str) -> Self:
-        """Read `dataset.json` from a folder, local or in a bucket, without checking the shards.
-
-        Raises:
-            InputError: If it is missing or malformed.
-        """
-        if not storage.is_remote(place):
-            return super().load(Path(place))
-        return typed_json.load(f"{place.rstrip('/')}/{MANIFEST_FILE}", cls._what, cls._step, cls.parse)
 
     def check_shards(self, directory: Path, verify: bool = True, share: Share = WHOLE) -> None:
         """Check the size of every shard, and with `verify` the checksums of the shards of a share of the examples.

@@ -112,6 +112,16 @@ class JsonFile:
         return load(directory / cls._name, cls._what, cls._step, cls.parse)
 
     @classmethod
+    def read_from(cls, place: str) -> Self:
+        """Read the file from a folder that may lie in a bucket, without a check of other files there.
+
+        Raises:
+            InputError: If it is missing or malformed; names it and the field.
+        """
+        path = storage.join(place, cls._name)
+        return load(path if storage.is_remote(path) else Path(path), cls._what, cls._step, cls.parse)
+
+    @classmethod
     def find(cls, directory: Path) -> Self | None:
         """Read the file from a folder; None if it is missing or malformed."""
         try:
