@@ -1,7 +1,6 @@
 """Compares the predictions in a server's log with the version's predictions for its test split."""
 
 import dataclasses
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +13,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.comparison import Shift, find_shifts, judge, say_power
 from tpu_components.core.drift.sketches import FLOAT, sketch_answers
 from tpu_components.core.drift.version_sketches import answers_of
-from tpu_components.core.examples.artifacts import EXPORT_FILE
-from tpu_components.core.files import storage, typed_json
+from tpu_components.core.files import typed_json
 from tpu_components.core.registry.opening import Origin, origin_of
 from tpu_components.core.registry.reference import EXPORT_DIR
 from tpu_components.core.results.export_info import ExportInfo
@@ -95,7 +93,7 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
             f"Cannot compare with {against!r}: expected a registered version, REGISTRY/MODEL@VERSION_OR_ALIAS, as "
             "runs/registry/digits@champion."
         )
-    info = _describe(origin)
+    info = ExportInfo.load(f"{origin.uri}/{EXPORT_DIR}")
     predictions, left_out = _read(log, origin, info)
     (form, _), *_ = Counter(prediction.format for prediction in predictions).most_common(1)
     left_out.update(Counter(f"by format {other.format}" for other in predictions if other.format != form))
@@ -122,13 +120,6 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
         shifts=shifts,
         power=say_power(answers, before, shifts, "predictions"),
     )
-
-
-def _describe(origin: Origin) -> ExportInfo:
-    """Read the info file of a version's export."""
-    with tempfile.TemporaryDirectory(prefix="version-") as scratch:
-        described = storage.localize(f"{origin.uri}/{EXPORT_DIR}/{EXPORT_FILE}", Path(scratch))
-        return ExportInfo.load(described.parent)
 
 
 def _read(log: Path, origin: Origin, info: ExportInfo) -> tuple[list[Prediction], dict[str, int]]:
