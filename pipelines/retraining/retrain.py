@@ -176,7 +176,7 @@ def _changed(since: str, before: Mapping[str, str], after: Mapping[str, str]) ->
 def _apply(
     occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift] | None
 ) -> RunDecision:
-    """Return the decision by the conditions. A last run without a result always needs a new run."""
+    """Apply the conditions of `--when` to a decision. A run is always needed if the last run gave no result."""
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:
         return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
