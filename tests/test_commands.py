@@ -70,7 +70,7 @@ def test_every_command_exists_with_its_flags(command, capsys, monkeypatch):
             flags = _flags_and_help(words, module.main)
             assert flags <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
     elif program == "pip":
-        extras = re.search(r"tpu-pipelines\[(\w+)\]", command)
+        extras = re.search(r"(?:tpu-pipelines|\.whl)\[(\w+)\]", command)
         assert not extras or f"\n{extras[1]} = [" in (REPOSITORY / "pyproject.toml").read_text()
     else:
         assert program in (*OTHERS, *PROGRAMS)

@@ -1,7 +1,6 @@
 """Rules of the repository that no single module can keep."""
 
 import ast
-import dataclasses
 import graphlib
 import re
 import shutil
@@ -204,12 +203,6 @@ def test_the_top_level_holds_nothing_else():
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
     found = {path.name for path in ROOT.iterdir() if not any(path.match(pattern) for pattern in ignored)}
     assert {name for name in found if not name.startswith(".")} <= ALLOWED_TOP_LEVEL
-
-
-@pytest.mark.parametrize(("step", "params"), STEPS.items())
-def test_a_steps_readme_lists_exactly_its_parameters(step, params):
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "components" / step / "README.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(field.name for field in dataclasses.fields(params))
 
 
 def test_the_lock_names_no_index_and_pins_every_package_with_hashes():

@@ -28,8 +28,8 @@ class EvaluateParams:
             `@0001`) for one from a registry, which may be `projects/PROJECT/locations/REGION/models` on Vertex AI;
             empty for none. In a configuration, empty is the champion of the registry that the deploy section names, and
             none without one.
-        minimum: Least value of a metric of which more is better, such as {"accuracy": 0.97}.
-        maximum: Greatest value of a metric of which less is better, such as {"loss": 0.5}.
+        minimum: Least value of a metric where higher is better, such as {"accuracy": 0.97}.
+        maximum: Greatest value of a metric where lower is better, such as {"loss": 0.5}.
         max_regression: Margin by which a metric may be worse than the champion's; 0 means that it has to be better.
             Both are tested at the level `confidence`. In a configuration, the default is the task's own metric:
             accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
@@ -52,8 +52,8 @@ class EvaluateParams:
         beat_baseline: Refuse a model that is no better, by more than chance explains, than the best constant answer:
             the most frequent class, the mean, the frequency of every character.
         split: The split to score.
-        top_k: A prediction counts in top_k_accuracy if the true class is among so many.
-        batch_size_per_replica: Images per replica and step; changes speed and memory, and the result by rounding at
+        top_k: A prediction counts in top_k_accuracy if the true class is among the `top_k` most probable.
+        batch_size_per_replica: Examples per replica and step; changes speed and memory, and the result by rounding at
             most:
             kernels for other sizes may sum in another order. The number of replicas changes nothing at all.
         backend: `tensorflow`, `jax` or `auto`.

@@ -54,9 +54,9 @@ class ServeParams:
             class, confidence and milliseconds, without inputs. `tpu-pipelines monitor` reads it. Empty disables it.
         log_share: Share of the predictions to log.
         log_content: Log inputs too, except those of KServe's V2 protocol.
-        verify: Public key in PEM, or its file, local or on gs://. The export is loaded only if its signature and that
-            of its registered version are valid. Default: TPU_PIPELINES_VERIFY_KEY; without both, signatures are not
-            checked.
+        verify: Public key: PEM text, or the path of a PEM file, local or on gs://. The export is loaded only if its
+            signature and that of its registered version are valid. Default: TPU_PIPELINES_VERIFY_KEY; without both,
+            signatures are not checked.
     """
 
     host: str = "127.0.0.1"

@@ -16,7 +16,7 @@ from tpu_pipelines.config.settings import TARGET_SETTINGS
 
 HERE = "local"  # Target of a run on this machine.
 MODEL = "model"  # With `init --from`: the argument is a model, and not data.
-LIMIT = 0.2  # Share by which a training may be slower or dearer than another.
+LIMIT = 0.2  # Share by which a training may be slower or more expensive than another.
 # Kinds of data; a copy of those in tpu_pipelines.starting.data_overview, so that --help need not import it.
 KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "tfrecords")
 # Names of a registered version to compare with.
@@ -138,8 +138,8 @@ def _share(name: str, text: str, expected: str, allows: Callable[[float], bool],
 
 
 def confidence(what: str) -> Argument:
-    """Return `--confidence`; `what` describes data without drift, for the help."""
-    text = f"probability that no figure of {what} is reported as drifted (default: 0.99)"
+    """Return `--confidence`; `what` describes the case without drift, for the help."""
+    text = f"probability that no drift is reported {what} (default: 0.99)"
     return _share("--confidence", text, "a share from 0.5 to below 1", lambda share: 0.5 <= share < 1, default=0.99)
 
 
@@ -151,15 +151,27 @@ def limit(name: str, what: str) -> Argument:
 
 def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argument, Argument]:
     """Return `--target`, required without a default, and `--settings`; `also` are further targets."""
-    text = f"(default: {default})" if default else ""
+    text = f"platform (default: {default})" if default else "platform"
     names = (*TARGET_SETTINGS, *also)
     return argument("--target", choices=names, default=default or None, required=not default, help=text), SETTINGS
 
 
 # A file that a command appends to, after earlier steps of a job.
 added_to = functools.partial(output_file, is_added_to=True)
-SETTINGS = argument("--settings", type=user_path, metavar="FILE", help="YAML; TPU_PIPELINES_… variables come first")
-SET = argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+SETTINGS = argument(
+    "--settings",
+    type=user_path,
+    metavar="FILE",
+    help="YAML file with settings; TPU_PIPELINES_… environment variables override it",
+)
+SET = argument(
+    "--set",
+    action="append",
+    default=[],
+    metavar="SECTION.KEY=VALUE",
+    dest="overrides",
+    help="change one setting; may be repeated",
+)
 CONFIG = (argument("config", metavar="CONFIG", help="a ready example or a YAML file"), SET)
 WORKSPACE = argument(
     "--workspace", type=user_path, default=Path("runs"), metavar="DIR", help="folder for runs (default: runs)"

@@ -43,7 +43,7 @@ COMMANDS = (
         "init",
         "inspect your data, and write a first configuration and model for them",
         "Inspect data, and write a configuration for them, with a comment on each choice, and a model to start from. "
-        "On a terminal, missing arguments are asked for.",
+        "On a terminal, the command asks for missing arguments.",
         "~/flowers --name flowers",
         "start.init",
         (
@@ -75,7 +75,7 @@ COMMANDS = (
     ),
     Command(
         "check",
-        "find in seconds what would stop a run or spoil its result",
+        "find in seconds what would stop a run or bias its result",
         "Check a configuration within seconds: the settings, the data and some examples, the model, which is imported "
         "and built, the machine, and settings that contradict each other; with --target also what a platform needs. "
         "Trains nothing, and sends no request to a platform.",
@@ -84,7 +84,7 @@ COMMANDS = (
         (
             *CONFIG,
             WORKSPACE,
-            argument("--target", choices=tuple(TARGET_SETTINGS), default="", help=""),
+            argument("--target", choices=tuple(TARGET_SETTINGS), default="", help="platform to check for"),
             SETTINGS,
             json_flag(),
         ),
@@ -116,7 +116,7 @@ COMMANDS = (
                 help=f"records to compare with, or a version: {VERSION_FORMS}",
             ),
             WORKSPACE,
-            confidence("data that are alike"),
+            confidence("between two samples of the same distribution"),
             argument("--output", type=output_file, metavar="FILE", help="page to write, for example drift.html"),
             json_flag(),
         ),
@@ -139,7 +139,7 @@ COMMANDS = (
                 metavar="MS",
                 help="time limit for 95 of 100 requests, in milliseconds",
             ),
-            confidence("logs like the evaluation"),
+            confidence("if the logged predictions have the distribution of the evaluation's"),
             json_flag(),
         ),
     ),
@@ -160,7 +160,12 @@ COMMANDS = (
             SET,
             WORKSPACE,
             json_flag("print the summary, and nothing else, on stdout"),
-            argument("--runner", choices=("subprocess", "docker"), default="subprocess"),
+            argument(
+                "--runner",
+                choices=("subprocess", "docker"),
+                default="subprocess",
+                help="run each step as a process or in a container (default: subprocess)",
+            ),
             flag("--force", "run every step, even if it is unchanged"),
         ),
     ),
@@ -173,7 +178,14 @@ COMMANDS = (
         "runs.export",
         (
             argument("run", type=user_path, metavar="RUN", help="folder of a run, for example runs/digits"),
-            argument("--set", action="append", default=[], metavar="EXPORT.KEY=VALUE", dest="overrides"),
+            argument(
+                "--set",
+                action="append",
+                default=[],
+                metavar="EXPORT.KEY=VALUE",
+                dest="overrides",
+                help="change one setting of the export; may be repeated",
+            ),
             argument("--output", type=user_path, metavar="DIR", help="folder of the export (default: RUN/export)"),
             json_flag("print export.json, and nothing else, on stdout"),
         ),
@@ -382,7 +394,7 @@ COMMANDS = (
                 help="with --examples: bytes of an image file (default: those of the available data)",
             ),
             limit("--slower", "an epoch may be slower"),
-            limit("--dearer", "a run may be dearer"),
+            limit("--dearer", "a run may be more expensive"),
             MARKDOWN,
             WORKSPACE,
             json_flag("print the report, and nothing else, on stdout"),
@@ -406,7 +418,7 @@ COMMANDS = (
         "compile",
         "write the pipeline as a file for a cloud platform",
         "Write the pipeline as a file for a cloud platform, which trains on the machine of the configuration. Needs no "
-        "account. The file contains the settings that are set now.",
+        "account. The file contains the current settings, such as project, bucket and image.",
         "digits --target vertex --output digits.yaml",
         "platforms.compile",
         (
@@ -484,8 +496,8 @@ COMMANDS = (
         "retrain",
         "run the pipeline again if something has changed: for CI",
         "Run the pipeline if its data, configuration or code have changed since the last run of its name, and print "
-        "what has changed. An unchanged run is not repeated, unless it failed. The command may be started at any time, "
-        "also again after it was killed, and on a platform several times at once. Every decision is stored beside the "
+        "what has changed. An unchanged run is not repeated, unless it failed. The command can be called at any time, "
+        "also after it was killed; on a platform, concurrent calls start one run. Every decision is stored beside the "
         "registry, or in the bucket or workspace if there is no registry.",
         "digits --target local --when changed,older-than=30d",
         "retraining.retrain",
@@ -496,7 +508,7 @@ COMMANDS = (
             *WAIT,
             argument(
                 "--when",
-                metavar="OCCASIONS",
+                metavar="CONDITIONS",
                 help="conditions, separated by commas: changed, drifted (from the champion's data), older-than=30d "
                 "(or 12h), always (default: changed)",
             ),
@@ -529,7 +541,12 @@ COMMANDS = (
         (
             *CONFIG,
             *target(),
-            argument("--kube-context", default="", metavar="NAME", help="kubeflow: ask its cluster, too, as kubectl"),
+            argument(
+                "--kube-context",
+                default="",
+                metavar="NAME",
+                help="kubeflow: also check the cluster, with this kubectl context",
+            ),
             argument(
                 "--script",
                 type=Path,
@@ -560,7 +577,7 @@ COMMANDS = (
                 "--report",
                 type=output_file,
                 metavar="FILE",
-                help="write the platform's responses as rules for a fake of it",
+                help="write the platform's responses as rules for the test server in tests/fakes",
             ),
         ),
         needs_settings=True,

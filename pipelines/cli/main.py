@@ -46,9 +46,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tpu-pipelines",
         description="Labelled data to a Keras model trained on a Cloud TPU and served on CPU.",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments, configuration or data, 3 the gate said no.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments, configuration or data, 3 rejected by the gate or by "
+        "preflight, or drift.",
     )
-    parser.add_argument("--version", action=_Version, help="say which version this is, and exit")
+    parser.add_argument("--version", action=_Version, help="print the version and exit")
     parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
         epilog = f"Example: tpu-pipelines {command.name} {command.example}"

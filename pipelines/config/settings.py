@@ -36,35 +36,38 @@ class Settings:
 
     Attributes:
         project: Google Cloud project.
-        region: Region of pipelines, and of jobs whose machine names none.
-        bucket: Under which pipelines write; `gs://BUCKET`, or a folder in it. On Kubeflow `s3://BUCKET` as well.
-        vertex_endpoint: Address of Vertex AI, where it is not the region's own, as behind Private Service Connect.
-        google_endpoint: Address at which `doctor` asks Google Cloud's other APIs, where they are not at their own, as
-            behind a gateway; `{host}` stands for the host of each.
+        region: Region of pipelines, and of jobs whose machine has no region.
+        bucket: Bucket, or folder in a bucket, for the outputs of pipelines: `gs://BUCKET/…`, on Kubeflow also
+            `s3://BUCKET/…`.
+        vertex_endpoint: API endpoint of Vertex AI, if it differs from the regional one, for example with Private
+            Service Connect.
+        google_endpoint: URL of a gateway to Google Cloud's other APIs, for `doctor`; `{host}` is replaced by the host
+            of each API.
         service_account: Service account that a job runs as.
         network: VPC network that a job is peered with.
-        network_attachment: Attachment on Vertex AI that connects a job with a VPC network by an interface, in place of
+        network_attachment: Attachment on Vertex AI that connects a job with a VPC network by an interface; replaces
             `network`.
-        encryption_key: Key of the user's own (CMEK) that encrypts jobs, models and endpoints on Vertex AI.
-        tensorboard: TensorBoard instance on Vertex AI that shows a training's curves while it runs; it wants a service
-            account.
-        experiment: Experiment on Vertex AI in which submitted runs are compared, by their parameters and metrics; it is
-            made where there is none. Runs that a schedule starts are not in it.
-        labels: Labels of every job and pod.
-        environment: Variables of the training step. They stand in the compiled file: no place for a secret.
+        encryption_key: Customer-managed key (CMEK) that encrypts jobs, models and endpoints on Vertex AI.
+        tensorboard: TensorBoard instance on Vertex AI that shows a training's curves while it runs; requires
+            `service_account`.
+        experiment: Experiment on Vertex AI in which submitted runs are compared by their parameters and metrics;
+            created if missing. Scheduled runs are not in it.
+        labels: Labels of every job and pod: `key=value,key=value`.
+        environment: Variables of the training step: `NAME=value,NAME=value`. They are in the compiled file, so use no
+            secrets.
         kfp_host: URL of a Kubeflow Pipelines server.
-        kfp_namespace: Kubernetes namespace of the runs, on a server that has several users.
-        secrets: Kubernetes secrets that the training step mounts, and their paths there.
-        s3_secret: Kubernetes secret with which the pods of all steps that use s3:// sign in. It has the keys
-            AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and as they are needed AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3
-            and AWS_DEFAULT_REGION.
+        kfp_namespace: Kubernetes namespace of the runs, on a server with several users.
+        secrets: Kubernetes secrets that the training step mounts, and their paths: `SECRET=/path,SECRET=/path`.
+        s3_secret: Kubernetes secret with which the pods of all steps that use s3:// sign in. Its keys are
+            AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and if needed AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3 and
+            AWS_DEFAULT_REGION.
         kueue_queue: Kueue's local queue that admits the training's pod, on Kubeflow.
-        provisioning: Way in which the training gets its node on GKE, `flex-start`; empty is as the cluster has it.
-        volumes: Persistent volume claims that the training step mounts, and their paths there. Checkpoints go onto the
-            first: without one, a pod that starts again trains from the start.
-        notify: Who is told when a run ends. A webhook's URL, or a file on gs:// or s3:// that holds the URL, gets a
-            message of every run that did not succeed; it is the JSON that Slack and Google Chat take. `mailto:` with
-            addresses lets Vertex AI send an e-mail of every run. A URL stands in the compiled file; a file keeps it
+        provisioning: Provisioning mode of the training's node on GKE: `flex-start`, or empty for the cluster's default.
+        volumes: Persistent volume claims that the training step mounts, and their paths: `CLAIM=/path,CLAIM=/path`.
+            Checkpoints are on the first one: without it, a restarted pod trains from the start.
+        notify: Receiver of notifications at the end of a run. A webhook's URL, or a file on gs:// or s3:// that
+            contains it, gets a message for every run that did not succeed, as JSON for Slack and Google Chat. `mailto:`
+            with addresses lets Vertex AI send an e-mail for every run. A URL is in the compiled file; a file keeps it
             secret.
 
     Raises:

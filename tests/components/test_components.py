@@ -127,22 +127,6 @@ def test_help_lists_every_field_with_its_meaning(step, monkeypatch, capsys):
             assert dataclasses.is_dataclass(hints[field.name]) or f"--{field.name.replace('_', '-')}" in text
 
 
-@pytest.mark.parametrize("step", _STEPS)
-def test_readme_lists_every_field_with_its_default(step):
-    readme = Path(importlib.import_module(f"tpu_components.{step}").__file__).with_name("README.md").read_text()
-    table = readme.partition("| parameter | default |")[2].partition("\n\n")[0]
-    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
-    defaults = {name.strip(" `"): default.strip() for name, default in rows}
-    fields = dataclasses.fields(_params(step))
-    assert list(defaults) == [field.name for field in fields]
-    for field in fields:
-        expected = _default(field)
-        if expected is dataclasses.MISSING:
-            assert defaults[field.name] == "required"
-        else:
-            assert json.loads(defaults[field.name].strip("`")) == expected, field.name
-
-
 def _record(artifact):
     return json.loads((Path(artifact.path).parent / "step.json").read_text())
 

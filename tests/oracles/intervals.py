@@ -462,7 +462,7 @@ YEARS: tuple[tuple[str, Callable[[int], Years], int], ...] = (
     ),
 )
 _YEAR_COLUMNS = (
-    *("52 weeks", "years", "error", "promotions", "points lost", "champion reads too high", "better promoted"),
+    *("52 weeks", "years", "error", "promotions", "points lost", "champion overrated", "better promoted"),
     "by an ideal test",
 )
 _COLUMNS = (
@@ -485,12 +485,11 @@ def write_table(
         "",
         f"- interval holds: the true figure is in the 95 % interval. Nominal: {100 * CONFIDENCE:g} or more.",
         "- equal promoted: an equal model is promoted, without a margin. Nominal: 5 or less.",
-        "- bound wrong: the bound for a margin is on the wrong side of the true difference, for equal or for different",
-        "  models, below or above, whichever is worst. Nominal: 5 or less.",
+        "- bound wrong: error rate of the one-sided bound that a margin uses; the worst of four cases (equal or",
+        "  different models, lower or upper bound). Nominal: 5 or less.",
         "- better promoted: a better model is promoted. The next column is the same rate of an ideal test, which knows",
         "  the true distribution of the difference and promotes as many equal models.",
-        "- –: so few examples have no interval, or no comparison. A `max_regression` of such a figure refuses the",
-        "  model.",
+        "- –: too few examples for an interval or a comparison. A `max_regression` of such a figure refuses the model.",
         "",
         f"| {' | '.join(_COLUMNS)} |",
         f"|---|{'--:|' + '---|' + '--:|' * (len(_COLUMNS) - 3)}",
@@ -505,7 +504,8 @@ def write_table(
         "",
         "52 weeks, a new model each week, one test set (`tests/oracles/years.py`). Error: one or more promotions of an",
         "equal model, or a champion that is in the end worse than the first by more than the margin. Points are per",
-        "cent of right answers; the better model has 2 points more, and is judged in each week in turn.",
+        "cent of right answers. Better promoted: share of the weeks in which a model that has 2 points more would be",
+        "promoted. Champion overrated: its accuracy on the test set minus its true accuracy, at the end.",
         "",
         f"| {' | '.join(_YEAR_COLUMNS)} |",
         f"|---|{'--:|' * (len(_YEAR_COLUMNS) - 1)}",

@@ -40,61 +40,61 @@ class WriteParams:
     """The source to read and how to divide it; one field per component input.
 
     Attributes:
-        source: Kind and place of the data, as `images:DIR`, `csv:FILE` or `sklearn:digits`; README.md lists all kinds.
-            Paths may be gs:// or s3://.
+        source: Kind and place of the data, for example `images:DIR`, `csv:FILE` or `sklearn:digits`; the README of
+            create_tfrecords lists all kinds. Paths may be gs:// or s3://.
         task: Task of the model: `classification` (one class of several), `multi_label` (any number of several) or
             `regression` (one number or several). The last two need a csv:, npz:, parquet:, huggingface: or tfrecords:
             source. A corpus: has a task of its own, `language_model`.
         target_columns: CSV columns with the numbers of a regression; empty means `label`. For an npz: source, the
             targets' names; empty means `target`, or `target_0` and so on.
-        validation_fraction: Share of the training examples to hold out, where the source has no validation split.
-        test_fraction: Share of all examples to hold out, where the source has no test split.
-        stratify: Have every class in every split: one that drew no example lends its nearest, and takes it back once
-            others come. Without it, an example stays in its split whatever is added. Only classification has one
-            class per example; other tasks divide by hash.
+        validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
+        test_fraction: Share of the examples to hold out for testing, if the source has no test split.
+        stratify: Put every class in every split: a class that is missing from a split borrows the nearest example of
+            the class, until new examples arrive. If false, an example keeps its split whatever is added. Only for
+            classification; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split. Few groups are filled to the
             nearest share.
-        slice_columns: CSV columns, as `site`, whose values are kept beside the records, so that the gate judges the
-            examples of each by themselves (`slices`); models do not see them.
-        columns: Columns of a CSV or Parquet file, or features of TFRecords, that are the `path` (of a CSV file),
-            `image`, `text`, `label`, `split` or `id`, as {"path": "filename"}, where they have other names; review,
-            sentiment and the like are recognised. A `weight`, as {"weight": "confidence"}, multiplies the loss of its
-            example in training; metrics are not weighted.
-        join_copies: Leave out of training whatever is a copy of a held-out example, also a near one, where the source
-            has no splits of its own. An example that is tested stays so.
-        retired_tests: Files `examples.npy` of test sets that have taken too many decisions, as the gate names them.
-            Their examples are in no split any more, so that those that arrived since make a fresh test set.
+        slice_columns: CSV columns that define slices, for example `site`: with `gate.slices` the gate judges the
+            examples of each value separately. Models do not get these columns.
+        columns: Names of CSV or Parquet columns, or TFRecord features, if they differ from `path` (CSV only), `image`,
+            `text`, `label`, `split` and `id`, for example {"path": "filename"}. Common names such as `review` and
+            `sentiment` are detected. A `weight`, as {"weight": "confidence"}, multiplies the loss of its example in
+            training; metrics are not weighted.
+        join_copies: Leave out of training every copy of a held-out example, also a near copy, if the source has no
+            splits. Test examples stay in the test split.
+        retired_tests: Files `examples.npy` of test sets that were used for too many gate decisions; the gate prints
+            their paths. Their examples are left out of every split, so the new test set has only newer examples.
         seed: Salt of the split and of the order in which examples are stored.
-        image_size: (height, width) to resize to, or one number for both; empty means that all images must have one size
+        image_size: [height, width] to resize to, or one number for both; empty means that all images must have one size
             already.
         channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
-        apply_rotation: Turn photos as their EXIF says: when they are stored, and those that the model is to answer.
-        convert_arrays: Read arrays also with channels first, with floats in [0, 1] or other integers in [0, 255], and
-            with one-hot classes; it is said.
-        encoding: `raw` pixels, `resized` to image_size as JPEG, image files `encoded` as they are, or `auto`: raw up to
-            64×64×3 and of arrays, resized where photos are more than a tenth larger than image_size, else encoded.
+        apply_rotation: Rotate photos by their EXIF orientation, in the records and for predictions.
+        convert_arrays: Also accept arrays with channels first, floats in [0, 1] or one-hot classes, and convert them;
+            the log names each conversion.
+        encoding: `raw` pixels, `resized` to image_size as JPEG, image files `encoded` as they are, or `auto`: `raw` for
+            arrays and for images up to 64×64×3, `resized` if photos are more than a tenth larger than image_size, else
+            `encoded`.
         jpeg_quality: Quality of `resized` images, from 1 to 100.
-        crop_margin: Share by which `resized` images are stored larger than `image_size`, so that a random crop takes
-            real pixels in training; evaluation and serving take the middle.
+        crop_margin: Share by which `resized` images are stored larger than `image_size`, so that random crops in
+            training have real pixels; evaluation and serving use the centre.
         vocabulary_size: Number of ids for texts, padding and unknown among them; the most frequent words of the
             training split get one.
         num_tokens: Length in words that all texts are cut or padded to; in a corpus, the characters of a passage.
         truncate: Side on which texts are cut and padded, `start` or `end`; `start` keeps the last words.
-        context_tokens: Characters of a corpus that a passage outside the training split only reads, since another one
-            predicts them; without them, half of what is predicted has little before it.
-        class_names: The classes, in order; empty means those found, sorted. Of folders, those to use; of arrays' whole
-            numbers, their names. A multi-label npz: source has none to find: empty means their numbers.
+        context_tokens: Number of characters at the start of a validation or test passage of a corpus that are only
+            context: the passage before predicts them. With 0, half of the predictions have little context.
+        class_names: The classes, in order; empty means those in the data, sorted. For folders: the classes to use. For
+            integer labels of arrays: their names. For a multi-label npz: source, empty numbers the columns.
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
         num_workers: Processes to use; 0 means one per core.
-        engine: Place where a pipeline has the records written: `local`, in one step, `fan_out`, in `engine_tasks` steps
-            at the same time, whose parts one more puts together, or `beam`, in a job of Apache Beam that one step
-            starts and follows. The bytes are the same. The step alone is always `local`.
-        engine_tasks: Steps that `fan_out` has, at most 90 on Vertex AI, and runs of parts that `beam` hands to its
-            workers.
-        beam_options: Options of the Beam pipeline by Beam's own names, as `runner`, `region`, `worker_machine_type` and
-            `max_num_workers`; one that has no value is written as "". Parts lie below `temp_location`, which a
-            `runner` on other machines needs in a bucket.
+        engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
+            merge step, or `beam` in an Apache Beam job. All write the same bytes. The step on its own is always
+            `local`.
+        engine_tasks: Number of parallel steps of `fan_out`, at most 90 on Vertex AI, or of work items of `beam`.
+        beam_options: Options of the Beam pipeline by Beam's own names, for example `runner`, `region`,
+            `worker_machine_type` and `max_num_workers`; an option without a value is "". Parts are stored below
+            `temp_location`, which must be in a bucket for a `runner` on other machines.
     """
 
     source: str

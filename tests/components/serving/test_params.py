@@ -1,14 +1,10 @@
-import ast
-import dataclasses
-import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.serving import __main__ as serving_main
-from tpu_components.serving import params, server
+from tpu_components.serving import server
 from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
 from tpu_pipelines import cli
 
@@ -83,9 +79,3 @@ def test_every_command_that_serves_heeds_the_flag_and_the_variable(command, tmp_
     monkeypatch.delenv("TPU_PIPELINES_VERIFY_KEY")
     assert serve() == 0
     assert keys[2:] == [""]
-
-
-def test_readme_lists_every_parameter_with_its_default():
-    readme = (Path(params.__file__).parent / "README.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", readme, re.MULTILINE))
-    assert {name: ast.literal_eval(default) for name, default in rows.items()} == dataclasses.asdict(ServeParams())
