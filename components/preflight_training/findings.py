@@ -251,8 +251,8 @@ class MachineReport:
         price, used = f"; {self.cost.run}" if self.cost else "", percent(self.peak_bytes / self.capacity_bytes)
         if self.epoch is None:
             return (
-                f"may fit {self.label}: weights, optimizer state and a batch take {used} of its memory, what else the "
-                f"training needs is not known, nor its time{price}"
+                f"may fit {self.label}: weights, optimizer state and a batch take {used} of its memory; activations "
+                f"and the time are not known{price}"
             )
         return f"fits {self.label} ({used} of its memory), {self.epoch.text} an epoch{price}"
 

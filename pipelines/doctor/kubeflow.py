@@ -21,7 +21,7 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, answer, lacking
-from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis
+from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis, judge_quota
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.kubeflow import Kubeflow
@@ -233,11 +233,7 @@ class KubeflowChecks:
         quotas = {quota["metric"]: quota for quota in self._apis.get("compute.googleapis.com", place).get("quotas", ())}
         if name not in quotas:
             raise CannotAskError(f"{region} has no quota {name}")
-        limit, used = int(quotas[name].get("limit", 0)), int(quotas[name].get("usage", 0))
-        if limit < needed:
-            console = f"https://console.cloud.google.com/iam-admin/quotas?project={context['project']}"
-            raise LackError(f"{name} in {region} is {limit}, and {needed} are needed", f"ask for more: {console}")
-        return f"{name}: {limit} in {region}, {used} used, {needed} needed"
+        return judge_quota(name, region, int(quotas[name].get("limit", 0)), needed, context["project"])
 
     def _create_pool(self, machine: MachineSpec) -> tuple[Command, ...]:
         """Return the command for a node pool that the cluster's autoscaler fills, on GKE.

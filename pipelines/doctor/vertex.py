@@ -28,7 +28,7 @@ from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
-from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies
+from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies, judge_quota
 from tpu_pipelines.doctor.images import look_at_image, repository_of
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.beam_job import is_on_dataflow
@@ -397,9 +397,7 @@ class VertexChecks:
         if not places:
             raise CannotAskError(f"{quota} has no value in {region}", f"look at {console}")
         limit = int(max(places, key=lambda entry: len(entry.get("dimensions", {}))).get("details", {}).get("value", 0))
-        if 0 <= limit < needed:
-            raise LackError(f"{quota} in {region} is {limit}, and {needed} are needed", f"ask for more: {console}")
-        return f"{limit if limit >= 0 else 'any number'} in {region}, {needed} needed"
+        return judge_quota(quota, region, limit, needed, project)
 
     def _request_quota(self, machine: MachineSpec) -> tuple[Command, ...]:
         """Return the commands that ask for the quota; a person decides, and the answer comes by e-mail.

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import io
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
@@ -22,8 +23,7 @@ from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import SEPARATOR
 
-_UPLOADED = "/data/"  # Label Studio's address of its media folder.
-_LOCAL = f"{_UPLOADED}local-files/?d="  # And of its local storage.
+_ADDRESS = re.compile(r"^/data/(local-files/\?d=)?")  # Of Label Studio's media folder and its local storage.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +59,8 @@ def _of_task(task: Mapping[str, Any], controls: Collection[str]) -> _Item:
     elif "annotation_id" in task:
         named = {key: task[key] for key in controls if key in task}
         choices = {key: [value] if isinstance(value, str) else value["choices"] for key, value in named.items()}
-    # Files lie below its media folder or its local storage.
     columns = {
-        key: str(value).removeprefix(_LOCAL).removeprefix(_UPLOADED)
+        key: _ADDRESS.sub("", str(value))
         for key, value in data.items()
         if isinstance(value, str | int | float) and key not in controls
     }
@@ -110,8 +109,8 @@ def _as_table(items: Sequence[_Item], params: WriteParams, location: str) -> byt
                 f"{item.name} of {location} has several labels: {', '.join(several)}. Expected one. Set "
                 "data.task=multi_label to take them all."
             )
-        cells = [item.data.get(name, "") for name in fields]
-        table.writerow([*cells, *(SEPARATOR.join(labels.get(name, ())) for name in controls)])
+        cells = (SEPARATOR.join(labels.get(name, ())) for name in controls)
+        table.writerow([*(item.data.get(name, "") for name in fields), *cells])
     return text.getvalue().encode()
 
 
@@ -128,11 +127,11 @@ def _list(
     used = [item for item in items if item.choices is not None or not labelled]
     if not used:
         raise InputError(f"Found no annotations in {location}: expected {what} of annotated images or texts.")
-    content = _as_table(used, params, location)
-    listing = list_csv(location, params, labelled, content)
-    left_out = len(items) - len(used)
-    notes = [f"left out {left_out:,} of {len(items):,} that nobody annotated"] if left_out else []
-    return dataclasses.replace(listing, notes=(*notes, *listing.notes))
+    listing = list_csv(location, params, labelled, _as_table(used, params, location))
+    if left_out := len(items) - len(used):
+        note = f"left out {left_out:,} of {len(items):,} that nobody annotated"
+        listing = dataclasses.replace(listing, notes=(note, *listing.notes))
+    return listing
 
 
 LABEL_STUDIO, CVAT = (

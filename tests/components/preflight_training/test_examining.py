@@ -382,7 +382,7 @@ def test_of_a_gpu_only_a_lower_bound_of_the_memory_and_the_price_are_known(cache
     assert 3 * 650 * 4 + 32 * 64 <= one.peak_bytes < 20_000
     assert (one.cost.usd_per_run, one.cost.most_usd_per_run) == (None, pytest.approx(2 * one.cost.usd_per_hour))
     assert re.search(
-        r"^may fit l4-2: weights, .* nor its time; \$2\.30 an hour, at most \$4\.60, at Vertex", one.summary
+        r"^may fit l4-2: weights, .* the time are not known; \$2\.30 an hour, at most \$4\.60, at Vertex", one.summary
     )
     assert one.timeout_seconds == 7200
     assert report.footprint(one) is None

@@ -324,7 +324,7 @@ def test_the_registry_of_a_cluster_and_a_store_elsewhere_cannot_be_asked(world):
 
 def test_gpus_need_nodes_of_their_kind_and_compute_engines_quota(world):
     found = _examine(world, "machine=l4-2")
-    assert found["quota l4-2"].said == "NVIDIA_L4_GPUS: 4 in us-central1, 1 used, 2 needed"
+    assert found["quota l4-2"].said == "4 in us-central1, 2 needed"
     assert found["nodes l4-2"].state is Status.ERROR
     assert "no node has cloud.google.com/gke-accelerator=nvidia-l4" in found["nodes l4-2"].said
     assert "node-pools create gpu-l4-2 " in found["nodes l4-2"].remedy
