@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from tpu_components.core.machines.machine_spec import load_catalogue
-from tpu_components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
+from tpu_components.core.machines.machine_spec import KUBEFLOW, load_catalogue
+from tpu_components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts
 from tpu_components.preflight_training.estimate import EpochTime, StepTime
 from tpu_components.preflight_training.findings import MachineReport, cheapest
@@ -18,12 +18,16 @@ _FEW_PRODUCTS = 0.1  # Share of a step's time in matrix products.
 _MUCH_COMMUNICATION = 0.3
 _ADVISED_LAYERS = 3
 _AS_FAST = 1.1
+_UNTIMED = "No compiler tells the memory and time of a GPU: try an epoch there, with a low machine.timeout_seconds."
+_CHEAPEST_GPU = "t4-1"
 _LET_IT_BE_RESIDENT = "backend=jax, residency=auto and in_memory_mib of at least that let it lie there"
 
 
 def advise(report: MachineReport, data: DataFacts) -> tuple[tuple[str, ...], bool]:
     """Return advice about a machine, the most important first, and whether a TPU is worth its price."""
     step, epoch = report.step, report.epoch
+    if report.verdict == MAY_FIT:
+        return (_UNTIMED,), True
     if report.verdict != FITS or step is None or epoch is None:
         return (_advise_failed(report, data),), report.verdict != DOES_NOT_COMPILE
     doubts = list(_doubts(report, step, epoch))
@@ -57,11 +61,11 @@ def _advise_failed(report: MachineReport, data: DataFacts) -> str:
 
 
 def _beside(report: MachineReport) -> str:
-    """Return the price of a GPU beside the machine's; Vertex AI's is assumed to be higher by the same factor."""
-    gpu, cost = load_catalogue().gpu, report.cost
-    usd_per_hour = gpu.usd_per_hour * (cost.factor if cost else 1)
+    """Return the price of a GPU beside the machine's."""
+    cost = report.cost
+    gpu = load_catalogue().find(_CHEAPEST_GPU).price(target=(cost.target if cost else "") or KUBEFLOW)
     ours = f", {report.label} ${cost.usd_per_hour:,.2f}" if cost else ""
-    return f": an {gpu.kind} costs ${usd_per_hour:,.2f} an hour{ours}"
+    return f": {_CHEAPEST_GPU} costs ${gpu.usd_per_hour:,.2f} an hour{ours}" if gpu else ""
 
 
 def _advise_fitting(report: MachineReport, step: StepTime, epoch: EpochTime, data: DataFacts) -> Iterator[str]:
@@ -142,6 +146,7 @@ def _with_more_memory(report: MachineReport) -> str:
         entry
         for entry in load_catalogue().slices
         if target in entry.targets
+        and not entry.is_gpu
         and needed
         and entry.devices == report.devices
         and entry.generation.hbm_usable_bytes > needed
@@ -159,7 +164,7 @@ def _is_smallest(report: MachineReport) -> bool:
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
     """Return advice which of several machines to take."""
-    passed = [report for report in reports if report.passed]
+    passed = [report for report in reports if report.passed and report.epoch]
     best = cheapest(passed)
     if len(reports) < 2 or best is None:
         return ()

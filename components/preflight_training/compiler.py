@@ -28,11 +28,12 @@ from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import jax, keras, tf
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
+from tpu_components.core.machines.machine_spec import GPU
 from tpu_components.core.models.lookup import build_model, source_files
 from tpu_components.core.models.step.compiling import compile_model
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.program import held_bytes, plan_program
-from tpu_components.core.models.step.sharding import BATCH_AXIS
+from tpu_components.core.models.step.sharding import BATCH_AXIS, FULLY_SHARDED
 from tpu_components.core.models.step.stages import freeze_least
 from tpu_components.core.models.trained import check_rebuilds
 from tpu_components.core.step.step_record import end_with
@@ -40,6 +41,7 @@ from tpu_components.preflight_training import compile_cache, hlo
 from tpu_components.preflight_training.hlo import ProgramCost, layer_of, read_cost
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
+MAY_FIT = "may_fit"  # Of a GPU, for which nothing is compiled: what is known to be needed fits.
 _MAX_REASON = 600
 
 
@@ -64,7 +66,7 @@ class Compilation:
 
     Attributes:
         machine: Short name of the slice.
-        topology: Name of the slice for libtpu.
+        topology: Name of the slice for libtpu; empty for GPUs.
         chips_per_host_bounds: One host's part of the topology; empty is libtpu's default.
         devices: Number of replicas, at most the number of devices of the topology.
         bytes_per_cycle: Bytes that a device's memory moves in a cycle.
@@ -88,12 +90,13 @@ class Outcome:
     """The outcome of a compilation.
 
     Attributes:
-        verdict: `fits`, `does_not_fit`, `does_not_compile`; or what ended the process, see `sandbox`.
+        verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`; or what ended the process, see `sandbox`.
         reason: Reason of the compiler, unless the program fits.
         layer: Layer that the reason names; empty if none.
         source: `file:line` in the model's code; empty if unknown.
         compile_seconds: Time of the compilation.
-        peak_bytes: Peak memory use of a device; the memory that is needed, if the program does not fit; 0 if unknown.
+        peak_bytes: Peak memory use of a device; the memory that is needed, if the program does not fit; a
+            lower bound, if it may fit; 0 if unknown.
         held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless it fits.
         cost: Cost of the program; None unless it fits.
         parameters: Number of trainable parameters.
@@ -119,11 +122,12 @@ class Outcome:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of libtpu, JAX and Keras; empty if one of them is not installed."""
-    try:
-        return {name: importlib.metadata.version(name) for name in ("libtpu", "jax", "jaxlib", "keras")}
-    except importlib.metadata.PackageNotFoundError:
-        return {}
+    """Return the versions of libtpu, JAX and Keras, as far as they are installed."""
+    installed = {}
+    for name in ("libtpu", "jax", "jaxlib", "keras"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
@@ -272,6 +276,8 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
     try:
         model, stage = _without_values(build) if is_jax else build()
         layers = [layer.name for layer in model._flatten_layers(include_self=False)]
+        if not compilation.topology:
+            return dataclasses.replace(_least_memory(model, task, compilation), stage=stage)
         lower = _lower_jax if is_jax else _lower_tensorflow
         text, compile_program = lower(model, task, compilation)
         reader = code_of([hlo.__name__]).digest
@@ -293,11 +299,31 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         peak_bytes=stats.peak_memory_in_bytes,
         held_bytes=held_bytes(stats),
         cost=read_cost(compiled_text, layers, compilation.bytes_per_cycle),
-        parameters=sum(math.prod(variable.shape) for variable in model.trainable_variables),
+        parameters=_count_parameters(model),
         stage=stage,
     )
     compile_cache.keep(path, dataclasses.asdict(outcome))
     return outcome
+
+
+def _count_parameters(model: Any) -> int:
+    return sum(math.prod(variable.shape) for variable in model.trainable_variables)
+
+
+def _least_memory(model: Any, task: Task, compilation: Compilation) -> Outcome:
+    """Return a lower bound of a GPU's memory: weights, optimizer state and a batch. Activations come on top.
+
+    No compiler for GPUs runs without one. On the JAX backend, tracing the step finds mistakes of the model.
+    """
+    if task.training.backend == "jax":
+        trace_program(model, task, dataclasses.replace(compilation, devices=1), jax.devices("cpu")[:1], GPU)
+    shapes = [(variable.shape, variable.dtype) for variable in (*model.variables, *model.optimizer.variables)]
+    state, batch = (
+        sum(math.prod(shape) * jax.numpy.dtype(kind).itemsize for shape, kind in each)
+        for each in (shapes, task.interface.batch_shapes(compilation.batch_size_per_replica))
+    )
+    shards = compilation.devices if task.training.sharding == FULLY_SHARDED else 1
+    return Outcome(MAY_FIT, parameters=_count_parameters(model), peak_bytes=state // shards + batch)
 
 
 def read_outcome(raw: Any) -> Outcome:
@@ -447,7 +473,7 @@ def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> 
         keras.config.disable_traceback_filtering()  # The frames name the layer that failed.
         try:
             outcome = compile_step(task, compilation, cache_dir)
-            if outcome.verdict == FITS:
+            if outcome.verdict in (FITS, MAY_FIT):
                 objection = _objection(task) if objection is None else objection
                 outcome = dataclasses.replace(outcome, objection=objection)
             yield {"done": number, "outcome": dataclasses.asdict(outcome)}

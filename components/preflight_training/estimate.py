@@ -65,6 +65,7 @@ class Accuracy:
         )
 
 
+_UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # Of GPUs, whose time is not estimated.
 _ACCURACIES = {
     "v2": Accuracy(0.9, 0.7, 1.17, 1, 1, 1),
     "v3": Accuracy(0.92, 0.72, 1.18, 7, 3, 7),
@@ -78,7 +79,7 @@ _ACCURACIES = {
 
 def accuracy_of(generation: Generation) -> Accuracy:
     """Return the accuracy of the estimates for a generation of the catalogue."""
-    return _ACCURACIES[generation.name]
+    return _ACCURACIES.get(generation.name, _UNKNOWN)
 
 
 @dataclasses.dataclass(frozen=True)

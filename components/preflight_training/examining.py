@@ -21,7 +21,15 @@ from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.pages import page
 from tpu_components.preflight_training import sandbox
 from tpu_components.preflight_training.advice import advise, compare
-from tpu_components.preflight_training.compiler import DOES_NOT_FIT, FITS, Compilation, Outcome, Task, versions
+from tpu_components.preflight_training.compiler import (
+    DOES_NOT_FIT,
+    FITS,
+    MAY_FIT,
+    Compilation,
+    Outcome,
+    Task,
+    versions,
+)
 from tpu_components.preflight_training.data import DataFacts, load_facts
 from tpu_components.preflight_training.estimate import (
     EpochTime,
@@ -32,7 +40,7 @@ from tpu_components.preflight_training.estimate import (
     time_layers,
     time_step,
 )
-from tpu_components.preflight_training.findings import Cost, MachineReport, PreflightReport
+from tpu_components.preflight_training.findings import PASSING, Cost, MachineReport, PreflightReport
 from tpu_components.preflight_training.formatting import dollars, time
 from tpu_components.preflight_training.largest_batch import (
     LargestBatch,
@@ -63,7 +71,7 @@ def preflight_training(
     """
     storage.require_output(output, PREFLIGHT_FILE)
     cache_dir = cache_dir or sandbox.default_cache_dir()
-    sandbox.require_compiler()
+    sandbox.require_compiler([params.paid.slice])
     training = params.training
     examination = Examination(params, [params.paid], cache_dir)
     data = load_facts(records_dir, training.in_memory_mib, training.shuffle_buffer, cache_dir, examination.compile)
@@ -80,7 +88,7 @@ def preflight_training(
         reasons=machine.reasons,
         step_ms=machine.step.total_ms if machine.step else 0.0,
         epoch_seconds=machine.epoch.seconds if machine.epoch else 0.0,
-        usd_per_run=machine.cost.usd_per_run if machine.cost else 0.0,
+        usd_per_run=(machine.cost.usd_per_run if machine.cost else None) or 0.0,
         timeout_seconds=machine.timeout_seconds,
         footprint=dataclasses.asdict(footprint) if footprint else {},
     )
@@ -116,7 +124,8 @@ class Examination:
         self._params, self._machines, self._cache_dir = params, machines, cache_dir
         training = params.training.program
         backend = "jax" if training.backend == "auto" else training.backend
-        precision = choose_precision("tpu", backend, ()) if training.precision == "auto" else training.precision
+        accelerator = machines[0].slice.generation.accelerator
+        precision = choose_precision(accelerator, backend, ()) if training.precision == "auto" else training.precision
         self._program = dataclasses.replace(training, epochs=params.run_epochs, backend=backend, precision=precision)
         self._outcomes: list[Outcome] = []
 
@@ -190,7 +199,7 @@ class Examination:
                 devices=machine.devices,
                 bytes_per_cycle=machine.generation.device_bytes_per_cycle,
                 batch_size_per_replica=batch_size,
-                is_resident=is_resident,
+                is_resident=is_resident and not machine.is_gpu,
             )
             for machine, batch_size in programs
         ]
@@ -198,7 +207,11 @@ class Examination:
         outcomes = sandbox.compile_all(self._task, compilations, limits, self._cache_dir)
         if is_resident:
             outcomes = [self._beside_validation(*each) for each in zip(outcomes, programs, strict=True)]
-        return [dataclasses.replace(outcome, is_resident=is_resident) for outcome in outcomes]
+        pairs = zip(outcomes, compilations, programs, strict=True)
+        return [
+            _within(dataclasses.replace(outcome, is_resident=compilation.is_resident), program[0])
+            for outcome, compilation, program in pairs
+        ]
 
     def _beside_validation(self, outcome: Outcome, program: tuple[Slice, int]) -> Outcome:
         """Add the validation split to the memory of a program with a resident training split, as training does."""
@@ -276,27 +289,31 @@ class Examination:
                 host_calls=program.host_calls,
                 unknown_loops=program.unknown_loops,
             )
+        elif outcome.verdict == MAY_FIT:
+            limit = paid.timeout_seconds
+            report = dataclasses.replace(report, timeout_seconds=limit, cost=self._cost(paid, None, limit))
         broken = (*self._objections(outcome, batch_size, machine), *self._broken_budgets(paid, report))
         return dataclasses.replace(report, broken=broken)
 
-    def _cost(self, paid: PaidMachine, epoch: EpochTime, timeout: int) -> Cost | None:
+    def _cost(self, paid: PaidMachine, epoch: EpochTime | None, timeout: int) -> Cost | None:
+        """Return the prices; without the time of an epoch, those of an hour and of the time limit."""
         price, epochs = paid.price, self._params.run_epochs
         if price is None:
             return None
         usd_per_second = price.usd_per_hour / 3600
         return Cost(
             usd_per_hour=price.usd_per_hour,
-            usd_per_epoch=usd_per_second * epoch.seconds,
-            usd_per_run=usd_per_second * epoch.seconds * epochs,
-            low_usd_per_run=usd_per_second * epoch.low_seconds * epochs,
-            high_usd_per_run=usd_per_second * epoch.high_seconds * epochs,
+            usd_per_epoch=usd_per_second * epoch.seconds if epoch else None,
+            usd_per_run=usd_per_second * epoch.seconds * epochs if epoch else None,
+            low_usd_per_run=usd_per_second * epoch.low_seconds * epochs if epoch else None,
+            high_usd_per_run=usd_per_second * epoch.high_seconds * epochs if epoch else None,
             region=price.region,
             kind=price.kind,
             source=price.source,
             date=price.date,
             target=price.target,
             factor=price.factor,
-            most_usd_per_run=usd_per_second * timeout * paid.attempts,
+            most_usd_per_run=usd_per_second * timeout * paid.attempts if timeout else None,
         )
 
     def _objections(self, outcome: Outcome, global_batch: int, machine: Slice) -> Iterator[str]:
@@ -316,11 +333,14 @@ class Examination:
 
     def _broken_budgets(self, paid: PaidMachine, report: MachineReport) -> Iterator[str]:
         params, label, step, epoch, cost = self._params, report.label, report.step, report.epoch, report.cost
-        if step is None or epoch is None:
+        if report.verdict not in PASSING:
             return
-        if params.max_step_ms and step.total_ms > params.max_step_ms:
+        untimed = [name for name in ("max_step_ms", "max_host_wait") if step is None and getattr(params, name)]
+        if untimed:
+            yield f"no time is known of {label}, so {' and '.join(untimed)} cannot be kept: leave it out"
+        if params.max_step_ms and step and step.total_ms > params.max_step_ms:
             yield f"a step takes {time(step.total_ms / 1e3)} on {label}, max_step_ms={params.max_step_ms:g}"
-        if params.max_host_wait and epoch.host_wait > params.max_host_wait:
+        if params.max_host_wait and epoch and epoch.host_wait > params.max_host_wait:
             waiting = f"{epoch.host_wait:.0%} of the time"
             yield f"{label} would wait for data {waiting}, max_host_wait={params.max_host_wait:g}"
         if params.max_price_usd and cost is None:
@@ -329,10 +349,20 @@ class Examination:
                 f"no trustworthy price is known for {paid.machine}{how}, so max_price_usd={params.max_price_usd:g} "
                 "cannot be kept; set it to 0, or choose another machine, region or kind of price"
             )
-        if params.max_price_usd and cost is not None and cost.usd_per_run > params.max_price_usd:
+        if (
+            params.max_price_usd
+            and cost
+            and cost.usd_per_run is None
+            and (cost.most_usd_per_run or 0) > params.max_price_usd
+        ):
             yield (
-                f"a run of {params.run_epochs} epochs on {label} is expected to cost {dollars(cost.usd_per_run)} at "
-                f"{billed_by(cost.target)}, max_price_usd={params.max_price_usd:g}"
+                f"no time is known of {label}, and its time limit costs up to {dollars(cost.most_usd_per_run or 0)} at "
+                f"{billed_by(cost.target)}, max_price_usd={params.max_price_usd:g}: lower machine.timeout_seconds"
+            )
+        if params.max_price_usd and cost and (cost.usd_per_run or 0) > params.max_price_usd:
+            yield (
+                f"a run of {params.run_epochs} epochs on {label} is expected to cost {dollars(cost.usd_per_run or 0)} "
+                f"at {billed_by(cost.target)}, max_price_usd={params.max_price_usd:g}"
             )
 
     def _largest_batch(self, machine: Slice, outcome: Outcome) -> LargestBatch | None:
@@ -343,11 +373,22 @@ class Examination:
             (tried,) = self._compile([(machine, batch_size)], outcome.is_resident)
             return Trial({FITS: True, DOES_NOT_FIT: False}.get(tried.verdict), tried.peak_bytes)
 
+        if machine.is_gpu:
+            return None
         if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self._params.find_largest_batch):
             return find_largest_batch(attempt, asked, capacity)
         if outcome.verdict != FITS or self._params.training.sharding == FULLY_SHARDED:
             return None  # A fully sharded step gathers all weights, whatever the batch.
         return estimate_largest_batch(attempt, asked, outcome.peak_bytes, capacity)
+
+
+def _within(outcome: Outcome, machine: Slice) -> Outcome:
+    """Return an outcome of a GPU as one that does not fit, if what is known to be needed exceeds the memory."""
+    capacity = machine.generation.hbm_usable_bytes
+    if outcome.verdict != MAY_FIT or outcome.peak_bytes <= capacity:
+        return outcome
+    needed = f"weights, optimizer state and a batch take at least {outcome.peak_bytes:,} bytes of {capacity:,}"
+    return dataclasses.replace(outcome, verdict=DOES_NOT_FIT, reason=needed)
 
 
 def _most_fed(data: DataFacts) -> float:

@@ -10,14 +10,16 @@ from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.preflight_training.compiler import FITS
+from tpu_components.preflight_training.compiler import FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.formatting import dollars, dollars_within, percent
 from tpu_components.preflight_training.largest_batch import LargestBatch
 
+PASSING = (FITS, MAY_FIT)
 _VERDICTS = {
-    "fits": "fits",
+    FITS: "fits",
+    MAY_FIT: "may fit",
     "does_not_fit": "does not fit",
     "does_not_compile": "does not compile",
     "timed_out": "was not compiled in time",
@@ -32,7 +34,7 @@ class Cost:
 
     Attributes:
         usd_per_hour: Price of an hour.
-        usd_per_epoch: Price of the time of an epoch.
+        usd_per_epoch: Price of the time of an epoch; None if no time is known, as on a GPU, like the next three.
         usd_per_run: Expected price of a run: the time of all epochs. `LEFT_OUT` lists the costs that come on top.
         low_usd_per_run: Lower end of the 90 % interval.
         high_usd_per_run: Upper end of the 90 % interval.
@@ -42,14 +44,14 @@ class Cost:
         date: Date of the price.
         target: Platform that trains; empty in older files, which have Compute Engine's price.
         factor: Ratio of the price to Compute Engine's.
-        most_usd_per_run: Price of the machine until the training is stopped; None in older files.
+        most_usd_per_run: Price of the machine until the training is stopped; None if that is unknown.
     """
 
     usd_per_hour: float
-    usd_per_epoch: float
-    usd_per_run: float
-    low_usd_per_run: float
-    high_usd_per_run: float
+    usd_per_epoch: float | None
+    usd_per_run: float | None
+    low_usd_per_run: float | None
+    high_usd_per_run: float | None
     region: str
     kind: str
     source: str
@@ -60,18 +62,21 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """Expected price of a run with its 90 % interval."""
+        """Expected price of a run with its 90 % interval; without one, the price of an hour."""
+        if self.usd_per_run is None or self.low_usd_per_run is None or self.high_usd_per_run is None:
+            return f"{dollars(self.usd_per_hour)} an hour"
         return dollars_within(self.usd_per_run, self.low_usd_per_run, self.high_usd_per_run)
 
     @property
     def at_most(self) -> str:
-        """Highest possible price of a run, in words; empty in older files."""
+        """Highest possible price of a run, in words; empty if unknown."""
         return "" if self.most_usd_per_run is None else f", at most {dollars(self.most_usd_per_run)}"
 
     @property
     def run(self) -> str:
         """Expected and highest price of a run, and the price list."""
-        return f"{self.text} a run expected, plus start-up{self.at_most}, at {billed_by(self.target)}"
+        expected = "" if self.usd_per_run is None else " a run expected, plus start-up"
+        return f"{self.text}{expected}{self.at_most}, at {billed_by(self.target)}"
 
 
 LEFT_OUT = (
@@ -98,8 +103,9 @@ class MachineReport:
         chips: Number of chips.
         devices: Number of JAX devices, and so of replicas.
         hosts: Number of virtual machines.
-        verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory` (of this machine), `crashed`.
-        reason: Reason of the compiler, unless the training fits.
+        verdict: `fits`, `may_fit` (a GPU, for which nothing is compiled), `does_not_fit`, `does_not_compile`,
+            `timed_out`, `out_of_memory` (of this machine), `crashed`.
+        reason: Reason of the compiler, unless the training fits or may fit.
         layer: Layer that the reason names; empty if none.
         source: `file:line` of the model that the reason names; empty if none.
         compile_seconds: Time of the compilation.
@@ -107,7 +113,8 @@ class MachineReport:
         batch_size_per_replica: Examples per replica and step.
         global_batch: Batch size of all replicas together.
         parameters: Number of trainable parameters.
-        peak_bytes: Peak memory use of a device; the memory that is needed, if the training does not fit.
+        peak_bytes: Peak memory use of a device; the memory that is needed, if the training does not fit; a lower bound
+            on a GPU.
         capacity_bytes: Memory of a device that a program may use.
         largest_batch: Largest batch per replica; None if unknown.
         epochs: Number of epochs of the run.
@@ -193,7 +200,7 @@ class MachineReport:
     @property
     def usd_per_run(self) -> float:
         """Expected price of a run; infinite if unknown."""
-        return self.cost.usd_per_run if self.cost else math.inf
+        return math.inf if self.cost is None or self.cost.usd_per_run is None else self.cost.usd_per_run
 
     @property
     def epoch_seconds(self) -> float:
@@ -221,13 +228,13 @@ class MachineReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the training fits and keeps every budget."""
-        return self.verdict == FITS and not self.broken
+        """Whether the training fits, as far as that is known, and keeps every budget."""
+        return self.verdict in PASSING and not self.broken
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Reasons for which the training did not pass."""
-        if self.verdict == FITS:
+        if self.verdict in PASSING:
             return self.broken
         place = ", ".join(part for part in (self.layer and f"layer {self.layer!r}", self.source) if part)
         return (
@@ -239,13 +246,15 @@ class MachineReport:
     @property
     def summary(self) -> str:
         """The result in one sentence."""
-        if not self.passed or self.epoch is None:
+        if not self.passed:
             return "; ".join(self.reasons)
-        price = f"; {self.cost.run}" if self.cost else ""
-        return (
-            f"fits {self.label} ({percent(self.peak_bytes / self.capacity_bytes)} of its memory), "
-            f"{self.epoch.text} an epoch{price}"
-        )
+        price, used = f"; {self.cost.run}" if self.cost else "", percent(self.peak_bytes / self.capacity_bytes)
+        if self.epoch is None:
+            return (
+                f"may fit {self.label}: weights, optimizer state and a batch take {used} of its memory; activations "
+                f"and the time are not known{price}"
+            )
+        return f"fits {self.label} ({used} of its memory), {self.epoch.text} an epoch{price}"
 
 
 def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:

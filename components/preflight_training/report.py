@@ -10,10 +10,10 @@ from tpu_components.core.machines.machine_spec import billed_by, load_catalogue
 from tpu_components.core.pages import blocks as page_blocks
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
-from tpu_components.preflight_training.compiler import FITS
+from tpu_components.preflight_training.compiler import FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import HELD_OUT, INTERVALS, EpochTime, LayerTime, StepTime
-from tpu_components.preflight_training.findings import LEFT_OUT, MachineReport, PreflightReport, cheapest
+from tpu_components.preflight_training.findings import LEFT_OUT, PASSING, MachineReport, PreflightReport, cheapest
 from tpu_components.preflight_training.formatting import decimals, dollars, memory, number, percent, time
 from tpu_components.preflight_training.largest_batch import LargestBatch
 
@@ -113,11 +113,12 @@ def _decision(report: PreflightReport) -> Sentences:
     best, (first, *others) = cheapest(report.machines), report.machines
     texts = _reasons(report.machines)
     if others:
-        title = _tally(report.machines) + (f": take {best.label}" if best else "")
+        title = _tally(report.machines) + (f": take {best.label}" if best and best.epoch else "")
         texts = [*(report.advice if best else ()), *texts]
     else:
         title = _verdict(first)
-        texts = texts or [f"The training step compiles for {first.machine}, fits its memory and keeps every budget."]
+        compiled = f"The training step compiles for {first.machine}, fits its memory and keeps every budget."
+        texts = texts or [compiled if first.verdict == FITS else f"It {first.summary}."]
     if best and not best.worth_it:
         texts.append("A TPU is hardly worth its price for this model and data: see the advice.")
     return Sentences(texts, title[0].upper() + title[1:], best is not None)
@@ -177,7 +178,7 @@ def _milliseconds(ms: float | None) -> str:
 
 
 def _verdict(machine: MachineReport) -> str:
-    return "refused" if machine.verdict == FITS and machine.broken else machine.verdict.replace("_", " ")
+    return "refused" if machine.verdict in PASSING and machine.broken else machine.verdict.replace("_", " ")
 
 
 def _largest(batch: LargestBatch | None) -> str:
@@ -207,14 +208,15 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
         f"{machine.cost.kind} ({machine.cost.date}); {machine.cost.source}"
         if machine.cost
         else "? no trustworthy price is known"
-        for machine in estimated
+        for machine in report.machines
+        if machine.step or machine.cost
     ]
     has_unknown = any(machine.step and machine.step.communication_ms is None for machine in estimated)
     return [
         ("compiler", ", ".join(f"{name} {version}" for name, version in report.compiler.items())),
         ("data", report.data.assumed),
         *(("prices", price) for price in dict.fromkeys(prices)),
-        ("times", _TIMES_ORIGIN),
+        ("times", _TIMES_ORIGIN if estimated else ""),
         *(("", words) for words in dict.fromkeys(accuracies)),
         ("", LEFT_OUT if any(machine.cost for machine in estimated) else ""),
         ("", _UNKNOWN_LINKS if has_unknown else ""),
@@ -237,7 +239,7 @@ def _intervals(machines: Sequence[MachineReport]) -> str:
 def _describe(report: PreflightReport, machine: MachineReport, is_short: bool = False) -> list[Block]:
     """Describe a machine; the short form has the longest layers only."""
     return [
-        *([] if machine.verdict == FITS else [machine.reason]),
+        *([machine.reason] if machine.reason else []),
         Sentences(machine.broken),
         Fields(_figures(machine, report.data.host)),
         *([_step_parts(machine, machine.step)] if machine.step and not is_short else []),
@@ -250,7 +252,8 @@ def _figures(machine: MachineReport, host: HostRate) -> list[tuple[str, str]]:
     step, epoch, largest = machine.step, machine.epoch, _largest(machine.largest_batch)
     size = f"{memory(machine.capacity_bytes)} a device"
     if machine.peak_bytes:
-        size = f"{memory(machine.peak_bytes)} of {size} ({percent(machine.peak_bytes / machine.capacity_bytes)})"
+        bound = "at least " * (machine.verdict == MAY_FIT)
+        size = f"{bound}{memory(machine.peak_bytes)} of {size} ({percent(machine.peak_bytes / machine.capacity_bytes)})"
     batch = f"{machine.batch_size_per_replica:,} per replica, {machine.global_batch:,} in all"
     return [
         ("layer", machine.layer),
@@ -258,7 +261,7 @@ def _figures(machine: MachineReport, host: HostRate) -> list[tuple[str, str]]:
         ("stage", f"{machine.stage}, {_LARGEST_STAGE}" if machine.stage else ""),
         ("memory", size),
         ("batch", f"{batch}; the most that fit: {largest} per replica"),
-        *(_times(machine, step, epoch, host) if step and epoch else ()),
+        *(_times(machine, step, epoch, host) if step and epoch else _untimed(machine)),
         ("guessed", percent(step.guessed_share) + _NO_ESTIMATE if step else ""),
         ("host calls", ", ".join(machine.host_calls)),
         ("loops", f"{machine.unknown_loops} of unknown length, counted once" if machine.unknown_loops else ""),
@@ -266,12 +269,18 @@ def _figures(machine: MachineReport, host: HostRate) -> list[tuple[str, str]]:
     ]
 
 
+def _untimed(machine: MachineReport) -> list[tuple[str, str]]:
+    """Return the price of a machine on which no time is known; empty if that is not known either."""
+    cost = machine.cost
+    return [("price", f"{cost.run}; in {cost.region} ({cost.date})")] if cost else []
+
+
 def _times(machine: MachineReport, step: StepTime, epoch: EpochTime, host: HostRate) -> list[tuple[str, str]]:
     fed, hours, cost, price = machine.fed_by(host), machine.timeout_seconds / 3600, machine.cost, _UNKNOWN
     if cost:
         price = (
             f"{cost.run}; {dollars(cost.usd_per_hour)} an hour in {cost.region} ({cost.date}), "
-            f"{dollars(cost.usd_per_epoch)} an epoch, {machine.epochs:,} epochs"
+            f"{dollars(cost.usd_per_epoch or 0)} an epoch, {machine.epochs:,} epochs"
         )
     return [
         ("step", f"{step.text} = {_parts(step)}"),
@@ -341,16 +350,18 @@ def _compare(machines: Sequence[MachineReport]) -> list[Block]:
 def _comparison_row(machine: MachineReport, is_best: bool, fastest: float, longest: float) -> tuple[str | Cell, ...]:
     step, epoch, cost = machine.step, machine.epoch, machine.cost
     peak = f"{machine.peak_bytes / 2**30:.2f}" if machine.peak_bytes else _UNKNOWN
+    peak = f"≥{peak}" if machine.verdict == MAY_FIT else peak
     row = (
         machine.label,
         Cell(_verdict(machine), "good" if machine.passed else "bad"),
         Cell(f"{peak}/{machine.capacity_bytes / 2**30:.2f}", share=machine.peak_bytes / machine.capacity_bytes),
         _largest(machine.largest_batch),
     )
-    if step is None or epoch is None:
-        return row + (_NOTHING,) * (len(_COMPARISON) - len(row))
     prices = (cost.usd_per_hour, cost.usd_per_run, cost.most_usd_per_run) if cost else (None,) * 3
-    hourly, run, most = (_UNKNOWN if usd is None else dollars(usd, sign="") for usd in prices)
+    unknown = _UNKNOWN if step else _NOTHING
+    hourly, run, most = (unknown if usd is None else dollars(usd, sign="") for usd in prices)
+    if step is None or epoch is None:
+        return (*row, *(_NOTHING,) * (len(_COMPARISON) - len(row) - len(prices)), hourly, run, most)
     is_fastest = machine.passed and epoch.seconds == fastest
     return (
         *row,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tpu_components.core.base import progress
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.fingerprint import code_of
+from tpu_components.core.machines.machine_spec import Slice
 from tpu_components.core.models.lookup import model_code
 from tpu_components.preflight_training import compile_cache, compiler
 from tpu_components.preflight_training.compiler import Compilation, Outcome, Task
@@ -51,15 +52,16 @@ def default_cache_dir() -> Path:
     return directory if compile_cache.is_own(directory) else directory.with_name(f"preflight-{compile_cache.user_id()}")
 
 
-def require_compiler() -> None:
-    """Check that the TPU compiler is installed.
+def require_compiler(machines: Iterable[Slice]) -> None:
+    """Check that JAX is installed and, if one of the machines is a TPU, the TPU compiler.
 
     Raises:
-        InputError: If it is not; says what to install.
+        InputError: If one is not; says what to install.
     """
-    if not compiler.versions():
+    needed = {"jax", *("libtpu" for machine in machines if not machine.is_gpu)}
+    if needed - compiler.versions().keys():
         raise InputError(
-            "Cannot compile for a TPU: the TPU compiler (libtpu) or JAX is not installed. "
+            "Cannot compile the training step: the TPU compiler (libtpu) or JAX is not installed. "
             "Run: pip install 'tpu-pipelines[preflight]' (Linux on x86-64)."
         )
 
@@ -70,9 +72,8 @@ def compile_all(task: Task, compilations: Sequence[Compilation], limits: Limits,
     The cache keeps whether a program fits, under everything that decides it. Other outcomes are tried again.
 
     Raises:
-        InputError: If the model cannot be built, or the compiler is not installed.
+        InputError: If the model cannot be built.
     """
-    require_compiler()
     paths = [cache_dir / f"request-{_key(task, compilation)}.json" for compilation in compilations]
     outcomes: dict[int, Outcome] = {}
     for i, path in enumerate(paths):
@@ -82,7 +83,7 @@ def compile_all(task: Task, compilations: Sequence[Compilation], limits: Limits,
         # A child that dies ends one compilation; the next child does the others.
         for position, outcome in _run_child(task, [compilations[i] for i in missing], limits, cache_dir):
             outcomes[missing[position]] = outcome
-            if outcome.verdict in (compiler.FITS, compiler.DOES_NOT_FIT):
+            if outcome.verdict in (compiler.FITS, compiler.MAY_FIT, compiler.DOES_NOT_FIT):
                 compile_cache.keep(paths[missing[position]], dataclasses.asdict(outcome))
     return [outcomes[i] for i in range(len(compilations))]
 

@@ -26,7 +26,8 @@ from tpu_components.core.machines.device import Device, describe_host
 from tpu_components.core.machines.hosts import tell_hosts
 
 REPORT_VARIABLE = "TPU_PIPELINES_SURROUNDINGS_URI"  # Destination of the report; unset: no report is written.
-_DEVICE_FILES = ("accel*", "vfio/*")  # Of TPU VMs: https://cloud.google.com/tpu/docs/run-in-container
+# Of TPU VMs, https://cloud.google.com/tpu/docs/run-in-container, and of NVIDIA's driver.
+_DEVICE_FILES = ("accel*", "vfio/*", "nvidia*")
 _LOCKED_BYTES = 68_719_476_736_000  # From use-tpu#custom_container; `ulimit -l` counts in KiB.
 _LIBRARIES = ("jax", "libtpu", "keras", "tensorflow", "tensorflow-cpu")
 

@@ -135,7 +135,7 @@ class ConfigChecks:
                 yield Finding("machine", Status.HINT, said)
         if self._config.preflight:
             try:
-                sandbox.require_compiler()
+                sandbox.require_compiler([self._config.preflight.paid.slice])
             except InputError as error:
                 yield Finding("machine", Status.HINT, f"preflight would be left out. {error}")
 
@@ -199,7 +199,7 @@ def contradictions(config: Config) -> Iterator[str]:
             f"training.warmup_epochs={training.warmup_epochs:g} lasts all of {which}: the learning rate never reaches "
             "its peak"
         )
-    if config.machine and training.accelerator in ("cpu", "gpu"):
+    if config.machine and training.accelerator == "cpu":
         yield f"training.accelerator={training.accelerator} leaves the machine {config.machine.name} unused"
 
 

@@ -104,11 +104,11 @@ def preflight(
         InputError: If the configuration, its data or its model cannot be used, or the TPU compiler is not installed.
     """
     storage.require_output(directory, PREFLIGHT_FILE)
-    sandbox.require_compiler()
     named = [parse_machine(name, config.training.backend) for name in machines]
     specs = [_where_configured(candidate, config.machine) for candidate in named]
     if not specs:
         specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
+    sandbox.require_compiler(spec.slice for spec in specs)
     candidates = [paid_on(config, spec, target) for spec in specs for target in targets]
     params = preflight_params(config, candidates[0])
     cache_dir = sandbox.default_cache_dir()
@@ -141,7 +141,7 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
     """
     if config.preflight is None:
         raise CannotAskError("preflight is switched off")
-    sandbox.require_compiler()
+    sandbox.require_compiler(paid.slice for paid in machines)
     cache_dir, params = sandbox.default_cache_dir(), preflight_params(config, machines[0])
     return Examination(params, machines, cache_dir).report(describe_data(config, listing, cache_dir)).machines
 

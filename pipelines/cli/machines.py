@@ -1,4 +1,4 @@
-"""The command `machines`: the catalogue of TPU machines, chosen from and laid out for a terminal."""
+"""The command `machines`: the catalogue of machines with TPUs or GPUs, chosen from and laid out for a terminal."""
 
 import argparse
 import dataclasses
@@ -27,14 +27,14 @@ _COLUMNS = {
 _WIDTH = 110
 _NOTES = """\
 devices   as JAX counts them: replicas
-HBM GiB   what a compiled program may use of a device's memory
-TFLOP/s   bfloat16 peak of the whole slice
--         not offered there
-quota     0 by default: ask for TPU training quota in your region first"""
+HBM GiB   what a compiled program may use of a device's memory; of a GPU all that it has
+TFLOP/s   bfloat16 peak of a whole TPU slice; no time is estimated for a GPU
+-         not offered there, or not known
+quota     0 by default: ask for training quota in your region first"""
 
 
 def machines(arguments: argparse.Namespace) -> int:
-    """List the TPU machines that a configuration can name."""
+    """List the machines that a configuration can name."""
     slices, region = select_slices(arguments.generation, arguments.region), arguments.region
     show(as_rows(slices, region), as_table(slices, region), arguments.json)
     return DONE
@@ -97,7 +97,7 @@ def as_table(slices: Sequence[Slice], region: str = "") -> str:
             str(entry.devices),
             str(entry.hosts),
             f"{entry.generation.hbm_usable_bytes / 2**30:.2f}",
-            f"{entry.chips * entry.generation.peak_bf16_flops / 1e12:,.0f}",
+            "-" if entry.is_gpu else f"{entry.chips * entry.generation.peak_bf16_flops / 1e12:,.0f}",
             *(_told(price, entry, target) for price, target in zip(both, (VERTEX, KUBEFLOW), strict=True)),
             next((price.region for price in both if price), ""),
         )
@@ -115,10 +115,10 @@ def as_table(slices: Sequence[Slice], region: str = "") -> str:
 def _regions(slices: Sequence[Slice]) -> list[str]:
     lines = []
     for generation in dict.fromkeys(entry.generation for entry in slices):
-        line = f"{generation.name:<10}{', '.join(generation.regions)}"
-        if generation.pod_regions != generation.regions:
+        line = f"{generation.name:<9} {', '.join(generation.regions)}"
+        if generation.pod_regions not in ((), generation.regions):
             line += f"; several hosts: {', '.join(generation.pod_regions)}"
-        lines.append(line)
+        lines += textwrap.wrap(line, _WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
     return lines
 
 
@@ -128,7 +128,5 @@ def _price_notes(prices: Sequence[Price | None]) -> list[str]:
         for price in prices
         if price
     )
-    gpu = load_catalogue().gpu
-    notes[f"GPU       {gpu.kind}: ${gpu.usd_per_hour:.2f} an hour in {gpu.region} ({gpu.date}): {gpu.source}"] = None
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH, subsequent_indent=" " * 10)]
     return [*wrapped, *(["?         no trustworthy price is known"] if None in prices else [])]

@@ -79,7 +79,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Compile the training step for a TPU."""
+    """Compile the training step for a TPU, or find a lower bound of a GPU's memory."""
     limits = [LIMIT if limit is None else limit for limit in (arguments.slower, arguments.dearer)]
     if not arguments.against and (arguments.slower, arguments.dearer) != (None, None):
         raise InputError("--slower and --dearer are limits beside another training. Received: no --against. Name one.")
@@ -92,6 +92,8 @@ def preflight(arguments: argparse.Namespace) -> int:
     like = baseline.footprint if baseline else None
     report = compiling.preflight(config, names, directory, like, arguments.target, planned)
     comparison = FootprintComparison.make(report, baseline, *limits) if baseline else None
+    if baseline and not comparison and report.machines[0].passed:
+        tell_hint(f"no time is known of {report.machines[0].machine}, so nothing is held against {baseline.name}")
     if baseline and len(report.machines) > 1:
         tell_hint(f"of these machines the first alone, {report.machines[0].machine}, is held against {baseline.name}")
     compared = {"against": comparison.as_dict()} if comparison else {}

@@ -49,7 +49,7 @@ class Config:
         training: Parameters of train_model, the model and its own included.
         gate: Parameters of evaluate_model.
         export: Parameters of export_model; None ends the run after the gate.
-        machine: The TPU slice to train on in the cloud, if one is named.
+        machine: The machine with a TPU or GPUs to train on in the cloud, if one is named.
         preflight: Parameters of preflight_training, most of them from the training and the machine; None leaves it out,
             as does a configuration that says neither machine nor preflight.
         model_files: Further files and folders, here or on gs://, that the model's code reads: with other content it is
@@ -102,7 +102,7 @@ class Config:
 
     @property
     def evaluation_machine(self) -> MachineSpec | None:
-        """The TPU that evaluate_model runs on; None if it has none.
+        """The machine with a TPU or GPU that evaluate_model runs on; None if it has none.
 
         Raises:
             InputError: If the catalogue or the training's region does not have it.
@@ -333,15 +333,16 @@ def _check_machines(config: Config) -> None:
         if asked.machine and step != "evaluate_model":
             advice = "Use section machine." if step == "train_model" else "Set its cpu and memory."
             raise InputError(
-                f"Only evaluate_model can have a TPU as resources.{step}.machine; the other steps work on CPUs. "
+                f"Only evaluate_model can have a TPU or GPU as resources.{step}.machine; the other steps work on CPUs. "
                 f"Received: {asked.machine!r}. {advice}"
             )
     if (machine := config.evaluation_machine) is None:
         return
     machine.require_one_host("evaluate_model works on one host")
-    if config.gate.accelerator not in ("auto", "tpu") or config.gate.backend == "tensorflow":
+    own = machine.slice.generation.accelerator
+    if config.gate.accelerator not in ("auto", own) or config.gate.backend == "tensorflow":
         raise InputError(
-            f"resources.evaluate_model.machine={machine.name} needs gate.accelerator to be tpu or auto, and "
+            f"resources.evaluate_model.machine={machine.name} needs gate.accelerator to be {own} or auto, and "
             f"gate.backend to be jax or auto. Received: {config.gate.accelerator} and {config.gate.backend}. Remove "
             "both settings."
         )

@@ -122,8 +122,8 @@ def check_target(config: Config, target: str) -> None:
         if value := getattr(config.resources[step], name):
             is_disk = name == "disk" and step == "train_model"
             raise InputError(
-                f"On Vertex AI a step with a TPU uses the whole host, so cpu, memory and disk cannot be set. Received: "
-                f"resources.{step}.{name}={value!r}. Leave it out"
+                f"On Vertex AI a step with a machine uses the whole host, so cpu, memory and disk cannot be set. "
+                f"Received: resources.{step}.{name}={value!r}. Leave it out"
                 + ("; machine.boot_disk_size_gb sets the disk." if is_disk else ".")
             )
     for step, asked in config.resources.items():
@@ -221,9 +221,11 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
-        seconds = min(seconds, VERTEX_TASK_SECONDS) if target == "vertex" else seconds
         why = f"{TIMEOUT_FACTOR} times what preflight.max_price_usd pays for, at least {hours(floor)}"
-    if config.preflight and target == "vertex":
+        if machine.slice.is_gpu:  # Without an estimate, the time limit alone keeps the budget.
+            seconds, why = max(int(paid), 1), "as long as preflight.max_price_usd pays for, without an estimate"
+        seconds = min(seconds, VERTEX_TASK_SECONDS) if target == "vertex" else seconds
+    if config.preflight and target == "vertex" and not machine.slice.is_gpu:
         why = f"{TIMEOUT_FACTOR} times preflight's estimate, at least {hours(floor)}"
         return TrainingTimeout(seconds, True, f"training is stopped after {why}; machine.timeout_seconds sets another")
     reason = f"training is stopped after {hours(seconds / 3600)}: {why}; machine.timeout_seconds sets another"

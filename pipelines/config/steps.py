@@ -50,7 +50,7 @@ class StepResources:
         disk: Local disk, as `200Gi`.
         retries: Number of times that the step is started again when it fails.
         timeout: Seconds after which the step is stopped; 0 is never.
-        machine: TPU of one host for evaluate_model, as `v5e-1`; empty means no TPU. Other steps cannot have one, and
+        machine: Machine of one host for evaluate_model, as `v5e-1` or `l4-1`; empty is none. Other steps have none, and
             section `machine` has the training's.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError
 from tpu_components.core.files.vertex_clients import sign_in
-from tpu_pipelines.doctor.findings import CannotAskError
+from tpu_pipelines.doctor.findings import CannotAskError, LackError
 
 STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
 _EVERYONE = ("allUsers", "allAuthenticatedUsers")
@@ -140,6 +140,18 @@ class Granted:
         if lacking and set(lacking) <= self.maybe:
             return lacking, "a group or a condition may grant it, which cannot be seen"
         return lacking, self.unread if lacking else ""
+
+
+def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
+    """Return a sentence if a quota suffices; a negative limit is none.
+
+    Raises:
+        LackError: If it does not.
+    """
+    if 0 <= limit < needed:
+        remedy = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={project}"
+        raise LackError(f"{name} in {region} is {limit}, and {needed} are needed", remedy)
+    return f"{limit if limit >= 0 else 'any number'} in {region}, {needed} needed"
 
 
 class Policies:

@@ -21,7 +21,7 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, answer, lacking
-from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis
+from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis, judge_quota
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.kubeflow import Kubeflow
@@ -76,14 +76,11 @@ class KubeflowChecks:
         if not self._context:
             unnamed = Finding("cluster", Status.UNKNOWN, "not asked: name a context by --kube-context")
             return [*checks, Check("cluster", lambda: [unnamed], needs="server")]
-        checks += [
-            Check(
-                f"nodes {machine.name}",
-                functools.partial(self._nodes, machine),
-                commands=functools.partial(self._create_pool, machine),
-            )
-            for machine in dict.fromkeys(self._machines)
-        ]
+        for machine in dict.fromkeys(self._machines):
+            pool = functools.partial(self._create_pool, machine)
+            checks.append(Check(f"nodes {machine.name}", functools.partial(self._nodes, machine), commands=pool))
+            if machine.slice.generation.compute_quota:
+                checks.append(Check(f"quota {machine.name}", functools.partial(self._quota, machine)))
         if any(machine.slice.hosts > 1 for machine in self._machines):
             checks.append(
                 Check("JobSets", self._jobsets, commands=lambda: (*self._install_jobsets(), *self._grant_jobsets()))
@@ -211,7 +208,7 @@ class KubeflowChecks:
             return f"{len(nodes)} with {selector}"
         context = _GKE_CONTEXT.fullmatch(self._context)
         said = f"no node has {selector}"
-        if not context or machine.accelerator_type:  # Vertex's name for these machines is not GKE's.
+        if not context or machine.machine_type == "cloud-tpu":  # Vertex's name for these machines is not GKE's.
             raise CannotAskError(f"{said}; whether a node pool would add one, only the cluster's owner can say")
         # google/container/v1/cluster_service.proto: Cluster.node_pools, autopilot, autoscaling.
         place = f"v1/projects/{context['project']}/locations/{context['location']}/clusters/{context['cluster']}"
@@ -226,6 +223,18 @@ class KubeflowChecks:
         by_hand = "" if self._create_pool(machine) else f"create one with a workload policy: {_TPU7X_POOLS}"
         raise LackError(f"{said}, and no node pool is of {kind}", by_hand)
 
+    def _quota(self, machine: MachineSpec) -> str:
+        """Check Compute Engine's quota of GPUs in the cluster's region: compute.regions.get, `quotas`."""
+        if not (context := _GKE_CONTEXT.fullmatch(self._context)):
+            raise CannotAskError("only a cluster on GKE has one")
+        region = re.sub("-[a-z]$", "", context["location"])
+        name, needed = "PREEMPTIBLE_" * machine.spot + machine.slice.generation.compute_quota, machine.slice.chips
+        place = f"compute/v1/projects/{context['project']}/regions/{region}"
+        quotas = {quota["metric"]: quota for quota in self._apis.get("compute.googleapis.com", place).get("quotas", ())}
+        if name not in quotas:
+            raise CannotAskError(f"{region} has no quota {name}")
+        return judge_quota(name, region, int(quotas[name].get("limit", 0)), needed, context["project"])
+
     def _create_pool(self, machine: MachineSpec) -> tuple[Command, ...]:
         """Return the command for a node pool that the cluster's autoscaler fills, on GKE.
 
@@ -234,15 +243,19 @@ class KubeflowChecks:
         chooses (src/xpk/core/system_characteristics.py: requires_workload_policy).
         """
         context = _GKE_CONTEXT.fullmatch(self._context)
-        if not context or machine.accelerator_type or machine.slice.generation.name == "7x":
+        generation, hosts = machine.slice.generation, machine.slice.hosts
+        if not context or machine.machine_type == "cloud-tpu" or generation.name == "7x":
             return ()
-        name, hosts = f"tpu-{machine.name}{'-spot' * machine.spot}", machine.slice.hosts
+        name = f"{generation.accelerator}-{machine.name}{'-spot' * machine.spot}"
         place = f"--cluster={context['cluster']} --location={context['location']} --project={context['project']}"
         flags = f"--machine-type={machine.machine_type}" + f" --tpu-topology={machine.tpu_topology}" * (hosts > 1)
+        if machine.slice.is_gpu:  # https://cloud.google.com/kubernetes-engine/docs/how-to/gpus
+            kind, count = generation.gke_accelerator, machine.accelerator_count
+            flags += f" --accelerator=type={kind},count={count},gpu-driver-version=default"
         flags += f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}" + " --spot" * machine.spot
         # By default a node may only read from buckets: https://cloud.google.com/kubernetes-engine/docs/how-to/access-scopes
         flags += " --scopes=cloud-platform"
-        # A TPU slice is in one zone, and not every zone of a region has this machine type.
+        # A machine is in one zone, and not every zone of a region has this machine type.
         if not re.search("-[a-z]$", context["location"]):
             where = f"name={machine.machine_type} AND zone~^{context['location']}-"
             zone = f"gcloud compute machine-types list --filter='{where}' --format='value(zone)' --limit=1"
@@ -370,4 +383,7 @@ def _has(pool: dict[str, Any], machine: MachineSpec) -> bool:
     # have it, where its machine type says all.
     topology = pool.get("placementPolicy", {}).get("tpuTopology", "")
     is_shaped = topology == machine.tpu_topology or (not topology and machine.slice.hosts == 1)
+    gpus = [(gpu.get("acceleratorType"), int(gpu.get("acceleratorCount", 0))) for gpu in config.get("accelerators", ())]
+    if machine.slice.is_gpu:  # NodeConfig.accelerators: a machine type of N1 alone does not say which.
+        is_shaped = (machine.slice.generation.gke_accelerator, machine.accelerator_count) in gpus
     return is_shaped and config.get("machineType") == machine.machine_type and bool(config.get("spot")) == machine.spot

@@ -28,7 +28,7 @@ from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
-from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies
+from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies, judge_quota
 from tpu_pipelines.doctor.images import look_at_image, repository_of
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.beam_job import is_on_dataflow
@@ -56,12 +56,6 @@ _USER, _ACTING = "roles/aiplatform.user", "roles/iam.serviceAccountUser"
 _ENCRYPTING = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
 _NAME_ACCOUNT = "set TPU_PIPELINES_SERVICE_ACCOUNT"
 _PULLER = ("artifactregistry.repositories.downloadArtifacts",)
-# GoogleCloudPlatform/vertex-ai-samples, notebook_util/common_util.py, get_resource_id; spot machines have a quota of
-# their own. Pods of v2 and v3 have quotas of their own, too: "You won't be able to run single-host experiments with
-# multi-host quota" (google-research/t5x, README.md). The names of v2's and of the pods' are written nowhere: taken to
-# be as v3's, and unknown where there is none of that name.
-_QUOTAS = {"v2": "V2TPUs", "v3": "V3TPUs", "v5e": "V5ETPU", "v6e": "V6ETPU", "7x": "7XTPU"}
-_POD_QUOTAS = {**_QUOTAS, "v2": "V2PodTPUs", "v3": "V3PodTPUs"}
 
 
 class VertexChecks:
@@ -384,7 +378,7 @@ class VertexChecks:
     def _quota(self, machine: MachineSpec) -> str | tuple[Finding, ...]:
         """Check the quota: google/api/cloudquotas/v1/resources.proto has a value for each combination of dimensions.
 
-        Of v2 and v3 cores are counted, of the others chips: https://cloud.google.com/vertex-ai/docs/quotas.
+        Of v2 and v3 cores are counted, of the others chips or GPUs: https://cloud.google.com/vertex-ai/docs/quotas.
         """
         project, region = self._settings.project, machine.region
         quota, needed = _quota_of(machine)
@@ -403,9 +397,7 @@ class VertexChecks:
         if not places:
             raise CannotAskError(f"{quota} has no value in {region}", f"look at {console}")
         limit = int(max(places, key=lambda entry: len(entry.get("dimensions", {}))).get("details", {}).get("value", 0))
-        if 0 <= limit < needed:
-            raise LackError(f"{quota} in {region} is {limit}, and {needed} are needed", f"ask for more: {console}")
-        return f"{limit if limit >= 0 else 'any number'} in {region}, {needed} needed"
+        return judge_quota(quota, region, limit, needed, project)
 
     def _request_quota(self, machine: MachineSpec) -> tuple[Command, ...]:
         """Return the commands that ask for the quota; a person decides, and the answer comes by e-mail.
@@ -545,9 +537,9 @@ def _bind_bucket(name: str, member: str, role: str) -> Command:
 
 
 def _quota_of(machine: MachineSpec) -> tuple[str, int]:
-    """Return the quota that a machine counts against, and how much of it the machine takes."""
+    """Return the quota that a machine counts against, and how much of it the machine takes; spot has its own."""
     entry, spot = machine.slice, "Preemptible" if machine.spot else ""
-    kind = (_POD_QUOTAS if entry.hosts > 1 else _QUOTAS)[entry.generation.name]
+    kind = (entry.generation.vertex_pod_quota if entry.hosts > 1 else "") or entry.generation.vertex_quota
     return f"CustomModelTraining{spot}{kind}PerProjectPerRegion", machine.accelerator_count or entry.chips
 
 

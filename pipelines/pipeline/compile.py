@@ -112,7 +112,9 @@ def compile_pipeline(config: Config, target: str, settings: Settings | None = No
     steps = {"train_model": wrap(train_model, machine, settings, config.name, asked["train_model"], made_of)}
     if judge := config.evaluation_machine:
         judge = in_region(judge, settings) if target == "vertex" else judge
-        config = dataclasses.replace(config, gate=dataclasses.replace(config.gate, accelerator="tpu"))
+        config = dataclasses.replace(
+            config, gate=dataclasses.replace(config.gate, accelerator=judge.slice.generation.accelerator)
+        )
         component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
         own = asked["evaluate_model"]
         steps["evaluate_model"] = wrap(component, judge, settings, config.name, own, step="evaluate_model")
@@ -174,7 +176,7 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     for machine in config.machines:
         machine.slice.require_target(target)
     training = config.training
-    if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator in ("cpu", "gpu")):
+    if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator == "cpu"):
         config.machine.require_one_host("The tensorflow backend trains on one host")
     return config.machine
 
@@ -190,13 +192,18 @@ def placed(config: Config, target: str, settings: Settings) -> Config:
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
-    """Return the training's parameters with the TPU as accelerator, which only this step has."""
+    """Return the training's parameters with the machine's accelerator, which only this step has."""
+    own, devices = machine.slice.generation.accelerator, machine.slice.devices
     if training.accelerator == "auto":
-        training = dataclasses.replace(training, accelerator="tpu")
-    devices = machine.slice.devices
-    if training.accelerator == "tpu" and training.num_replicas not in (0, devices):
+        training = dataclasses.replace(training, accelerator=own)
+    if training.accelerator not in (own, "cpu"):
         raise InputError(
-            f"A TPU slice is used whole: expected training.num_replicas={devices} or 0 with {machine.name}. "
+            f"{machine.name} has no {training.accelerator.upper()}: expected training.accelerator to be {own} or auto. "
+            f"Received: {training.accelerator!r}."
+        )
+    if training.accelerator == own and training.num_replicas not in (0, devices):
+        raise InputError(
+            f"A machine is used whole: expected training.num_replicas={devices} or 0 with {machine.name}. "
             f"Received: {training.num_replicas}."
         )
     return training

@@ -1,4 +1,4 @@
-"""Pods on a Kubeflow cluster: the training step's, which requests a TPU or starts a JobSet, and those that use S3."""
+"""Pods on a Kubeflow cluster: those that request TPUs or GPUs or start a JobSet, and those that use S3."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
-from tpu_components.core.machines.machine_spec import KUBEFLOW, MachineSpec
+from tpu_components.core.machines.machine_spec import GPU, KUBEFLOW, TPU, MachineSpec
 from tpu_components.core.step.command_line import BAD_INPUT
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
 from tpu_pipelines.config.configuration import Config
@@ -16,16 +16,8 @@ from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.config.steps import STEPS, StepResources
 from tpu_pipelines.platforms.jobs import Step, slug
 
-# Node labels: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
-_GKE_ACCELERATORS = {
-    "v3": "tpu-v3-device",
-    "v4": "tpu-v4-podslice",
-    "v5e": "tpu-v5-lite-podslice",
-    "v5p": "tpu-v5p-slice",
-    "v6e": "tpu-v6e-slice",
-    "7x": "tpu7x",
-}
-_GKE_PODSLICES = {**_GKE_ACCELERATORS, "v3": "tpu-v3-slice"}  # For slices of several hosts.
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus, …/how-to/gpus
+_RESOURCES = {TPU: "google.com/tpu", GPU: "nvidia.com/gpu"}
 _KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 # Limit for lost hosts; a user's mistake is never restarted.
 _MOST_RESTARTS = 10
@@ -51,7 +43,7 @@ def as_tpu_pod(
     fingerprint: Mapping[str, str] | None = None,
     step: str = "train_model",
 ) -> Step:
-    """Return a step whose pod requests a TPU from a GKE cluster, or starts a JobSet that does.
+    """Return a step whose pod requests a TPU or GPUs from a GKE cluster, or starts a JobSet that does.
 
     Args:
         component: Component of the step; it is not changed.
@@ -89,7 +81,8 @@ def as_tpu_pod(
     def make(**inputs: Any) -> Any:
         task = component(**inputs)
         if not is_slice:  # The pod that starts a JobSet has no TPU.
-            task.set_accelerator_type("google.com/tpu").set_accelerator_limit(machine.slice.chips)
+            resource = _RESOURCES[machine.slice.generation.accelerator]
+            task.set_accelerator_type(resource).set_accelerator_limit(machine.slice.chips)
             for key, value in selectors.items():
                 kubernetes.add_node_selector(task, key, value)
             for toleration in _tolerations(machine):
@@ -117,7 +110,8 @@ def as_tpu_pod(
 
 
 def _tolerations(machine: MachineSpec) -> list[dict[str, str]]:
-    tolerations = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
+    resource = _RESOURCES[machine.slice.generation.accelerator]
+    tolerations = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
     if machine.spot:
         spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
         tolerations.append(spot)
@@ -224,13 +218,17 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
     Raises:
         InputError: If GKE does not have the machine.
     """
-    entry = machine.slice
-    generation = entry.generation.name
+    entry, generation = machine.slice, machine.slice.generation
     entry.require_target(KUBEFLOW)
-    selectors = {
-        "cloud.google.com/gke-tpu-accelerator": (_GKE_PODSLICES if entry.hosts > 1 else _GKE_ACCELERATORS)[generation],
-        "cloud.google.com/gke-tpu-topology": entry.libtpu_topology.partition(":")[2],
-    }
+    kind = (generation.gke_pod_accelerator if entry.hosts > 1 else "") or generation.gke_accelerator
+    selectors = (
+        {"cloud.google.com/gke-accelerator": kind}
+        if entry.is_gpu
+        else {
+            "cloud.google.com/gke-tpu-accelerator": kind,
+            "cloud.google.com/gke-tpu-topology": entry.libtpu_topology.partition(":")[2],
+        }
+    )
     if machine.spot:
         selectors["cloud.google.com/gke-spot"] = "true"
     if settings.provisioning:

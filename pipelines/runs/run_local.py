@@ -33,7 +33,6 @@ from tpu_components.core.registry.reference import MODEL_DIR, is_on_vertex, refe
 from tpu_components.core.registry.versions import Version, model_digest, now
 from tpu_components.core.results.evaluation_info import Decision, Evaluation
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.core.sources import csv_file
 from tpu_components.core.sources.kinds import find_source, list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
@@ -136,7 +135,7 @@ def _without_missing_compiler(config: Config) -> Config:
     """Return the configuration without preflight if the TPU compiler is not installed."""
     if config.preflight:
         try:
-            sandbox.require_compiler()
+            sandbox.require_compiler([config.preflight.paid.slice])
         except InputError as error:
             say("preflight_training", f"left out. {error}")
             return dataclasses.replace(config, preflight=None)
@@ -438,7 +437,7 @@ def _make_runner(runner: str, config: Config) -> Any:
     except docker.errors.DockerException as error:
         raise InputError(f"Cannot use the docker runner: {error}. Start Docker, or use --runner subprocess.") from error
     source, location = find_source(config.data.source)
-    data = str(Path(location).parent) if source is csv_file.SOURCE else location  # A table refers to files beside it.
+    data = str(Path(location).parent) if source.is_table else location  # A table refers to files beside it.
     reads = [data, config.training.model, config.gate.champion, config.training.initial_model]
     reads += config.model_files
     reads += [config.deploy.signing_key, config.deploy.verify_key] if config.deploy else []

@@ -75,7 +75,7 @@ def _epochs(run_dir: Path) -> Iterator[tuple[int, dict[str, float]]]:
 def _results(summary: Summary) -> dict[str, float]:
     """Return the figures of the test, the seconds, and the price in US dollars that preflight expects."""
     cost = summary.preflight.cost if summary.preflight else None
-    price = {"expected_usd": cost.usd_per_run} if cost else {}
+    price = {"expected_usd": cost.usd_per_run} if cost and cost.usd_per_run is not None else {}
     return _figures(summary.metrics, "test_") | price | {"run_seconds": summary.seconds}  # An epoch has `seconds`.
 
 

@@ -29,7 +29,7 @@ from tpu_components.core.examples.text import has_words, split_words
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import has_decimal_comma
 from tpu_components.core.pages.display import Displayed
-from tpu_components.core.sources.kinds import SOURCES, list_examples
+from tpu_components.core.sources.kinds import SOURCES, find_source, list_examples
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, split_source
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
@@ -46,7 +46,8 @@ KINDS = {
     "tfrecords": "tfrecords",
 }
 _OF_MANY = {".tar": "webdataset", ".parquet": "parquet", ".tfrecord": "tfrecords", ".tfrecords": "tfrecords"}
-_BY_SUFFIX = {".csv": "csv", ".tsv": "csv", ".npz": "npz", ".txt": "corpus", **_OF_MANY}
+_TABLES = {".csv": "csv", ".tsv": "csv", ".json": "labelstudio", ".xml": "cvat"}
+_BY_SUFFIX = {**_TABLES, ".npz": "npz", ".txt": "corpus", **_OF_MANY}
 _IMBALANCE = 10  # Classes are balanced if the largest has more than so many times the examples of the smallest.
 _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
@@ -191,7 +192,7 @@ def source_of(place: str, kind: str = "") -> str:
             return f"{source}:{place}"
     raise InputError(
         f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
-        "or a .csv, .npz or .txt file. Say it "
+        "or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Say it "
         f"with --from {'|'.join(KINDS)}."
     )
 
@@ -204,7 +205,7 @@ def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
     Raises:
         InputError: If the source cannot be listed.
     """
-    if params.task != CLASSIFICATION or not params.source.startswith("csv:"):
+    if params.task != CLASSIFICATION or not find_source(params.source)[0].is_table:
         return params, None
     try:
         listing = list_examples(params)

@@ -286,4 +286,5 @@ def _prices(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
         raise CannotAskError(f"not known before the data are there: tpu-pipelines preflight {config.name}")
     reports = judge_machines(config, plan.data.listing, [paid_on(config, job.machine, target) for job in plan.jobs])
     told = [report.summary for report in reports]
-    yield from (Finding("price", Status.OK, said) for said in (*told, INTERVALS, LEFT_OUT))
+    told += [INTERVALS, LEFT_OUT] if any(report.step for report in reports) else []
+    yield from (Finding("price", Status.OK, said) for said in told)

@@ -52,7 +52,7 @@ _FLAGS = {
         (),
         (
             *("cluster", "location", "project", "machine-type", "tpu-topology", "num-nodes", "enable-autoscaling"),
-            *("min-nodes", "max-nodes", "spot", "scopes", "node-locations"),
+            *("min-nodes", "max-nodes", "spot", "scopes", "node-locations", "accelerator"),
         ),
     ),
 }

@@ -43,7 +43,7 @@ ROLES = {
     ],
     "roles/viewer": [],
 }
-_QUOTAS = ("V2TPUs", "V3TPUs", "V2PodTPUs", "V3PodTPUs", "V5ETPU", "V6ETPU", "7XTPU")
+_QUOTAS = ("V2TPUs", "V3TPUs", "V2PodTPUs", "V3PodTPUs", "V5ETPU", "V6ETPU", "7XTPU", "NvidiaL4Gpus")
 
 
 def bind(role: str, *members: str) -> dict[str, Any]:
@@ -110,6 +110,7 @@ class GoogleCloud:
             for one in _QUOTAS
             for spot in ("", "Preemptible")
         }
+        self.gpu_quotas = [{"metric": "NVIDIA_L4_GPUS", "limit": 4, "usage": 1}]
         self.python = "3.13.14"
         self.node_pools: list[dict[str, Any]] = []
         self.cluster: dict[str, Any] = {}
@@ -179,7 +180,11 @@ class GoogleCloud:
                     self._quota,
                 )
             ],
-            "compute": [(r"compute/v1/(.+)", lambda name, asked: self.networks.get(name))],
+            "compute": [
+                # Rule: a region says the quotas of its GPUs, those of spot apart (compute.regions.get: quotas)
+                (r"compute/v1/projects/[\w-]+/regions/[\w-]+", lambda asked: {"quotas": self.gpu_quotas}),
+                (r"compute/v1/(.+)", lambda name, asked: self.networks.get(name)),
+            ],
             "networkconnectivity": [
                 (
                     r"v1/projects/my-project/locations/us-central1/serviceConnectionPolicies",

@@ -42,6 +42,14 @@ _REGIONS = {
     ),
     "7x": ("us-central1",),
 }
+# GPUs by machine type: of N1 any number of T4 that goes with its CPUs, of the others exactly those that it has.
+_GPUS = {
+    **{f"n1-standard-{cpus}": ("NVIDIA_TESLA_T4", (1, 2, 4)) for cpus in (8, 16, 32)},
+    **{f"g2-standard-{cpus}": ("NVIDIA_L4", (gpus,)) for cpus, gpus in ((8, 1), (24, 2), (48, 4), (96, 8))},
+    **{f"a2-highgpu-{gpus}g": ("NVIDIA_TESLA_A100", (gpus,)) for gpus in (1, 2, 4, 8)},
+    **{f"a2-ultragpu-{gpus}g": ("NVIDIA_A100_80GB", (gpus,)) for gpus in (1, 2, 4, 8)},
+    "a3-highgpu-8g": ("NVIDIA_H100_80GB", (8,)),
+}
 _GENERATIONS = {"TPU_V2": "v2", "TPU_V3": "v3", "ct5lp": "v5e", "ct6e": "v6e", "tpu7x": "7x"}
 
 
@@ -62,6 +70,8 @@ def hosts_of(machine: v1.MachineSpec) -> int:
     # v3 have 8 cores a VM (…/training/training-with-tpu-vm)
     if machine.machine_type == "cloud-tpu":
         return machine.accelerator_count // 8
+    if machine.machine_type in _GPUS:
+        return 1
     chips = math.prod(map(int, machine.tpu_topology.split("x")))
     return chips // int(machine.machine_type.rpartition("-")[2].removesuffix("t"))
 
@@ -70,6 +80,11 @@ def quota_metric(machine: v1.MachineSpec) -> str:
     """The name of the quota that a training machine counts against."""
     # Rule: a training's quota is aiplatform.googleapis.com/custom_model_training_tpu_v5e and such
     # (GoogleCloudPlatform/vertex-ai-samples: tpuv5e_llama2 notebook; google-deepmind/xmanager/issues/29)
+    if machine.machine_type in _GPUS:
+        # Rule: that of a GPU is custom_model_training_nvidia_l4_gpus and such, H100's and T4's in short
+        # (GoogleCloudPlatform/vertex-ai-samples: notebook_util/common_util.py, get_resource_id)
+        kind = machine.accelerator_type.name.lower().replace("tesla_", "").replace("h100_80gb", "h100")
+        return f"aiplatform.googleapis.com/custom_model_training_{kind}_gpus"
     return f"aiplatform.googleapis.com/custom_model_training_tpu_{generation_of(machine)}"
 
 
@@ -116,6 +131,13 @@ def check_custom_job(job: v1.CustomJob, location: str, local_images: Container[s
 
 def _check_machine(machine: v1.MachineSpec, location: str) -> None:
     accelerator = machine.accelerator_type.name if machine.accelerator_type else ""
+    if machine.machine_type in _GPUS:
+        # Rule: a machine type with GPUs names their type and all that it has; regions differ
+        # (https://docs.cloud.google.com/compute/docs/accelerator-optimized-machines; …/training/configure-compute)
+        kind, counts = _GPUS[machine.machine_type]
+        if accelerator != kind or machine.accelerator_count not in counts or machine.tpu_topology:
+            refuse(f"Invalid accelerator {accelerator!r} × {machine.accelerator_count} for {machine.machine_type}.")
+        return
     if machine.machine_type == "cloud-tpu":
         # Rule: v2 and v3 are cloud-tpu with an accelerator and a count of cores (…/training/configure-compute)
         if machine.accelerator_count not in _CORES.get(accelerator, ()) or machine.tpu_topology:

@@ -98,7 +98,7 @@ def prepare(
     """Choose a device, configure Keras for it, and connect the hosts.
 
     Args:
-        backend: `tensorflow`, `jax`, or `auto`: jax on TPU, else tensorflow.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is asked for, else tensorflow.
         accelerator: `cpu`, `gpu`, `tpu`, or `auto`: a GPU if there is one, else the CPU. `auto` never chooses a TPU.
         num_replicas: Number of devices of all hosts together; 0 is all, but one on a CPU. On a CPU any number can be
             simulated.
@@ -111,7 +111,7 @@ def prepare(
         Terminated: If another host does not connect in time.
     """
     if backend == "auto":
-        backend = "jax" if accelerator == "tpu" else "tensorflow"
+        backend = "jax" if accelerator in ("tpu", "gpu") else "tensorflow"
     if hosts.count > 1 and backend != "jax":
         raise InputError(
             f"Cannot train on {hosts.count} hosts with the {backend} backend: expected training.backend=jax, which "

@@ -1,8 +1,8 @@
-"""Machine of a training job, checked against a catalogue of TPU slices.
+"""Machine of a training job, checked against a catalogue of TPU slices and machines with GPUs.
 
-`machine_catalogue.json` has every TPU slice for training on Vertex AI, and slices of GKE: performance, regions, Compute
-Engine's list price and the factor of Vertex AI's price, each value with source and date. `Slice.price` computes all
-prices. This module makes no network calls.
+`machine_catalogue.json` has every TPU slice for training on Vertex AI, slices of GKE, and machines with GPUs of both:
+performance, regions, quotas, Compute Engine's list price and the factor of Vertex AI's price, each value with source
+and date. `Slice.price` computes all prices. This module makes no network calls.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from tpu_components.core.base.typed_values import NotNegative, Pattern, Positive
 
 CATALOGUE_FILE = Path(__file__).parent / "machine_catalogue.json"
 CHEAPEST_MACHINE = "v5e-1"
+TPU, GPU = "tpu", "gpu"
 VERTEX_FIELDS = ("machine_type", "accelerator_type", "accelerator_count", "tpu_topology")
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
@@ -32,7 +33,7 @@ VERTEX, KUBEFLOW = "vertex", "kubeflow"
 # Whose price applies, by target: a GKE cluster is billed for Compute Engine's machines.
 _PLATFORMS = {VERTEX: "Vertex AI", KUBEFLOW: "GKE"}
 _OFFERS = {
-    VERTEX: "https://cloud.google.com/vertex-ai/docs/training/configure-compute#tpu",
+    VERTEX: "https://cloud.google.com/vertex-ai/docs/training/configure-compute",
     KUBEFLOW: "https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus",
 }
 BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price"}
@@ -53,46 +54,58 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One generation of TPU.
+    """One generation of TPU, or one type of GPU, of which nothing is known that only an estimate of time needs.
 
     Attributes:
-        name: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e` or `7x`.
+        name: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e` or `7x`; `t4`, `l4`, `a100`, `a100-80gb` or `h100`.
+        hbm_usable_bytes: Memory of a JAX device that a compiled program may use, in bytes; of a GPU all that it has.
+        supports_tensorflow: Whether Vertex runs TensorFlow on it.
+        boot_disk_types: Types of boot disk for its hosts.
+        regions: Regions for training on one host.
+        accelerator: `tpu` or `gpu`.
+        pod_regions: Regions for training on several hosts.
         device_kind: Name of the device, as JAX reports it.
         devices_per_chip: JAX devices per chip: two (one per core) for v2, v3 and 7x, else one.
-        hbm_usable_bytes: Memory of a JAX device that a compiled program may use, in bytes.
         hbm_bytes_per_second: Memory bandwidth of a chip.
         peak_bf16_flops: Peak bfloat16 operations per second of a chip.
         clock_hz: Converts the TPU compiler's cycles to seconds; derived from the peak, not published.
         mxu_size: Rows and columns of a matrix unit.
-        supports_tensorflow: Whether Vertex runs TensorFlow on it.
         targets: Platforms that train on it: `vertex`, `kubeflow`.
         chip_config: Configuration of a chip for the TPU compiler; empty is its default.
         vertex_factor: Ratio of Vertex AI's price to Compute Engine's; None if Vertex AI does not offer it.
-        boot_disk_types: Types of boot disk for its hosts.
-        regions: Regions for training on one host.
-        pod_regions: Regions for training on several hosts.
         serving_only_regions: Regions for serving only.
         ici_bytes_per_second: Bandwidth of one link between chips in one direction; None if unknown.
+        gke_accelerator: Value of the label by which GKE's nodes name it; empty if GKE does not offer it.
+        gke_pod_accelerator: The same for several hosts; empty is the same value.
+        vertex_quota: Part of the name of Vertex AI's quota; empty if Vertex AI does not offer it.
+        vertex_pod_quota: The same for several hosts; empty is the same quota.
+        compute_quota: Metric of Compute Engine's quota; empty if it is not asked for.
         sources: Sources of these values, by attribute.
     """
 
     name: str
-    device_kind: str
-    devices_per_chip: int
     hbm_usable_bytes: int
-    hbm_bytes_per_second: float
-    peak_bf16_flops: float
-    clock_hz: float
-    mxu_size: int
     supports_tensorflow: bool
     boot_disk_types: tuple[str, ...]
     regions: tuple[str, ...]
-    pod_regions: tuple[str, ...]
+    accelerator: str = TPU
+    pod_regions: tuple[str, ...] = ()
+    device_kind: str = ""
+    devices_per_chip: int = 1
+    hbm_bytes_per_second: float = 0.0
+    peak_bf16_flops: float = 0.0
+    clock_hz: float = 1.0
+    mxu_size: int = 0
     targets: tuple[str, ...] = tuple(BILLED_BY)
     chip_config: str = ""
     vertex_factor: float | None = None
     serving_only_regions: tuple[str, ...] = ()
     ici_bytes_per_second: float | None = None
+    gke_accelerator: str = ""
+    gke_pod_accelerator: str = ""
+    vertex_quota: str = ""
+    vertex_pod_quota: str = ""
+    compute_quota: str = ""
     sources: Mapping[str, Source] = dataclasses.field(default_factory=dict, hash=False, repr=False)
 
     @property
@@ -144,21 +157,21 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """TPU slice: one row of the catalogue.
+    """TPU slice, or machine with GPUs: one row of the catalogue.
 
     Attributes:
-        name: Short name. v2 to v4 and v5p count cores (`v2-8`), the others chips (`v5e-8`). A slice of two hosts with
-            as many chips as a single host has the suffix of its machine type (`v5e-8-4t`).
+        name: Short name. v2 to v4 and v5p count cores (`v2-8`), the others chips (`v5e-8`) or GPUs (`l4-1`). A slice of
+            two hosts with as many chips as a single host has the suffix of its machine type (`v5e-8-4t`).
         generation: Generation of its chips.
         machine_type: Vertex's machine type of a host.
         chips: Number of chips.
         devices: Number of JAX devices, and so of replicas.
         hosts: Number of virtual machines. Vertex derives it: `replica_count` is always 1.
-        libtpu_topology: Name of the slice for the TPU compiler.
         source: Source of the row.
         date: Date of the row.
-        accelerator_type: `TPU_V2` or `TPU_V3`; empty for generations with a topology.
-        accelerator_count: Number of cores for `accelerator_type`; else 0.
+        libtpu_topology: Name of the slice for the TPU compiler; empty for GPUs.
+        accelerator_type: `TPU_V2`, `TPU_V3` or `NVIDIA_L4` and such; empty for generations with a topology.
+        accelerator_count: Number of cores or GPUs for `accelerator_type`; else 0.
         tpu_topology: Chips along each axis (`2x4`); empty for generations with an accelerator type.
         chips_per_host_bounds: A host's part of the topology, for the TPU compiler; None is its default.
         host: CPUs and memory of each host; None if not published.
@@ -172,9 +185,9 @@ class Slice:
     chips: int
     devices: int
     hosts: int
-    libtpu_topology: str
     source: str
     date: str
+    libtpu_topology: str = ""
     accelerator_type: str = ""
     accelerator_count: int = 0
     tpu_topology: str = ""
@@ -184,9 +197,15 @@ class Slice:
     targets: tuple[str, ...] = ()
 
     @property
-    def names(self) -> tuple[str, str, str]:
-        """Short name, the TPU compiler's name, and generation and topology (`v5e:4x4`)."""
-        return self.name, self.libtpu_topology, f"{self.generation.name}:{self.libtpu_topology.partition(':')[2]}"
+    def names(self) -> tuple[str, ...]:
+        """Short name, and of a TPU the TPU compiler's name, and generation and topology (`v5e:4x4`)."""
+        topology = self.libtpu_topology
+        return (self.name, *((topology, f"{self.generation.name}:{topology.partition(':')[2]}") if topology else ()))
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a machine with GPUs."""
+        return self.generation.accelerator == GPU
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -240,7 +259,7 @@ class Slice:
             InputError: If it does not; the message names the nearest slices of the platform.
         """
         if target not in self.targets:
-            there = [entry for entry in load_catalogue().slices if target in entry.targets]
+            there = [entry for entry in load_catalogue().slices if target in entry.targets and not entry.is_gpu]
             raise InputError(
                 f"{_PLATFORMS[target]} does not offer {self.name}, {self.machine_type} ({_OFFERS[target]}). Use "
                 f"--target {self.targets[0]}, or a machine of {_PLATFORMS[target]}; nearest: "
@@ -254,14 +273,10 @@ class Slice:
 
 @dataclasses.dataclass(frozen=True)
 class Catalogue:
-    """All slices, sorted by generation (oldest first), size and number of hosts.
-
-    `gpu` is Compute Engine's price of a small machine with a GPU, for comparison; its `kind` names the machine.
-    """
+    """All slices, sorted by generation (TPUs first, oldest first), size and number of hosts."""
 
     generations: tuple[Generation, ...]
     slices: tuple[Slice, ...]
-    gpu: Price
 
     def find(self, name: str) -> Slice:
         """Return the slice with a short name, Cloud TPU's name (`v5litepod-8`) or the TPU compiler's (`v5e:4x4`).
@@ -307,12 +322,7 @@ def load_catalogue() -> Catalogue:
         entry = Slice(**values | {"generation": generation, "host": hosts.get(row["machine_type"])})
         return dataclasses.replace(entry, prices=tuple(_read_prices(prices, entry)))
 
-    gpu = cited(raw["gpu"])
-    return Catalogue(
-        gpu=Price(gpu["usd_per_hour"], gpu["region"], False, gpu["name"], gpu["source"], gpu["date"]),
-        generations=tuple(generations.values()),
-        slices=tuple(read_slice(cited(row)) for row in raw["slices"]),
-    )
+    return Catalogue(tuple(generations.values()), tuple(read_slice(cited(row)) for row in raw["slices"]))
 
 
 def _as_tuple(value: Any) -> Any:
@@ -336,10 +346,10 @@ def _how(spot: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PaidMachine:
-    """TPU slice with the conditions of its price.
+    """Machine with the conditions of its price.
 
     Attributes:
-        machine: Short name of a TPU slice, from `tpu-pipelines machines`.
+        machine: Short name of a machine, from `tpu-pipelines machines`.
         region: Region of the price; empty is the cheapest region for training on the machine.
         spot: Whether the price is that of a spot machine.
         target: Platform that trains and sets the price: `vertex` or `kubeflow`.
@@ -388,13 +398,14 @@ class MachineSpec:
     Attributes:
         name: Short name, from the list of `tpu-pipelines machines`; may be used in place of the whole section. The next
             four fields are Vertex AI's own names for the same machine, and are derived from the short name if left out.
-        machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`.
-        accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; else empty.
-        accelerator_count: Number of cores with `cloud-tpu`; else 0.
-        tpu_topology: Chips along each axis, for all but `cloud-tpu`.
+        machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`;
+            `g2-standard-8` and such for GPUs.
+        accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`, the type of a GPU as `NVIDIA_L4`; else empty.
+        accelerator_count: Number of cores with `cloud-tpu`, of GPUs; else 0.
+        tpu_topology: Chips along each axis, for all TPUs but `cloud-tpu`.
         region: Region for the training; empty is the settings' region.
-        boot_disk_type: `pd-ssd` or `pd-standard` up to v5e, `hyperdisk-balanced` from v6e on; empty is Vertex's
-            default for the machine.
+        boot_disk_type: `pd-ssd` or `pd-standard` up to v5e and for GPUs, `hyperdisk-balanced` from v6e on; empty is
+            Vertex's default for the machine.
         boot_disk_size_gb: Size of the boot disk, from 100 (Vertex's default) to 64,000 GB.
         spot: Use a spot machine, which is cheaper and may be preempted at any time; only for one host.
         reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty uses none.
@@ -449,7 +460,7 @@ class MachineSpec:
         able = machine.generation.boot_disk_types
         if self.boot_disk_type and self.boot_disk_type not in able:
             raise InputError(
-                f"TPU {machine.generation.name} has no disk of the type {self.boot_disk_type}: expected boot_disk_type "
+                f"{machine.generation.name} has no disk of the type {self.boot_disk_type}: expected boot_disk_type "
                 f"to be {' or '.join(able)}, or left out. Received: {self.boot_disk_type!r} with {machine.name}."
             )
         if self.disable_retries and self.restart_job_on_worker_restart:
@@ -610,23 +621,26 @@ def _nearest_of_each_generation(slices: Iterable[Slice], chips: float) -> list[S
 
 def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
     """Explain why no slice has this name, and name the nearest slices."""
-    head, _, size = plain.partition("-")
-    family, count = head.partition(":")[0], int(size) if size.isdecimal() else 0
-    siblings = [entry for entry in catalogue.slices if entry.generation.name == family.removeprefix("tpu")]
-    if family == "tpu7x" and count:
+    names = [entry.name for entry in catalogue.generations if re.match(rf"(tpu)?{entry.name}([-:]|$)", plain)]
+    family = max(names, key=len, default="")
+    size = plain.removeprefix("tpu").removeprefix(family).removeprefix("-")
+    count = int(size) if size.isdecimal() else 0
+    siblings = [entry for entry in catalogue.slices if entry.generation.name == family]
+    if plain.startswith("tpu7x") and count:
         # Google's tools disagree: the number is of chips for some, and of cores (two per chip) for others.
         nearest = _names(entry for entry in siblings if entry.chips in (count, count / 2)) or _names(siblings)
         return f"{name!r} may count chips or cores. Expected 7x- and the number of chips: {nearest}."
     if siblings and count:
         unit, per_chip = ("cores", 2) if siblings[0].name == f"{family}-{2 * siblings[0].chips}" else ("chips", 1)
         nearest = _names(_nearest(siblings, count / per_chip))
-        return f"There is no {family} slice of {count} {unit}. Received: {name!r}. Nearest: {nearest}."
+        what = f"machine of {count} GPUs" if siblings[0].is_gpu else f"slice of {count} {unit}"
+        return f"There is no {family} {what}. Received: {name!r}. Nearest: {nearest}."
     if siblings:
-        return f"There is no slice {name!r}. Expected one of {_names(siblings)}."
+        return f"There is no machine {name!r}. Expected one of {_names(siblings)}."
     if same_machine := [str(entry) for entry in catalogue.slices if entry.machine_type == plain]:
-        return f"{name!r} is a machine type, not a slice. Expected one of {', '.join(same_machine)}."
+        return f"{name!r} is a machine type, not a short name. Expected one of {', '.join(same_machine)}."
     return (
-        f"There is no machine {name!r}. Expected a short name such as v5e-8, v3-32 or 7x-4."
+        f"There is no machine {name!r}. Expected a short name such as v5e-8, v3-32, 7x-4 or l4-1."
         f"{did_you_mean(plain, [entry.name for entry in catalogue.slices])} `tpu-pipelines machines` lists all."
     )
 
@@ -639,7 +653,7 @@ def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
     if not candidates:
         known = dict.fromkeys(entry.machine_type for entry in catalogue.slices)
         return (
-            f"Vertex has no TPU machine type {machine_type!r}. Expected one of {', '.join(known)}."
+            f"There is no machine type {machine_type!r}. Expected one of {', '.join(known)}."
             f"{did_you_mean(machine_type, known)}"
         )
     taken, foreign = ["tpu_topology"], ["accelerator_type", "accelerator_count"]
@@ -648,7 +662,7 @@ def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
     if wanted["tpu_topology"]:
         chips = math.prod(map(int, re.findall(r"\d+", wanted["tpu_topology"])))
     else:
-        chips = wanted["accelerator_count"] // len(taken)
+        chips = wanted["accelerator_count"] // (1 if candidates[0].is_gpu else len(taken))
     generations = {entry.generation.name for entry in candidates}
 
     def difference(entry: Slice) -> tuple[int, float]:
@@ -672,7 +686,11 @@ def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
 def _explain_region(machine: Slice, region: str) -> str:
     """Explain that a slice cannot train in a region; name its regions, and the slices of this region."""
     generation = machine.generation
-    same = [entry for entry in load_catalogue().slices if machine.targets[0] in entry.targets]
+    same = [
+        entry
+        for entry in load_catalogue().slices
+        if machine.targets[0] in entry.targets and entry.is_gpu == machine.is_gpu
+    ]
     there = [entry for entry in same if region in entry.regions]
     if region in generation.serving_only_regions:
         reason = f"{region} serves on {generation.name}, but does not train on it."

@@ -105,14 +105,15 @@ class _Rows:
         return parse_numbers(list(zip(*columns, strict=True)), shown, places, *rule)
 
 
-def list_csv(location: str, params: WriteParams, labelled: bool) -> Listing:
+def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes | None = None) -> Listing:
     """List the rows of a CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
 
     Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
     several separated by `|` or none; of a regression `target_columns`, numbers. Without `labelled` none is read.
+    `content` replaces that of the file.
     """
     targets = (params.target_columns or ("label",)) if labelled else ()
-    rows = _read_table(location, params, targets, labelled)
+    rows = _read_table(location, params, targets, labelled, content)
     if rows.bad and not labelled:  # Every line is to have its answer.
         raise InputError(f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the line.")
     kind = IMAGE if "path" in rows.cells else TEXT
@@ -169,27 +170,29 @@ def read_others(location: str, params: WriteParams, most: int) -> dict[str, list
     return {name: [(row[name] or "").strip() for row in rows] for name in names}
 
 
-def _read_table(location: str, params: WriteParams, targets: Sequence[str], labelled: bool) -> _Rows:
+def _read_table(
+    location: str, params: WriteParams, targets: Sequence[str], labelled: bool, content: bytes | None
+) -> _Rows:
     """Read the columns of a table that are used; only these stay in memory."""
-    table = _open_table(location, params, labelled)
+    table = _open_table(location, params, labelled, content)
     if "label" in targets and "label" not in table.columns:
         table = _with_hot_columns(table, params)
-    content = "text" if "text" in table.columns and "path" not in table.columns else "path"
+    example = "text" if "text" in table.columns and "path" not in table.columns else "path"
     kept = {column: name for name, column in params.columns.items()}
     others = [kept.get(name, name) for name in params.slice_columns]
     if params.group_column:
         others = [params.group_column, *others]
     if labelled and "weight" in params.columns:
         others.append("weight")
-    wanted = list(dict.fromkeys([content, *targets, *others]))
+    wanted = list(dict.fromkeys([example, *targets, *others]))
     _check_columns(table, wanted, targets)
     # A text may be empty, it is set aside when it is read; and so may several labels.
     may_be_empty = {"text", "id", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
     return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
 
 
-def _open_table(location: str, params: WriteParams, labelled: bool = True) -> _Table:
-    content = storage.read_bytes(location)
+def _open_table(location: str, params: WriteParams, labelled: bool = True, content: bytes | None = None) -> _Table:
+    content = storage.read_bytes(location) if content is None else content
     csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
     with _naming(location):
         content.decode("utf-8-sig")  # Whole, so that the error tells the place in the file.
@@ -409,4 +412,5 @@ SOURCE = Source(
     "csv:FILE",
     list_csv,
     takes=("task", "group_column", "slice_columns", "columns"),
+    is_table=True,
 )

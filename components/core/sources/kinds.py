@@ -9,6 +9,7 @@ from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.artifacts import TEST, TRAIN
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.sources import (
+    annotations,
     corpus,
     csv_file,
     folders,
@@ -28,6 +29,8 @@ _ALL = (
     folders.IMAGES,
     folders.TEXTS,
     csv_file.SOURCE,
+    annotations.LABEL_STUDIO,
+    annotations.CVAT,
     corpus.SOURCE,
     npz.SOURCE,
     idx.SOURCE,

@@ -205,6 +205,7 @@ class Source:
         takes: Fields of WriteParams that not every kind takes, and this one does.
         has_class_folders: Whether each class is a folder.
         is_place: Whether it names a place, here or on gs://, and no data set that a library brings.
+        is_table: Whether it is a file that may name files beside it.
         is_downloaded: Whether nothing is known of the data before they have been downloaded.
     """
 
@@ -213,4 +214,5 @@ class Source:
     takes: tuple[str, ...] = ()
     has_class_folders: bool = False
     is_place: bool = True
+    is_table: bool = False
     is_downloaded: bool = False

@@ -44,7 +44,7 @@ class WriteParams:
             create_tfrecords lists all kinds. Paths may be gs:// or s3://.
         task: Task of the model: `classification` (one class of several), `multi_label` (any number of several) or
             `regression` (one number or several). The last two need a csv:, npz:, parquet:, huggingface: or tfrecords:
-            source. A corpus: has a task of its own, `language_model`.
+            source; labelstudio: and cvat: have several labels. A corpus: has a task of its own, `language_model`.
         target_columns: CSV columns with the numbers of a regression; empty means `label`. For an npz: source, the
             targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.

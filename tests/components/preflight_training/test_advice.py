@@ -67,7 +67,7 @@ def test_few_matrix_products_are_not_worth_a_tpu():
     words, worth_it = _advise(layers=(LayerTime("gather", 9.5, 0.95, None, 0.0, ()), _CONVOLUTION_OF_A_TWENTIETH))
     assert not worth_it
     assert words.startswith("A TPU is hardly worth its price here: matrix products take 5% of a step")
-    assert f"Train on a GPU or on CPU: an NVIDIA T4 with n1-standard-4 costs $0.54 an hour, {_GOOD.label} $" in words
+    assert f"Train on a GPU or on CPU: t4-1 costs $0.73 an hour, {_GOOD.label} $" in words
 
 
 _CONVOLUTION_OF_A_TWENTIETH = LayerTime("conv2d", 0.5, 0.05, 0.5, 0.0, ())

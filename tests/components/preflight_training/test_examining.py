@@ -16,6 +16,7 @@ from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.hlo import LayerCost, MatrixProduct, ProgramCost
 from tpu_components.preflight_training.params import timeout_seconds
+from tpu_components.preflight_training.report import as_text
 from tpu_components.train_model import TrainParams
 
 pytestmark = pytest.mark.usefixtures("warm_compiler")
@@ -365,4 +366,43 @@ def test_several_machines_come_in_the_order_asked_for(fitting):
     machines = [PaidMachine(name) for name in ("v6e-1", "v5e-1")]
     report = Examination(_PARAMS, machines, fitting).report(_DATA)
     assert [one.machine for one in report.machines] == ["v6e-1", "v5e-1"]
+    assert report.advice[0].startswith("Cheapest: v5e-1")
+
+
+def test_of_a_gpu_only_a_lower_bound_of_the_memory_and_the_price_are_known(cache_dir):
+    """The dense layer's weights, the state of Adam and a batch: float32[65, 10] thrice, 64 bytes a picture and more."""
+    paid = PaidMachine("l4-2", timeout_seconds=7200)
+    report = Examination(dataclasses.replace(_PARAMS, paid=paid), [paid], cache_dir).report(_DATA)
+    (one,) = report.machines
+    assert report.precision == "float32"
+    assert one.passed
+    assert one.verdict == "may_fit"
+    assert one.step is None
+    assert one.epoch is None
+    assert 3 * 650 * 4 + 32 * 64 <= one.peak_bytes < 20_000
+    assert (one.cost.usd_per_run, one.cost.most_usd_per_run) == (None, pytest.approx(2 * one.cost.usd_per_hour))
+    assert re.search(
+        r"^may fit l4-2: weights, .* the time are not known; \$2\.30 an hour, at most \$4\.60, at Vertex", one.summary
+    )
+    assert one.timeout_seconds == 7200
+    assert report.footprint(one) is None
+
+
+def test_what_cannot_fit_a_gpu_is_refused_and_so_is_a_budget_of_time(cache_dir):
+    large = _examine(cache_dir, machine="t4-1", batch_size_per_replica=1 << 29)
+    assert large.verdict == "does_not_fit"
+    assert "take at least" in large.reasons[0]
+    limited = _examine(cache_dir, machine="l4-1", max_step_ms=5.0, max_host_wait=0.5)
+    assert not limited.passed
+    assert "no time is known of l4-1, so max_step_ms and max_host_wait cannot be kept" in limited.reasons[0]
+    paid = PaidMachine("l4-1", timeout_seconds=36000)
+    dear = Examination(dataclasses.replace(_PARAMS, paid=paid, max_price_usd=1.0), [paid], cache_dir).report(_DATA)
+    assert "its time limit costs up to $9.82" in dear.machines[0].reasons[0]
+
+
+def test_a_gpu_beside_a_tpu_has_blanks_for_times(cache_dir):
+    machines = [PaidMachine("v5e-1"), PaidMachine("l4-1", timeout_seconds=3600)]
+    report = Examination(_PARAMS, machines, cache_dir).report(_DATA)
+    row = next(line for line in as_text(report).splitlines() if line.startswith("l4-1"))
+    assert row.split()[1:] == ["may", "fit", "≥0.00/24.00", "?", *"–––––", "0.98", "–", "0.98"]
     assert report.advice[0].startswith("Cheapest: v5e-1")

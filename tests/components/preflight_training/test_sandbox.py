@@ -185,7 +185,9 @@ def test_missing_compiler_says_what_to_install(tmp_path):
         f"import sys; sys.path = [p for p in sys.path if p != {str(packages)!r}] + [{str(site)!r}, {os.getcwd()!r}]\n"
         "from tpu_components.preflight_training.sandbox import require_compiler\n"
         "from tpu_components.core.base.errors import InputError\n"
-        "try:\n    require_compiler()\nexcept InputError as error:\n    print(error)\n"
+        "from tpu_components.core.machines.machine_spec import load_catalogue\n"
+        "require_compiler([load_catalogue().find('l4-1')])\n"  # A GPU needs JAX alone.
+        "try:\n    require_compiler([load_catalogue().find('v5e-1')])\nexcept InputError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "pip install 'tpu-pipelines[preflight]'" in done.stdout

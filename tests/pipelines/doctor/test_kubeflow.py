@@ -320,3 +320,21 @@ def test_the_registry_of_a_cluster_and_a_store_elsewhere_cannot_be_asked(world):
     findings = world.examine()
     assert told(findings, Status.ERROR) == []
     assert [one[0] for one in told(findings, Status.UNKNOWN)] == ["object store", "image"]
+
+
+def test_gpus_need_nodes_of_their_kind_and_compute_engines_quota(world):
+    found = _examine(world, "machine=l4-2")
+    assert found["quota l4-2"].said == "4 in us-central1, 2 needed"
+    assert found["nodes l4-2"].state is Status.ERROR
+    assert "no node has cloud.google.com/gke-accelerator=nvidia-l4" in found["nodes l4-2"].said
+    assert "node-pools create gpu-l4-2 " in found["nodes l4-2"].remedy
+    assert "--accelerator=type=nvidia-l4,count=2,gpu-driver-version=default --num-nodes=0" in found["nodes l4-2"].remedy
+    gpus = [{"acceleratorType": "nvidia-l4", "acceleratorCount": "2"}]
+    world.google.cloud.node_pools = [
+        {"name": "gpus", "config": {"machineType": "g2-standard-24", "accelerators": gpus}}
+    ]
+    assert _examine(world, "machine=l4-2")["nodes l4-2"].state is Status.OK
+    assert "PREEMPTIBLE_NVIDIA_L4_GPUS" in _examine(world, "machine={name: l4-2, spot: true}")["quota l4-2"].said
+    lacking = _examine(world, "machine=l4-8")["quota l4-8"]
+    assert lacking.state is Status.ERROR
+    assert "NVIDIA_L4_GPUS in us-central1 is 4, and 8 are needed" in lacking.said

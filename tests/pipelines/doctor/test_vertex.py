@@ -441,3 +441,15 @@ def test_a_service_that_is_away_is_unknown(fake):
 def test_a_configuration_without_a_machine_is_refused():
     with pytest.raises(InputError, match=r"expected a machine to train on"):
         VertexChecks(load_config("digits"), SETTINGS, GoogleApis("my-project"), IMAGE)
+
+
+@pytest.mark.parametrize(("spot", "limit", "state"), [("false", 2, Status.OK), ("true", 1, Status.ERROR)])
+def test_gpus_count_against_a_quota_of_their_own(fake, spot, limit, state):
+    name = f"CustomModelTraining{'Preemptible' * (spot == 'true')}NvidiaL4GpusPerProjectPerRegion"
+    fake.cloud.quotas[name]["us-central1"] = limit
+    config = load_config("digits", [f"machine={{name: l4-2, spot: {spot}}}"])
+    (found,) = [one for one in examine(fake, config) if one.about == "quota l4-2"]
+    assert found.state is state
+    assert f"{limit}" in found.said
+    assert "2 " in found.said
+    assert state is Status.OK or name in found.commands[1].text

@@ -37,7 +37,9 @@ from tpu_pipelines.platforms.tpu_pod import as_tpu_pod
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TARGETS = ("vertex", "kubeflow")
-SINGLE_HOSTS = [one.name for one in load_catalogue().slices if one.hosts == 1 and "kubeflow" in one.targets]
+SINGLE_HOSTS = [
+    one.name for one in load_catalogue().slices if one.hosts == 1 and "kubeflow" in one.targets and not one.is_gpu
+]
 SETTINGS = Settings(
     project="my-project",
     region="us-west1",
@@ -907,7 +909,7 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
     [
         (
             "resources.train_model.memory=64Gi",
-            r"a step with a TPU uses the whole host, .*train_model\.memory='64Gi'\. Leave it out\.",
+            r"a step with a machine uses the whole host, .*train_model\.memory='64Gi'\. Leave it out\.",
         ),
         ("resources.train_model.disk=200Gi", r"Leave it out; machine\.boot_disk_size_gb sets the disk\."),
         (
@@ -925,7 +927,7 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
         ),
         (
             "resources.evaluate_model={machine: v5e-1, memory: 64Gi}",
-            r"a step with a TPU uses the whole host, .*evaluate_model\.memory='64Gi'\. Leave it out\.",
+            r"a step with a machine uses the whole host, .*evaluate_model\.memory='64Gi'\. Leave it out\.",
         ),
         ("resources.export_model.disk=1Ti", r"a disk of 100 GB, .* Received: resources\.export_model\.disk='1Ti'"),
     ],
@@ -1154,3 +1156,64 @@ def test_the_commands_mistakes_are_the_users(tmp_path):
     settings = str(tmp_path / "none.yaml")
     done = tpu_pipelines_here(*wanted, "--target", "vertex", "--set", "machine=v5e-4", "--settings", settings)
     assert_user_error(done, f"Cannot read the settings {settings}")
+
+
+@pytest.mark.parametrize("spot", [False, True])
+def test_on_vertex_a_gpu_trains_and_judges_by_the_same_configuration(tmp_path, spot):
+    path = tmp_path / "pipeline.yaml"
+    machine = f"machine={{name: a100-2, spot: {str(spot).lower()}, region: us-central1}}"
+    compiled = compile_digits("vertex", path, machine, "resources.evaluate_model.machine=t4-1", settings=SETTINGS)
+    assert not compiled.timeout.is_estimated
+    assert compiled.machine.timeout_seconds == 24 * 3600
+    pipeline = next(yaml.safe_load_all(path.read_text()))
+    payloads = [
+        args[args.index("--payload") + 1]
+        for one in pipeline["deploymentSpec"]["executors"].values()
+        if "--payload" in (args := one.get("container", {}).get("args", []))
+    ]
+    specs = sorted(re.search(r'"machine_spec": (\{.*?\})', payload)[1] for payload in payloads)
+    assert list(map(json.loads, specs)) == [
+        {"machine_type": "a2-highgpu-2g", "accelerator_type": "NVIDIA_TESLA_A100", "accelerator_count": 2},
+        {"machine_type": "n1-standard-8", "accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 1},
+    ]
+    tasks = pipeline["root"]["dag"]["tasks"]
+    for step in ("train-model", "evaluate-model"):
+        assert tasks[step]["inputs"]["parameters"]["accelerator"]["runtimeValue"]["constant"] == "gpu"
+    assert ("SPOT" if spot else "STANDARD") in path.read_text()
+
+
+def test_on_kubeflow_a_pod_asks_for_gpus_and_their_nodes(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    compile_digits("kubeflow", path, "machine={name: h100-8, spot: true}")
+    pipeline, platform = yaml.safe_load_all(path.read_text())
+    resources = pipeline["deploymentSpec"]["executors"]["exec-train-model"]["container"]["resources"]
+    assert resources["accelerator"]["type"] == "nvidia.com/gpu"
+    assert resources["accelerator"]["count"] == "8"
+    pod = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-train-model"]
+    assert pod["nodeSelector"]["labels"] == {
+        "cloud.google.com/gke-accelerator": "nvidia-h100-80gb",
+        "cloud.google.com/gke-spot": "true",
+    }
+    assert {one["key"] for one in pod["tolerations"]} == {"nvidia.com/gpu", "cloud.google.com/gke-spot"}
+
+
+def test_the_budget_is_the_time_limit_of_a_gpu(tmp_path):
+    compiled = compile_digits("vertex", tmp_path / "pipeline.yaml", "machine=l4-1", "preflight.max_price_usd=1")
+    price = compiled.machine.slice.price(compiled.machine.region)
+    assert (
+        price.usd_per_hour * compiled.timeout.seconds / 3600
+        <= 1
+        < price.usd_per_hour * (compiled.timeout.seconds + 1) / 3600
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["training.accelerator=tpu"], r"l4-2 has no TPU: expected training\.accelerator to be gpu or auto"),
+        (["training.num_replicas=3"], r"used whole: expected training\.num_replicas=2 or 0 with l4-2"),
+    ],
+)
+def test_what_a_machine_with_gpus_has_not_is_refused(tmp_path, overrides, message):
+    with pytest.raises(InputError, match=message):
+        compile_digits("vertex", tmp_path / "pipeline.yaml", "machine=l4-2", *overrides)

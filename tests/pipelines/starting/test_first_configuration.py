@@ -257,3 +257,15 @@ def test_a_short_trial_of_the_model_that_is_written_learns(tmp_path, mode):
         assert done.returncode in (0, 3), done.stderr  # Whether it passes the gate is decided on 30 pictures.
     history = load_history(tmp_path / "runs" / "photos" / "model")
     assert history[-1]["validation_accuracy"] >= 0.6, "of two classes of one size"
+
+
+def test_exports_of_annotation_tools_are_recognised_and_several_choices_are_a_task(tmp_path):
+    def annotated(number, *choices):
+        result = [{"from_name": "q", "type": "choices", "value": {"choices": list(choices)}}]
+        return {"id": number, "data": {"text": f"text {number}"}, "annotations": [{"result": result}]}
+
+    path = tmp_path / "export.json"
+    path.write_text(json.dumps([annotated(1, "good", "short"), annotated(2, "short"), *map(annotated, range(3, 40))]))
+    overview = look_at(WriteParams(source_of(str(path))))
+    assert (overview.params.source, overview.params.task) == (f"labelstudio:{path}", "multi_label")
+    assert source_of("annotations.xml") == "cvat:annotations.xml"

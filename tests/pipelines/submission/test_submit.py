@@ -368,6 +368,14 @@ def test_prices_are_those_of_preflight_for_every_machine():
     assert machine.endswith(" a run expected, plus start-up, at most $115.20, at Compute Engine's list price")
 
 
+def test_of_a_gpu_the_price_of_an_hour_and_of_the_time_limit_are_told():
+    config = load_config("digits", ["machine={name: l4-1, region: us-central1, spot: true}"])
+    (told,) = _prices(config, _plan_of(config), "vertex")
+    assert told.startswith("may fit l4-1: weights, optimizer state and a batch take <1% of its memory;")
+    # A day of $0.43623 × 1.15.
+    assert told.endswith("; $0.50 an hour, at most $12.04, at Vertex AI's price")
+
+
 def test_a_price_that_cannot_be_known_says_why():
     config = load_config("digits", ["machine=v5e-4"])
     plan = dataclasses.replace(_plan_of(config), data=None)

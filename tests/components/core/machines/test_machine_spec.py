@@ -22,6 +22,8 @@ from tpu_components.core.machines.machine_spec import (
 CATALOGUE = load_catalogue()
 SLICES = CATALOGUE.slices
 NAMES = [one.name for one in SLICES]
+TPUS = [one for one in SLICES if not one.is_gpu]
+GPUS = [one for one in SLICES if one.is_gpu]
 RESERVATION = "projects/mine/zones/us-west1-c/reservations/tpus"
 
 # Prints, for each topology that it reads, how many devices and how many hosts the TPU compiler makes of it.
@@ -48,7 +50,7 @@ def test_the_tpu_compiler_builds_every_slice_with_its_devices_and_hosts():
     done = subprocess.run(
         [sys.executable, "-c", BUILD_TOPOLOGIES],
         input=json.dumps(
-            [(one.libtpu_topology, one.chips_per_host_bounds, one.generation.chip_config) for one in SLICES]
+            [(one.libtpu_topology, one.chips_per_host_bounds, one.generation.chip_config) for one in TPUS]
         ),
         env=os.environ | environment,
         capture_output=True,
@@ -56,16 +58,67 @@ def test_the_tpu_compiler_builds_every_slice_with_its_devices_and_hosts():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    built = dict(zip(NAMES, map(json.loads, done.stdout.splitlines()), strict=True))
-    assert built == {one.name: [one.devices, one.hosts, one.generation.device_kind] for one in SLICES}
+    built = dict(zip([one.name for one in TPUS], map(json.loads, done.stdout.splitlines()), strict=True))
+    assert built == {one.name: [one.devices, one.hosts, one.generation.device_kind] for one in TPUS}
 
 
 def test_the_catalogue_has_every_slice_once():
-    assert len(NAMES) == len(set(NAMES)) == 61
-    assert len({tuple(one.vertex_fields.values()) for one in SLICES}) == 61
+    assert len(NAMES) == len(set(NAMES)) == 77
+    assert len({tuple(one.vertex_fields.values()) for one in SLICES}) == 77
 
 
-@pytest.mark.parametrize("one", SLICES, ids=NAMES)
+@pytest.mark.parametrize("one", GPUS, ids=[one.name for one in GPUS])
+def test_a_machine_with_gpus_is_consistent_with_itself(one):
+    assert one.name == f"{one.generation.name}-{one.chips}"
+    assert one.chips == one.devices == one.accelerator_count
+    assert one.hosts == 1
+    assert one.accelerator_type.startswith("NVIDIA_")
+    assert not one.tpu_topology
+    assert not one.libtpu_topology
+    of_vertex = one.generation.vertex_quota.lower().removeprefix("nvidia").removesuffix("gpus")
+    of_compute = one.generation.compute_quota.lower().removeprefix("nvidia_").removesuffix("_gpus").replace("_", "")
+    assert of_vertex == of_compute == one.generation.name.replace("-", "")
+    assert {price.region for price in one.prices} <= set(one.regions)
+    for price in one.prices:  # A source whose spot price is the higher one is not believed.
+        spot = next((other for other in one.prices if other.is_spot and other.region == price.region), None)
+        assert price.is_spot or spot is None or spot.usd_per_hour < price.usd_per_hour
+    if counted := re.search(r"-(\d+)g$", one.machine_type):
+        assert one.chips == int(counted[1])
+    assert one.host
+    assert one.host.vcpus
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a100", r"no machine 'a100'\. Expected one of a100-1, a100-2, a100-4, a100-8\."),
+        ("a100-80gb", r"no machine 'a100-80gb'\. Expected one of a100-80gb-1,"),
+        ("a100-80gb-3", r"no a100-80gb machine of 3 GPUs.*Nearest: a100-80gb-2, a100-80gb-4\."),
+        ("l4-1x", r"no machine 'l4-1x'\. Expected one of l4-1,"),
+        ("h10-8", r"no machine 'h10-8'.*Did you mean 'h100-8'"),
+        ("g2-standard-8", r"a machine type, not a short name\. Expected one of l4-1 \(g2-standard-8, 1 NVIDIA_L4\)"),
+    ],
+)
+def test_names_near_those_of_gpus_are_refused_with_the_nearest(name, message):
+    with pytest.raises(InputError, match=message):
+        parse_machine(name)
+
+
+def test_a_gpu_goes_with_its_machine_type_and_may_be_a_spot_machine():
+    given = {"machine_type": "a2-highgpu-2g", "accelerator_type": "NVIDIA_TESLA_A100", "accelerator_count": 2}
+    assert parse_machine(given | {"spot": True}).name == "a100-2"
+    assert parse_machine("l4-4", "tensorflow").slice.devices == 4
+    with pytest.raises(
+        InputError, match=r"a2-highgpu-2g has no accelerator_count=1\. Expected one of 2\. Nearest: a100-1 .*, a100-2 "
+    ):
+        parse_machine(given | {"accelerator_count": 1})
+    with pytest.raises(InputError, match=r"us-east5 does not train on a100\."):
+        parse_machine(given | {"region": "us-east5"})
+    with pytest.raises(InputError, match=r"l4 has no disk of the type hyperdisk-balanced"):
+        parse_machine({"name": "l4-1", "boot_disk_type": "hyperdisk-balanced"})
+
+
+@pytest.mark.parametrize("one", TPUS, ids=[one.name for one in TPUS])
 def test_a_slice_is_consistent_with_itself(one):
     assert one.devices == one.chips * one.generation.devices_per_chip
     assert bool(one.tpu_topology) != bool(one.accelerator_type)
@@ -88,9 +141,10 @@ def test_every_value_has_a_source_and_a_date():
     assert all(source["text"] and re.match(r"20\d\d", source["date"]) for source in raw["sources"].values())
     cells = [cell for row in raw["generations"] for key, cell in row.items() if key != "name"]
     rows = [row for table in ("slices", "hosts", "prices") for row in raw[table]]
-    assert {row["source"] for row in [*cells, *rows, raw["gpu"]]} == set(raw["sources"])
+    assert {row["source"] for row in [*cells, *rows]} == set(raw["sources"])
     for generation in CATALOGUE.generations:
-        assert set(generation.sources) >= {"hbm_usable_bytes", "peak_bf16_flops", "clock_hz", "regions"}
+        assert set(generation.sources) >= {"hbm_usable_bytes", "regions"}
+        assert generation.accelerator == "gpu" or set(generation.sources) >= {"peak_bf16_flops", "clock_hz"}
 
 
 def test_machine_spec_imports_nothing_heavy():
@@ -145,9 +199,12 @@ def test_other_names_are_understood_where_they_mean_one_slice(alias, name):
         ("v4-4", r"no v4 slice of 4 cores.*Nearest: v4-8\."),
         ("v5p-96", r"no v5p slice of 96 cores.*Nearest: v5p-64, v5p-128\."),
         ("v5e:2x4", r"'v5e:2x4' can mean v5e-8 \(ct5lp-hightpu-8t, 2x4\) or v5e-8-4t \(ct5lp-hightpu-4t, 2x4\)"),
-        ("v5e:3x3", r"no slice 'v5e:3x3'\. Expected one of v5e-1, v5e-4, v5e-8,"),
+        ("v5e:3x3", r"no machine 'v5e:3x3'\. Expected one of v5e-1, v5e-4, v5e-8,"),
         ("tpu7x-8", r"'tpu7x-8' may count chips or cores\. Expected 7x- and the number of chips: 7x-4, 7x-8\."),
-        ("ct6e-standard-8t", r"is a machine type, not a slice\. Expected one of v6e-8 \(ct6e-standard-8t, 2x4\)\."),
+        (
+            "ct6e-standard-8t",
+            r"is a machine type, not a short name\. Expected one of v6e-8 \(ct6e-standard-8t, 2x4\)\.",
+        ),
         ("v5-8", r"no machine 'v5-8'\. .*Did you mean 'v5p-8'\? `tpu-pipelines machines` lists all"),
         ("", r"Expected a name or a machine_type\. Received: neither\. Add name: v5e-8"),
     ],
@@ -195,7 +252,7 @@ def test_unknown_names_are_refused_with_the_nearest(name, message):
         ),
         (
             {"machine_type": "ct6e-standard-4", "tpu_topology": "2x2"},
-            r"no TPU machine type 'ct6e-standard-4'\. Expected one of cloud-tpu,.* Did you mean 'ct6e-standard-4t'\?",
+            r"no machine type 'ct6e-standard-4'\. Expected one of cloud-tpu,.* Did you mean 'ct6e-standard-4t'\?",
         ),
         ({"machine_type": "ct5p-hightpu-4t", "tpu_topology": "2x2"}, r"no tpu_topology='2x2'.*Nearest: v5p-8"),
         ({"name": "v5e-8", "tpu_topology": "4x4"}, r"'v5e-8' means tpu_topology='2x4'\. Received: tpu_topology='4x4'"),
@@ -308,7 +365,7 @@ def test_a_machine_is_paid_for_where_and_how_it_trains():
     assert spec.paid == PaidMachine("v6e-1", "us-central1", spot=True)
     assert spec.paid.price == spec.slice.price("us-central1", spot=True)
     assert dataclasses.replace(PaidMachine(), target=KUBEFLOW).price.usd_per_hour == min(
-        price.usd_per_hour for one in load_catalogue().slices for price in one.prices if not price.is_spot
+        price.usd_per_hour for one in TPUS for price in one.prices if not price.is_spot
     ), "the cheapest"
 
 
@@ -372,6 +429,7 @@ def test_a_machine_belongs_to_the_platforms_that_offer_it():
         "v2": ("vertex",),
         **dict.fromkeys(("v3", "v5e", "v6e", "7x"), ("vertex", "kubeflow")),
         **dict.fromkeys(("v4", "v5p"), ("kubeflow",)),
+        **dict.fromkeys(("t4", "l4", "a100", "a100-80gb", "h100"), ("vertex", "kubeflow")),
     }
     assert CATALOGUE.find("7x-1").targets == ("kubeflow",)
     assert CATALOGUE.find("v5p-8").price() is None
