@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import struct
 import tarfile
 import zipfile
@@ -37,6 +38,15 @@ def _webp(seeds: Sequence[bytes]) -> bytes:
 
 def _avif(seeds: Sequence[bytes]) -> bytes:
     return _patched(seeds[0], seeds[0].index(b"ispe") + 8, ">II", _SIDE, _SIDE)
+
+
+def _entities(_: Sequence[bytes]) -> bytes:
+    """Return XML whose entities stand for 10⁹ characters."""
+    names = "abcdefghi"
+    entities = [f'<!ENTITY {names[0]} "{10 * "0"}">']
+    entities += [f'<!ENTITY {name} "{10 * f"&{before};"}">' for before, name in itertools.pairwise(names)]
+    tag = f'<image name="0.png"><tag label="&{names[-1]};"/></image>'
+    return f"<!DOCTYPE annotations [{''.join(entities)}]><annotations>{tag}</annotations>".encode()
 
 
 def _zeros(size: int) -> bytes:
@@ -111,6 +121,8 @@ BOMBS: dict[str, Callable[[Sequence[bytes]], bytes]] = {
     "parquet": _parquet,
     "tfrecords": _tfrecords,
     "tar": _tar,
+    "labelstudio": lambda _: _DEEP,
+    "cvat": _entities,
     "csv of texts": lambda _: b"text,label\n" + b'"' + b"a" * (32 << 20),
     "configuration": _aliases,
     **dict.fromkeys(("dataset.json", "model.json", "evaluation.json", "export.json"), lambda _: _DEEP),

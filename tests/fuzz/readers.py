@@ -187,6 +187,28 @@ def _paths(folder: Path) -> Sequence[bytes]:
     return [_table([("path", "x", "y"), *rows])]
 
 
+def _label_studio(_: Path) -> Sequence[bytes]:
+    texts = [(i, f"a text of {i} words", _CLASSES[i % 2]) for i in range(20)]
+    tasks = [
+        {
+            "id": i,
+            "data": {"text": text},
+            "annotations": [{"result": [{"type": "choices", "from_name": "kind", "value": {"choices": [label]}}]}],
+        }
+        for i, text, label in texts
+    ]
+    least = [{"id": i, "annotation_id": i, "text": text, "kind": {"choices": [label]}} for i, text, label in texts]
+    return [json.dumps(tasks).encode(), json.dumps(least).encode()]
+
+
+def _cvat(folder: Path) -> Sequence[bytes]:
+    (folder / "images").mkdir()
+    for i in range(20):
+        (folder / "images" / f"{i}.png").write_bytes(picture(i))
+    images = "".join(f'<image id="{i}" name="{i}.png"><tag label="{_CLASSES[i % 2]}"/></image>' for i in range(20))
+    return [f"<annotations><version>1.1</version>{images}</annotations>".encode()]
+
+
 def _parquet(_: Path) -> Sequence[bytes]:
     import pyarrow
     import pyarrow.parquet
@@ -405,6 +427,8 @@ READERS = {
     "idx": _source("idx:{folder}", "train-images-idx3-ubyte", _idx, validation_fraction=0.0),
     "csv of texts": _source("csv:{}", "data.csv", _texts),
     "csv of paths": _source("csv:{}", "data.csv", _paths, task="regression", target_columns=("x", "y")),
+    "labelstudio": _source("labelstudio:{}", "tasks.json", _label_studio),
+    "cvat": _source("cvat:{}", "annotations.xml", _cvat),
     "parquet": _source("parquet:{}", "data.parquet", _parquet),
     "tfrecords": _source("tfrecords:{}", "data.tfrecord", _tfrecords, repairs.tfrecords),
     "tar": _source("webdataset:{}", "data.tar", _tar, repairs.tar),

@@ -8,7 +8,6 @@ import csv
 import dataclasses
 import functools
 import io
-import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from xml.etree import ElementTree
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import MULTI_LABEL
-from tpu_components.core.files import storage
+from tpu_components.core.files import storage, typed_json
 from tpu_components.core.sources.csv_file import list_csv
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
@@ -68,7 +67,7 @@ def _of_task(task: Mapping[str, Any], controls: Collection[str]) -> _Item:
 
 
 def _label_studio(content: bytes) -> list[_Item]:
-    tasks = json.loads(content)
+    tasks = typed_json.decode(content)
     several = {key for task in tasks for key, value in task.items() if isinstance(value, dict) and "choices" in value}
     return [_of_task(task, sorted(several)) for task in tasks]
 
