@@ -103,10 +103,10 @@ class Tracer:
             if isinstance(item, Path):
                 files[self._name(item)] = item
                 waiting += self._references(item) if item.suffix in (".py", *_TEMPLATES) else []
-            elif found := self._module_files(item):
+            elif paths := self._module_files(item):
                 # The imports of a parent package do not matter for the module.
-                files |= {self._name(package): package for package in found[:-1]}
-                waiting.append(found[-1])
+                files |= {self._name(package): package for package in paths[:-1]}
+                waiting.append(paths[-1])
             elif (library := item.partition(".")[0]) not in sys.stdlib_module_names:
                 libraries.add(library)
         return Code(files, frozenset(libraries))
