@@ -69,8 +69,8 @@ class DeployParams:
             configuration, empty is the settings' key.
         signing_key: File of a private EC key in PEM, local or on gs://, to sign a new version with. Its password, if
             any, is TPU_PIPELINES_SIGNING_PASSWORD. Empty leaves versions unsigned.
-        verify_key: Public key in PEM, or its file, local or on gs://. The alias moves only if the version's signatures
-            are valid; servers on Vertex AI verify them too. Empty disables the check.
+        verify_key: Public key: PEM text, or the path of a PEM file, local or on gs://. The alias moves only if the
+            version's signatures are valid; servers on Vertex AI verify them too. Empty disables the check.
         lineage: Further facts to record with the version, for example the run and its configuration.
         preflight: Findings of preflight_training on the training's machine, to record with the version; empty without
             preflight.

@@ -341,7 +341,7 @@ class VertexTarget:
             self._registry.backoff(lambda: self._registry.operate(_ENDPOINTS, "undeploy_model", request))
 
     def _route(self, endpoint: str, change: Callable[[dict[str, int]], Mapping[str, int]]) -> None:
-        """Change an endpoint's traffic split; keeps concurrent changes."""
+        """Change an endpoint's traffic split; retry if another client changes it at the same time (etag)."""
         registry = self._registry
 
         def update() -> None:

@@ -24,7 +24,7 @@ def evaluate_model(
 ) -> bool:
     """Score a model and the champion on one split; returns the gate's decision.
 
-    It is the one unnamed output, because kfp.local reads no other in a condition.
+    The decision is the only unnamed output, because kfp.local can use no other output in a condition.
     """
     inputs = dict(locals())
     import json

@@ -201,10 +201,10 @@ _SIGNATURES: Mapping[str, Callable[..., dict[str, Any]]] = {
 def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
     """Write a LiteRT file with weights as float32 or int8; returns what is quantised, in words.
 
-    The int8 model of images is calibrated, and takes uint8. A loop cannot be calibrated: there only the weights are
-    int8, activations are quantised while the model runs, and the state between two steps stays float32. A regression's
-    file gives standardised numbers, because one int8 scale for all outputs would lose a target of small numbers, and a
-    small spread around a large mean.
+    The int8 model of images is calibrated, and takes uint8. A model with a loop cannot be calibrated: only its weights
+    are int8, activations are quantised while the model runs, and the state between two steps stays float32. The file of
+    a regression gives standardised numbers: in the targets' units, one int8 scale for all outputs would lose precision
+    for targets with small values, or with a small spread around a large mean.
     """
     function, quantized = _trace(trained), ""
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], trained.without_units)

@@ -108,7 +108,7 @@ def _read_all(
     kept: Sequence[dict[str, Any]],
     aside: list[dict[str, Any]],
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield name and kept values of each readable example, and its input of the model; `aside` gets the others."""
+    """Yield key with kept columns, and model input, of each readable example; append the others to `aside`."""
 
     def read(key: str, content: Any) -> tuple[str, np.ndarray] | str:
         try:

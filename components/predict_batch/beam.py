@@ -1,6 +1,6 @@
 """Predictions as a pipeline of Apache Beam, on any runner: each worker writes some of the files.
 
-TEMP/JOB          tasks and finished files, see `resume_state`: only this process lists the source
+TEMP/JOB          tasks and finished files, see `resume_state`: the step's process lists the source, no worker does
 TEMP/JOB/export   copy of a local model, for workers on other machines
 """
 

@@ -26,10 +26,9 @@ class PredictParams:
             example {"path": "filename"}.
         keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
             copied.
-        form: Format of the files: `jsonl`, a line for each example, or `parquet`.
+        form: Format of the files: `jsonl`, a line for each example, or `parquet`, which needs `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model.
-        part_examples: Examples per file. A process reads and predicts one file at a time, and finished files are kept
-            when a run is killed.
+        part_examples: Examples per file. A killed process loses at most one file.
         num_workers: Processes to use; 0 means one per core.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. The bytes are the same.

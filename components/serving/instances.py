@@ -164,10 +164,10 @@ def _check_count(count: int, limits: ServeParams) -> None:
 
 
 def parse_line(line: bytes, wanted: ImageInput) -> np.ndarray:
-    """Parse one IMAGE (see `parse_request`) of any size to uint8[1, height, width, channels].
+    """Parse one image instance (see `parse_request`), without limits, to uint8[1, height, width, channels].
 
     Raises:
-        InputError: If the line is no IMAGE.
+        InputError: If the line is not an image instance.
     """
     no_limits = ServeParams(max_image_pixels=sys.maxsize, max_request_pixels=sys.maxsize, max_decode_seconds=math.inf)
     request = _open_instances([load_json(line)], wanted, no_limits)
@@ -537,7 +537,7 @@ def _check_tensor(data: list[Any] | np.ndarray, shape: Sequence[int], wanted: Im
 
 
 def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, asked: PredictRequest) -> tuple[bytes, int]:
-    """Render a V2 inference response; returns the length of its JSON too, which binary data may follow."""
+    """Render a V2 inference response, JSON and then binary tensors if any; also returns the length of the JSON."""
     answers, binary = [], []
     for output, is_binary in asked.outputs.items():
         if output == _CLASS:

@@ -256,7 +256,7 @@ class Hold:
         self.gave_way = False
 
     def resize(self, num_bytes: int) -> None:
-        """Set `num_bytes`.
+        """Change the memory of this request. Above the limit, the request that has been arriving longest is rejected.
 
         Raises:
             NoRoomError: If the limit would be exceeded and no other request can be rejected.

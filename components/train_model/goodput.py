@@ -174,7 +174,7 @@ class Sessions:
     def recorded(self) -> Iterator[None]:
         """Record a heartbeat every 10 seconds while the block runs.
 
-        A session that an InputError ends before `accept` does not count: the file is restored.
+        If an InputError ends the block before `accept`, the earlier file is restored and the session is not counted.
         """
         was_there, is_refused = self._path.parent.is_dir(), False
         self.beat()  # At once: the block may be killed before the next heartbeat.

@@ -37,7 +37,7 @@ class Progress:
         self._known: set[str] = set()
 
     def __call__(self, submission: Submission) -> None:
-        """Print each line once."""
+        """Print the state of a run and of its steps, without the lines that were printed before."""
         lines = [f"{submission.job_id}: {submission.state} on {submission.machine}, {submission.url}"]
         lines += [f"[{step}] {state}" for step, state in submission.steps.items()]
         for line in lines:

@@ -97,7 +97,7 @@ class GoogleApis:
 
         Raises:
             MissingError: If the resource does not exist.
-            CannotAskError: If the service answers with another error, whose message is repeated, or not at all.
+            CannotAskError: If the service does not respond, or with another error, whose message is repeated.
         """
         import requests
         from google.auth import exceptions

@@ -88,17 +88,17 @@ def find_image(image: str, apis: GoogleApis) -> Image:
 def look_at_image(
     image: str, apis: GoogleApis, variable: str, is_clusters_own: bool = False, least_python: str = ""
 ) -> str:
-    """Check that a registry has an image for the platform and the Python of TPU hosts; says by what digest.
+    """Check that a registry has an image for TPU hosts; returns its platform and, for a tag, the current digest.
 
     Args:
         image: Name of the image.
-        apis: Client of Google Cloud's APIs, for registries of Google's.
+        apis: Client of Google Cloud's APIs, for Google's registries.
         variable: Environment variable that names the image.
-        is_clusters_own: Whether a registry without a domain will do, as one that a cluster has itself.
+        is_clusters_own: Whether a registry host without a domain is allowed, such as a registry inside the cluster.
         least_python: Version of Python that the machine requires, as `3.12`; empty for any.
 
     Raises:
-        LackError: If there is no such image, or it is another platform's.
+        LackError: If there is no such image, or it is for another platform or an older Python.
         CannotAskError: If the registry does not say.
     """
     build = f"`make image`, docker push, and set {variable}=…@sha256:…"

@@ -168,7 +168,7 @@ class KubeflowChecks:
 
     @functools.cached_property
     def _kubernetes(self) -> Any:
-        """Kubernetes' own client, of the context.
+        """Client of the Kubernetes API for the kubectl context `--kube-context`.
 
         Raises:
             InputError: If kubectl's configuration has no such context.

@@ -165,8 +165,8 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     """Return the machine of a configuration.
 
     Raises:
-        InputError: If it names none, one that the platform does not offer, or one of several hosts for a backend that
-            trains on one.
+        InputError: If the configuration has no machine, the platform does not offer it, or it has several hosts and the
+            backend trains on one.
     """
     if config.machine is None:
         raise InputError(

@@ -112,7 +112,7 @@ def _to_mlflow(summary: Summary, run_dir: Path) -> str:
 
 
 def _to_wandb(summary: Summary, run_dir: Path) -> str:
-    """Record a run in Weights & Biases, as its WANDB_… variables say; its project is called like the run."""
+    """Record a run in Weights & Biases, in a project with the name of the run's folder; wandb reads WANDB_… itself."""
     import wandb
 
     run = wandb.init(

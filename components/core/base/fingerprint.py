@@ -240,7 +240,7 @@ def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
 
 
 def _is_library(package: str) -> bool:
-    """Return whether Python imports a name from its library folders, which precede a model's own folder."""
+    """Return whether Python imports a package from its libraries, which precede the model's folder on `sys.path`."""
     spec = PathFinder.find_spec(package) if package not in _OUR_PACKAGES else None
     return spec is not None and spec.origin is not None and is_installed(Path(spec.origin))
 

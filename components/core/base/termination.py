@@ -40,10 +40,10 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def heard() -> Iterator[None]:
-    """Raise `Terminated` in the block when SIGTERM comes, so that open files are closed and temporary ones removed.
+    """Raise `Terminated` in the block on SIGTERM, so that open files are closed and temporary files are removed.
 
-    If that takes longer than a platform waits, for example in a library call that does not return, the process ends
-    without it. Does nothing outside of the main thread, which alone can handle signals.
+    If this clean-up takes longer than 25 s, for example because a library call does not return, the process exits
+    without it. No effect outside the main thread: only the main thread can handle signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

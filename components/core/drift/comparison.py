@@ -299,9 +299,13 @@ def _set_aside(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
-    """Return the p-value of Fisher's exact test for the numbers of new and of old examples that have something.
+    """Return the p-value of Fisher's exact test for a property of examples in two data sets.
 
     With more than ten million examples the exact test takes too long, and the chi-squared test gives the p-value.
+
+    Args:
+        having: Number of new and of old examples with the property: float[2].
+        lacking: Number of new and of old examples without it: float[2].
     """
     from scipy import stats
 

@@ -55,7 +55,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class TargetStatistics:
-    """Statistics of one target of a regression over a split, in its unit; `std` is the population's."""
+    """Statistics of one regression target on a split, in its unit; `std` is the population standard deviation."""
 
     mean: float
     std: float

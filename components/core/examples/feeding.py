@@ -160,7 +160,7 @@ class StreamingReader:
 
     @functools.cached_property
     def _stages(self) -> tuple[Any, Any]:
-        """The stages of an epoch that take 60 ms to build, built once."""
+        """The tf.functions that read and parse an epoch; built once, because tracing takes 60 ms."""
 
         def read(files: Any, ranges: Any) -> Any:
             if self._cut.share == WHOLE:

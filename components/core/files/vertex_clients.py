@@ -30,7 +30,7 @@ class VertexService:
     Args:
         project: Google Cloud project.
         region: Region of calls that name no other.
-        address: Address of the service, where it is not the region's own; by default what TPU_PIPELINES_VERTEX_ENDPOINT
+        address: Address of the service, if it is not the regional one; by default what TPU_PIPELINES_VERTEX_ENDPOINT
             says.
         credentials: Google's; the environment's if not given.
     """

@@ -375,7 +375,7 @@ class ProcessGroup:
             raise _lost(lost) from error
 
     def _leave(self, code: int, reason: str) -> None:
-        """Send the reason of this host's end to the others, which have 5 seconds to read it; skip JAX's shutdown."""
+        """Send exit code and reason to the other hosts, wait up to 5 s until they read it; skip JAX's shutdown."""
         _end_at_once(code)
         word = json.dumps({"host": self.hosts.index, "code": code, "reason": reason})
         with contextlib.suppress(Exception):  # Another host was first, or host 0 is gone.

@@ -167,7 +167,7 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def plain_number(value: float) -> str:
-    """Format a number of any magnitude with four digits."""
+    """Format a number with four significant digits, for example `0.04821` or `1.234e+04`."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 

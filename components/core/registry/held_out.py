@@ -1,10 +1,10 @@
-"""Decisions that a test set has taken: each spends a part of the error rate that the gate promises for all of them.
+"""Gate decisions on one test set. They share one family-wise error rate: each uses a part of it, see `spend`.
 
     REGISTRY/MODEL/tests/TEST_SET/examples.npy   uint64[…]: all examples that it ever had, see `example_ids`
     REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model of this digest
 
-Two decisions at the same time may take the same number: the store has no lock for a bucket. Their error rates then add
-up to more than is promised, by one of the rates.
+Two concurrent decisions may get the same number, because there is no lock for a bucket. The family-wise error rate is
+then exceeded by the part of one decision.
 """
 
 import dataclasses

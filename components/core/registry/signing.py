@@ -80,7 +80,7 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
 
     Args:
         folder: Folder of a version or an export.
-        verify_key: Public key in PEM, or its file, local or in a bucket.
+        verify_key: Public key: PEM text, or the path of a PEM file, local or in a bucket.
         uri: Source of the folder, for messages; empty is the folder itself.
 
     Raises:

@@ -16,7 +16,7 @@ from tpu_components.core.sources.params import WriteParams
 def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List x_train/y_train, x_validation/y_validation, x_test/y_test; or one unsplit pair x/y or images/labels.
 
-    Without `labelled` the images alone will do.
+    If `labelled` is false, the labels may be missing.
     """
     content = storage.read_bytes(location)
     try:

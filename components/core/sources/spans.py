@@ -10,7 +10,7 @@ from tpu_components.core.files import storage
 
 
 class Contents(Protocol):
-    """The contents of examples that are parts of files."""
+    """Locations of examples inside larger files, such as archives and TFRecords: one `Span` for each example."""
 
     @property
     def paths(self) -> tuple[str, ...]:

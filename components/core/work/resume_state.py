@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ResumeState:
-    """Folder of finished pieces.
+    """Folder with the finished parts of one piece of work, and a digest of the work's inputs.
 
     Attributes:
         root: The folder.

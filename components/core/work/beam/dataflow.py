@@ -60,7 +60,7 @@ class DataflowJob:
         the next process finds the job.
 
         Raises:
-            PlatformError: If the job fails or is cancelled; repeats its own messages.
+            PlatformError: If the job fails or is cancelled; contains the job's error messages.
             InputError: If a worker reports a mistake of the user, or the service refuses the job.
         """
         try:
