@@ -18,17 +18,18 @@ _COLUMNS = {
     "chips": ">",
     "devices": ">",
     "hosts": ">",
-    "HBM GiB": ">",
+    "GiB": ">",
     "TFLOP/s": ">",
-    "Vertex $/h": ">",
-    "GKE $/h": ">",
+    "Vertex $": ">",
+    "GKE $": ">",
     "in": "<",
 }
 _WIDTH = 110
 _NOTES = """\
 devices   as JAX counts them: replicas
-HBM GiB   what a compiled program may use of a device's memory; of a GPU all that it has
+GiB       what a compiled program may use of a device's memory; of a GPU all that it has
 TFLOP/s   bfloat16 peak of a whole TPU slice; no time is estimated for a GPU
+$         an hour, of the whole machine
 -         not offered there, or not known
 quota     0 by default: ask for training quota in your region first"""
 
@@ -92,7 +93,7 @@ def as_table(slices: Sequence[Slice], region: str = "") -> str:
         (
             entry.name,
             entry.machine_type,
-            entry.tpu_topology or f"{entry.accelerator_count} {entry.accelerator_type}",
+            entry.tpu_topology or f"{entry.accelerator_count} {entry.accelerator_type.removeprefix('NVIDIA_')}",
             str(entry.chips),
             str(entry.devices),
             str(entry.hosts),

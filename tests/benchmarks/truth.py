@@ -26,7 +26,7 @@ from typing import Any
 import scipy.stats
 
 from tpu_components.core.base.terminal import lay_out
-from tpu_components.core.machines.machine_spec import Generation, load_catalogue
+from tpu_components.core.machines.machine_spec import GPU, Generation, load_catalogue
 from tpu_components.preflight_training.estimate import Accuracy, gradient_bytes, ring_milliseconds
 
 PUBLISHED = Path(__file__).parent / "published_steps.json"
@@ -210,6 +210,8 @@ def accuracies(rows: Sequence[Row]) -> dict[str, Accuracy]:
     tried = cross_validate(rows)
     found = {}
     for generation in load_catalogue().generations:
+        if generation.accelerator == GPU:
+            continue
         mean, reach = model.expect(generation.name)
         low, factor, high = (round(math.exp(mean + side * reach), 2) for side in (-1, 0, 1))
         steps = sum(row.is_fitted and row.generation == generation.name for row in rows)
