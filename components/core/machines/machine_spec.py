@@ -469,6 +469,11 @@ class MachineSpec:
             )
         if any(fallback.fallbacks for fallback in self.fallbacks):
             raise InputError("A fallback has no fallbacks of its own. List them all, in order, under the machine.")
+        if others := [other.slice.name for other in self.fallbacks if other.slice.is_gpu != machine.is_gpu]:
+            raise InputError(
+                f"The images of TPUs and GPUs differ. Expected fallbacks of the same kind as {machine.name}. Received: "
+                f"{', '.join(others)}. Remove them."
+            )
 
     def _check_reservation(self) -> None:
         if not self.reservation:

@@ -332,6 +332,7 @@ def test_what_vertex_would_refuse_is_refused(fields, message):
             r"machine\.fallbacks\[1\]: There is no v6e slice of 9 chips",
         ),
         ({"name": "v5e-8", "fallbacks": [{"name": "v6e-8", "fallbacks": ["v3-8"]}]}, r"has no fallbacks of its own"),
+        ({"name": "v5e-8", "fallbacks": ["v6e-8", "l4-8"]}, r"same kind as v5e-8\. Received: l4-8\. Remove"),
     ],
 )
 def test_what_is_no_machine_is_refused_by_its_place(value, message):
@@ -398,7 +399,8 @@ def test_fallbacks_take_what_they_do_not_set_from_the_machine_but_its_reservatio
 
 @pytest.mark.parametrize("name", NAMES)
 def test_as_dict_is_plain_and_reads_back(name):
-    spec = parse_machine({"name": name, "timeout_seconds": 60, "fallbacks": ["v2-8", {"name": "v6e-1", "spot": True}]})
+    first, second = ("t4-1", "l4-1") if load_catalogue().find(name).is_gpu else ("v2-8", "v6e-1")
+    spec = parse_machine({"name": name, "timeout_seconds": 60, "fallbacks": [first, {"name": second, "spot": True}]})
     assert parse_machine(json.loads(json.dumps(dataclasses.asdict(spec)))) == spec
 
 
