@@ -151,7 +151,7 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
         def __call__(self, step: Any) -> Any:
             taken = ops.cast(step, "float32")
             later = schedule(ops.maximum(taken - steps, 0.0))
-            return ops.where(taken < steps, schedule(0.0) * taken / steps, later)
+            return ops.where(taken < steps, schedule(0.0) * (taken / steps), later)  # Rounded as Keras does.
 
         def get_config(self) -> dict[str, Any]:
             return {}  # No model is saved with its schedule.
