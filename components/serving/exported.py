@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.examples.artifacts import EXPORT_FILE, FLOAT_TFLITE_FILE, INT8_TFLITE_FILE, SAVED_MODEL_DIR
 from tpu_components.core.examples.generation import Alphabet, Step
@@ -183,9 +183,6 @@ def _choose_format(export_dir: Path, left_out: Mapping[str, str], use_int8: bool
 
 def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarray]], Any]:
     """Load a signature of a SavedModel; returns it as a function of arrays, and as TensorFlow's object."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import tensorflow as tf
-
     loaded = tf.saved_model.load(str(path))
     signature = loaded.signatures[name]
 

@@ -537,7 +537,7 @@ def _bind_bucket(name: str, member: str, role: str) -> Command:
 
 
 def _quota_of(machine: MachineSpec) -> tuple[str, int]:
-    """Return the quota that a machine counts against, and how much of it the machine takes; spot has its own."""
+    """Return the name of a machine's quota and the amount that the machine needs; spot machines have their own."""
     entry, spot = machine.slice, "Preemptible" if machine.spot else ""
     kind = (entry.generation.vertex_pod_quota if entry.hosts > 1 else "") or entry.generation.vertex_quota
     return f"CustomModelTraining{spot}{kind}PerProjectPerRegion", machine.accelerator_count or entry.chips

@@ -1,4 +1,4 @@
-"""Keras, JAX and TensorFlow, each imported when something of it is first used: that takes seconds.
+"""Keras, JAX and TensorFlow, each imported at its first use, because an import takes seconds.
 
 `from tpu_components.core.base.frameworks import keras` at the top of a module imports nothing yet, so that command
 lines answer at once, and a step loads no framework that it does not need.

@@ -129,7 +129,7 @@ class VertexService:
 
 @contextlib.contextmanager
 def google_errors(service: str, doing: str, where: str, advice: str, hint: str = "") -> Iterator[None]:
-    """Turn the errors of Google's clients into ours.
+    """Translate the exceptions of Google's clients into this project's exceptions.
 
     Args:
         service: Name of the service.

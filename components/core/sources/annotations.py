@@ -85,10 +85,10 @@ def _cvat(content: bytes) -> list[_Item]:
 
 
 def _as_table(items: Sequence[_Item], params: WriteParams, location: str) -> bytes:
-    """Return items as a CSV file. The only control is the label, the only data are the path or the text.
+    """Return items as a CSV file. A single control becomes the column `label`, a single field of data `path` or `text`.
 
     Raises:
-        InputError: If one class is asked for, and an item has several.
+        InputError: If the task has one class per example, and an item has several labels.
     """
     controls = dict.fromkeys(name for item in items for name in item.choices or ())
     fields = dict.fromkeys(name for item in items for name in item.data)

@@ -50,7 +50,7 @@ def in_processes(function: Callable[..., Any], calls: Iterable[tuple[Any, ...]],
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
-    """Return the result of a function, called in a new process, which prints nothing and ends after the call.
+    """Call a function in a new process and return its result; the process prints nothing and ends after the call.
 
     Args:
         function: Function of a module.
