@@ -86,7 +86,9 @@ def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
             + ("may be used" if os.access(path, os.R_OK | os.W_OK) else "may not be used")
             for path in device_files
         },
-        "devices": _devices(device),
+        "devices": [f"{chip.platform} {chip.device_kind}" for chip in jax.devices()]
+        if device.backend == "jax"
+        else [str(chip.name) for chip in tf.config.list_logical_devices()],
         "hosts": {**tell_hosts(os.environ), "host name": socket.gethostname()},
         "host": {
             "name": describe_host(),
@@ -97,13 +99,6 @@ def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
         "libraries": {name: installed[name] for name in _LIBRARIES if name in installed},
         "mount": {"folder": str(folder), **probe_folder(folder)},
     }
-
-
-def _devices(device: Device) -> list[str]:
-    """Return the backend's names of the devices that it trains on."""
-    if device.backend == "jax":
-        return [f"{chip.platform} {chip.device_kind}" for chip in jax.devices()]
-    return [str(chip.name) for chip in tf.config.list_logical_devices()]
 
 
 def probe_folder(folder: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from typing import Any
 from tpu_components.core.base import progress, termination
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, describe
-from tpu_components.core.base.retries import Backoff, MissingError, OutageError, PlatformError
+from tpu_components.core.base.retries import Backoff, MissingError, OutageError, PlatformError, message_of
 from tpu_components.core.base.terminal import printable
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import storage
@@ -371,7 +371,7 @@ class _JobSet:
                     ) from error
                 if error.status == 429 or error.status >= 500:
                     raise OutageError(f"The cluster answers {error.status} {error.reason}.") from error
-                raise PlatformError(f"The cluster refuses: {error.status} {_message(error)}") from error
+                raise PlatformError(f"The cluster refuses: {error.status} {message_of(error)}") from error
 
         return Backoff(report=lambda text: progress.say(_STEP, text))(ask)
 
@@ -380,10 +380,3 @@ def _exit_code(pod: Any) -> int:
     """Return the exit code of a pod's container; 0 while it runs."""
     states = [container.state for container in pod.status.container_statuses or ()]
     return next((int(state.terminated.exit_code) for state in states if state and state.terminated), 0)
-
-
-def _message(error: Any) -> str:
-    try:
-        return str(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return str(error.reason)

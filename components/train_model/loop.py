@@ -1,7 +1,7 @@
 """Training loops: the compiled program of the JAX backend with its feeds, and Keras's `fit` on TensorFlow."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -205,7 +205,6 @@ class DeviceLoop:
         self._model, self._program = program.model, program
         self._pace = _Pace(session.params, session.company)
         self._stage: Any = None  # Stage that `_run` is compiled for.
-        self._run: Callable[..., Any]
         self._to_profile = 0  # Steps until the end of the profile.
 
     def run_epoch(self, bar: Progress) -> dict[str, float]:

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,6 @@ class Session:
         batch_size: Examples per step, of all replicas together.
         first_step_at: Time at which the first step of this session ended, by `time.monotonic`; None before.
     """
-
-    stage: PlannedStage
 
     def __init__(
         self,
@@ -284,10 +282,10 @@ class Session:
             f"training.warmup_epochs, or use precision float32. {kept}"
         )
 
-    def restore(self, replay: Callable[[Sequence[Mapping[str, float]]], None]) -> bool:
+    def restore(self, replay: Callable[[Mapping[str, float]], None]) -> bool:
         """Resume from the checkpoint of this run, if host 0 has one; returns whether it has.
 
-        `replay` is called with the entries of the finished epochs, before any variable is restored.
+        `replay` is called with the entry of each finished epoch, before any variable is restored.
         Each host reads the parts of its devices if weights are sharded; else host 0 sends the arrays to the others.
         """
         loaded = self._load() if self.is_writer or self.parts is not None else None
@@ -296,7 +294,8 @@ class Session:
             self.best = None
             return False
         self.progress = now = TrainingProgress(**saved)
-        replay(now.history)
+        for entry in now.history:
+            replay(entry)
         self.enter_stage_of(now.epoch if now.step else now.epoch - 1)  # The stage of the saved optimizer.
         if self.parts is None:
             arrays = loaded or checkpoints.snapshot(self.variables())

@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -191,11 +191,9 @@ class _Training:
             self._shared_model = SharedModel(session.model, shape, self._mesh, share)
             if self._is_resident and self._validation.held is not None:
                 self._shared_model.hold(self._validation.held.inputs, self._validation.most)
-        uri = os.environ.get(_LOG_DIR, "")
+        uri, own = os.environ.get(_LOG_DIR, ""), session.checkpoint_dir / _TENSORBOARD_DIR
         self._published = storage.mounted(uri) if storage.is_on_google(uri) else None
-        self._tensorboard_dir = session.checkpoint_dir / _TENSORBOARD_DIR
-        if uri and self._published is None:
-            self._tensorboard_dir = Path(uri)
+        self._tensorboard_dir = Path(uri) if uri and self._published is None else own
 
     @property
     def _known(self) -> dict[str, int]:
@@ -268,7 +266,7 @@ class _Training:
             progress.say(STEP, "there is no validation split: the best epoch is that of the lowest training loss")
         if session.parts is not None:
             session.parts.check_folder()
-        is_continued = session.restore(self._replay)
+        is_continued = session.restore(self._call_callbacks)
         curves = tf.summary.create_noop_writer()
         if session.is_writer:
             if not is_continued:  # Delete the curves of another run.
@@ -313,11 +311,6 @@ class _Training:
                 seconds = time.monotonic() - begun
             self._end_epoch(logs, seconds, left, curves)
             session.end_if_asked()
-
-    def _replay(self, history: Sequence[Mapping[str, float]]) -> None:
-        """Bring the callbacks to their state after these epochs; what they change in the model is restored later."""
-        for entry in history:
-            self._call_callbacks(entry)
 
     def _call_callbacks(self, entry: Mapping[str, float]) -> None:
         """Call the callbacks at the end of an epoch, with Keras's names of metrics beside those of the history."""

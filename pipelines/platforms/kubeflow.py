@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.retries import ExistsError, MissingError, OutageError
+from tpu_components.core.base.retries import ExistsError, MissingError, OutageError, message_of
 from tpu_components.core.base.states import State
 from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
@@ -462,7 +462,7 @@ def _translated(doing: str, host: str) -> Iterator[None]:
             f"Cannot sign in to {host}: the token cannot be read ({error}). Check KF_PIPELINES_SA_TOKEN_PATH."
         ) from error
     except _sdk().ApiException as error:
-        message = _message(error)
+        message = message_of(error)
         if error.status == 429 or (error.status or 500) >= 500:
             raise OutageError(f"Kubeflow Pipelines at {host} cannot {doing} now: {error.status} {message}") from error
         kind, hint = _REFUSALS.get(error.status, (InputError, ""))
@@ -480,11 +480,3 @@ _REFUSALS: dict[int, tuple[type[Exception], str]] = {
     404: (MissingError, "Check the name and kfp_host."),
     409: (ExistsError, ""),
 }
-
-
-def _message(error: Any) -> str:
-    """Return the server's message of an error; only the HTTP reason if the response is no API message."""
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
-        body = json.loads(error.body)
-        return str(body.get("message") or body.get("error") or error.reason)
-    return str(error.reason)

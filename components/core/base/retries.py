@@ -1,6 +1,8 @@
 """Errors of services, and retries with exponential backoff."""
 
+import contextlib
 import dataclasses
+import json
 import random
 import time
 from collections.abc import Callable
@@ -25,6 +27,14 @@ class MissingError(InputError):
 
 class ExistsError(InputError):
     """The object exists already."""
+
+
+def message_of(error: Any) -> str:
+    """Return the message in the body of an ApiException of kubernetes or kfp; its HTTP reason if there is none."""
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        body = json.loads(error.body)
+        return str(body.get("message") or body.get("error") or error.reason)
+    return str(error.reason)
 
 
 @dataclasses.dataclass(frozen=True)

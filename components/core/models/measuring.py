@@ -3,7 +3,8 @@
 They travel in the model's architecture, so that the evaluation measures what the training has measured.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,43 +35,65 @@ def direction_of(metric: Any) -> int:
 
 
 def adapt(metric: Any, interface: Interface) -> Any:
-    """Let a metric take the targets of a data set: numbers of classes, or 0 and 1 for each class, as it needs.
+    """Let a metric take the targets of a data set; see `convert_targets`."""
+    plain = functools.partial(type(metric).update_state, metric)
+
+    def try_on(targets: np.ndarray, outputs: np.ndarray) -> str:
+        try:
+            plain(targets, outputs)
+            return "its result is not one number" if np.ndim(ops.convert_to_numpy(metric.result())) else ""
+        except Exception as error:  # Keras and a metric of the user may raise anything.
+            return describe(error)
+        finally:
+            metric.reset_state()
+
+    metric.update_state = convert_targets(plain, try_on, f"The metric {metric.name!r}", interface)
+    return metric
+
+
+def convert_targets(
+    function: Callable[..., Any],
+    try_on: Callable[[np.ndarray, np.ndarray], str],
+    what: str,
+    interface: Interface,
+    is_softened: bool = False,
+) -> Callable[..., Any]:
+    """Let a loss or a metric take the targets of a data set: numbers of classes, or 0 and 1 for each, as it needs.
+
+    Args:
+        function: Function of targets, outputs and, for a metric, weights.
+        try_on: Returns what is wrong with the function's result for some targets and outputs; empty if nothing is.
+        what: Name of the function, for errors.
+        interface: Input and output of the model.
+        is_softened: Whether numbers of classes would lose label smoothing or mixup.
 
     Raises:
-        InputError: If the metric takes neither, or does not give one number.
+        InputError: If the function takes neither, or takes numbers of classes and there are none.
     """
-    plain, num_classes = type(metric).update_state, interface.num_classes
+    num_classes, has_numbers = interface.num_classes, interface.task_name == CLASSIFICATION
     labels = np.arange(num_classes + 1) % num_classes  # Not as many examples as classes: shapes must not fit by chance.
-    outputs = np.full((len(labels), num_classes), 1 / num_classes, np.float32)
-    problem = ""
-    for targets in (np.eye(num_classes, dtype=np.float32)[labels], labels.astype(np.int32)):
-        try:
-            plain(metric, targets, outputs)
-            is_number = np.ndim(ops.convert_to_numpy(metric.result())) == 0
-            problem = "its result is not one number"
-        except Exception as error:  # Keras and a metric of the user may raise anything.
-            is_number, problem = False, problem or describe(error)
-        metric.reset_state()
-        if is_number:
-            break
-    else:
+    outputs = np.linspace(0.1, 1, labels.size * num_classes, dtype=np.float32).reshape(labels.size, num_classes)
+    outputs /= outputs.sum(axis=1).max()
+    problem = try_on(np.eye(num_classes, dtype=np.float32)[labels], outputs)
+    takes_numbers = bool(problem) and not try_on(labels.astype(np.int32), outputs)
+    if takes_numbers:
+        others = f"label_smoothing, mixup_alpha and data.task={interface.task_name} give a number for each class"
+        problem = "" if has_numbers and not is_softened else f"it takes the number of a class; {others}"
+    if problem:
         raise InputError(
-            f"The metric {metric.name!r} does not fit the data, {interface.task_name} with outputs of shape "
-            f"{interface.output_shape}: {problem}. Change its parameters, or remove it."
+            f"{what} does not fit the data, {interface.task_name} with outputs of shape {interface.output_shape}: "
+            f"{problem}. Change its parameters, or remove it."
         )
-    takes_numbers = targets.ndim == 1
 
-    def update_state(targets: Any, outputs: Any, sample_weight: Any = None) -> Any:
+    def converted(targets: Any, outputs: Any, sample_weight: Any = None) -> Any:
         targets, outputs = ops.convert_to_tensor(targets), ops.convert_to_tensor(outputs)
         if takes_numbers and targets.ndim == outputs.ndim:
             targets = ops.argmax(targets, axis=-1)
-        elif not takes_numbers and targets.ndim < outputs.ndim:
-            targets = ops.one_hot(ops.cast(targets, "int32"), num_classes)
-        return plain(metric, targets, outputs, sample_weight=sample_weight)
+        elif has_numbers and not takes_numbers and targets.ndim < outputs.ndim:
+            targets = ops.one_hot(ops.cast(targets, "int32"), num_classes, dtype=outputs.dtype)
+        return function(targets, outputs, *([] if sample_weight is None else [sample_weight]))
 
-    if interface.task_name == CLASSIFICATION:
-        metric.update_state = update_state
-    return metric
+    return converted
 
 
 def measure(metric: Any, targets: np.ndarray, outputs: np.ndarray) -> float:

@@ -3,6 +3,8 @@
 If a model has custom layers, their code is saved with it, and the digest of the code is in the architecture.
 """
 
+import copy
+import functools
 import gc
 import json
 from pathlib import Path
@@ -32,21 +34,22 @@ _ADVICE = (
 
 def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -> None:
     """Write the model's Keras configuration to `architecture.json`, and its custom code to `code.zip`."""
-    architecture = json.loads(_config_of(model))
+    architecture = _config_of(model)
     if code is not None:
         architecture[_CODE] = code.digest
         (directory / CODE_FILE).write_bytes(code.content)
     (directory / ARCHITECTURE_FILE).write_text(json.dumps(architecture, indent=1))
 
 
-def _config_of(model: Any) -> str:
-    """Return the model's configuration as JSON with its further metrics, without what compilation has added."""
-    parsed = json.loads(
+def _config_of(model: Any) -> dict[str, Any]:
+    """Return the model's configuration for JSON, with its further metrics, without what compilation has added."""
+    config: dict[str, Any] = json.loads(
         model.to_json(), object_hook=lambda item: {k: v for k, v in item.items() if k != "compile_config"}
     )
     if metrics := measured_by(model):
-        parsed[_METRICS] = [keras.saving.serialize_keras_object(metric) for metric in metrics]
-    return json.dumps(parsed)
+        serialized = [keras.saving.serialize_keras_object(metric) for metric in metrics]
+        config[_METRICS] = json.loads(json.dumps(serialized))  # Raises for what is no JSON.
+    return config
 
 
 def _in_float32(item: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def load_trained_model(directory: Path, weights_file: str = BEST_WEIGHTS_FILE, i
             for layer in config["config"]["layers"]:
                 if layer["class_name"] == "InputLayer":
                     layer["config"]["dtype"] = input_dtype
-        model = _rebuild(json.dumps(config), objects)
+        model = _rebuild(config, objects)
         model.load_weights(directory / weights_file)
         for layer in model._flatten_layers(include_self=False):
             if hasattr(layer, "recurrent_dropout") and not hasattr(layer, "cell"):
@@ -145,14 +148,12 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
     return code
 
 
-def _rebuild(config: str, objects: dict[str, Any]) -> Any:
+def _rebuild(config: dict[str, Any], objects: dict[str, Any]) -> Any:
     """Build a model from its configuration; `objects` take precedence over objects registered in this process."""
-    parsed = json.loads(config)
-    metrics = parsed.pop(_METRICS, [])
+    made = functools.partial(keras.saving.deserialize_keras_object, custom_objects=objects)
     with objects_of_keras_only():
-        model = keras.models.model_from_json(json.dumps(parsed), custom_objects=objects)
-        made = [keras.saving.deserialize_keras_object(metric, custom_objects=objects) for metric in metrics]
-    set_measured(model, made)
+        model, metrics = made(copy.deepcopy(config)), [*map(made, config.get(_METRICS, ()))]  # Keras changes it.
+    set_measured(model, metrics)
     return model
 
 

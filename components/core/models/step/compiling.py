@@ -16,9 +16,9 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError, describe, did_you_mean
 from tpu_components.core.base.frameworks import jax, keras, ops, tf
-from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, PADDING, Interface
+from tpu_components.core.examples.interface import LANGUAGE_MODEL, PADDING, Interface
 from tpu_components.core.models.lookup import Brought, brought_by, explain
-from tpu_components.core.models.measuring import adapt, measured_by, set_measured
+from tpu_components.core.models.measuring import adapt, convert_targets, measured_by, set_measured
 from tpu_components.core.models.step.augmentation import check_labels
 from tpu_components.core.models.step.hyperparameters import OF_THE_MODEL, OF_THE_TASK, TrainParams
 from tpu_components.core.models.step.program import state_of
@@ -28,7 +28,6 @@ from tpu_components.core.models.step.wrapping import (
     synchronize_normalization,
 )
 
-_LABELS = np.array([0, 1, 0])  # Classes of three examples, to try a loss on.
 # Metric of the loss without penalties; only models with regularisers have it.
 UNPENALIZED_LOSS = "unpenalized_loss"
 _DECAYED_ROLES = ("kernel", "embedding")
@@ -171,10 +170,10 @@ def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, m
     name = _optimizer_name(settings)
     known = inspect.signature(class_of("optimizer", name)).parameters
     parameters = dict(settings.optimizer_parameters)
-    own: dict[str, Any] = dict.fromkeys(("ema_momentum", "ema_overwrite_frequency"))
     every = parameters.get("gradient_accumulation_steps")
     updates = steps_per_epoch / (every if isinstance(every, int) and every > 0 else 1)
-    own |= {"learning_rate": _learning_rate(settings, num_replicas, updates), "use_ema": False}
+    own: dict[str, Any] = dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"))
+    own["learning_rate"] = _learning_rate(settings, num_replicas, updates)
     if name == "sgd":
         parameters = {"momentum": 0.9, "nesterov": True, **parameters}
     for decay in ("weight_decay", "adam_weight_decay"):  # The second is Muon's, for what is no kernel.
@@ -286,25 +285,8 @@ def _loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
     if task.loss in _LOSSES:
         raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
     each = own or _create("loss", name, settings.loss_parameters, reduction="none")
-    takes_numbers = bool(_why_not_each(each, np.eye(3)[_LABELS]))
-    if takes_numbers and (why := _why_not_each(each, _LABELS)):
-        raise InputError(
-            f"loss={name} is not for {interface.task_name}: it does not judge each example alone. Expected a number "
-            f"for each of 3 examples, received {why}."
-        )
-    has_class_numbers = interface.task_name == CLASSIFICATION and not settings.softens_labels
-    if takes_numbers and not has_class_numbers:
-        raise InputError(
-            f"loss={name} takes the number of a class; label_smoothing, mixup_alpha and "
-            f"data.task={interface.task_name} give a number for each class. Choose another loss."
-        )
-
-    def loss(targets: Any, outputs: Any) -> Any:
-        if has_class_numbers and not takes_numbers:
-            targets = ops.one_hot(ops.cast(targets, "int32"), outputs.shape[-1], dtype=outputs.dtype)
-        return each(targets, outputs)
-
-    return loss
+    try_on = functools.partial(_why_not_each, each)
+    return convert_targets(each, try_on, f"loss={name}", interface, settings.softens_labels)
 
 
 def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
@@ -378,17 +360,15 @@ def make_callbacks(model: Any, settings: TrainParams, known: Collection[str]) ->
     return callbacks
 
 
-def _why_not_each(loss: Any, targets: np.ndarray) -> str:
-    """Return what a loss gives for such targets of three examples; empty if it gives each a number that is its own."""
-    targets = targets.astype(np.float32 if targets.ndim > 1 else np.int32)
-    outputs = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1]], np.float32)
+def _why_not_each(loss: Any, targets: np.ndarray, outputs: np.ndarray) -> str:
+    """Return what is wrong with the result of a loss; empty if it gives each example a number that is its own."""
     try:
-        all_three, first = (np.asarray(loss(targets[:count], outputs[:count])) for count in (3, 1))
+        together, alone = (np.asarray(loss(targets[:count], outputs[:count])) for count in (len(targets), 1))
     except Exception as error:  # Keras and its backends raise errors of many kinds.
         return explain(error)
-    if all_three.shape != (3,):
-        return f"an array of shape {all_three.shape}"
-    return "" if np.allclose(all_three[:1], first) else "numbers that change with the other examples"
+    if together.shape != targets.shape[:1]:
+        return f"its result is an array of shape {together.shape}, and not a number for each of {len(targets)} examples"
+    return "" if np.allclose(together[:1], alone) else "its result for an example changes with the other examples"
 
 
 def _why_not_built(error: BaseException, inputs: np.ndarray) -> str:
@@ -511,9 +491,11 @@ def compile_model(
     if not measured_by(model):
         set_measured(model, further)
     metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric, *further]
-    regularized = [getattr(variable, "regularizer", None) for variable in model.trainable_variables]
-    regularized += [getattr(layer, "activity_regularizer", None) for layer in model._flatten_layers()]
-    unpenalized = keras.metrics.Mean(name=UNPENALIZED_LOSS) if any(regularized) else None
+    penalties = (
+        *(getattr(variable, "regularizer", None) for variable in model.trainable_variables),
+        *(getattr(layer, "activity_regularizer", None) for layer in model._flatten_layers()),
+    )
+    unpenalized = keras.metrics.Mean(name=UNPENALIZED_LOSS) if any(penalties) else None
     model.compile(
         optimizer=_optimizer(settings, num_replicas, steps_per_epoch, model),
         loss=loss,
