@@ -7,7 +7,7 @@ from pathlib import Path
 
 import h5py
 
-from tpu_components.train_model.checkpoint import load_arrays
+from tpu_components.train_model.checkpoints.checkpoint import load_arrays
 
 
 class HostLoss(threading.Thread):

@@ -73,10 +73,10 @@ HELD_BY = {
         tests/components/core/files/test_storage.py::test_a_lock_that_is_a_link_is_refused
         tests/components/core/files/test_storage.py::test_a_new_file_is_not_what_a_link_points_at""",
     "The compile cache": """
-        tests/components/preflight_training/test_compile_cache.py::test_what_is_kept_is_recalled_from_a_private_folder
-        tests/components/preflight_training/test_compile_cache.py::test_a_file_that_was_changed_or_is_another_key_s_is_none
-        tests/components/preflight_training/test_compile_cache.py::test_what_others_may_have_written_is_none
-        tests/components/preflight_training/test_compile_cache.py::test_another_users_folder_is_neither_read_nor_written""",
+        tests/components/preflight_training/compiling/test_compile_cache.py::test_what_is_kept_is_recalled_from_a_private_folder
+        tests/components/preflight_training/compiling/test_compile_cache.py::test_a_file_that_was_changed_or_is_another_key_s_is_none
+        tests/components/preflight_training/compiling/test_compile_cache.py::test_what_others_may_have_written_is_none
+        tests/components/preflight_training/compiling/test_compile_cache.py::test_another_users_folder_is_neither_read_nor_written""",
     "All users of a registry": EXPLAINS,
     "Versions are read-only": """
         tests/components/core/registry/test_folder.py::test_writing_to_a_run_changes_no_version""",

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from tpu_components.core.machines.machine_spec import KUBEFLOW, load_catalogue
-from tpu_components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, MAY_FIT
+from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, MAY_FIT
+from tpu_components.preflight_training.compiling.hlo import SUBLANES
 from tpu_components.preflight_training.data import DataFacts
 from tpu_components.preflight_training.estimate import EpochTime, StepTime
 from tpu_components.preflight_training.findings import MachineReport, cheapest
-from tpu_components.preflight_training.hlo import SUBLANES
 from tpu_components.preflight_training.params import VERTEX_TASK_SECONDS
 
 _MUCH_WAITING = 0.5

@@ -17,7 +17,7 @@ from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.examples import feeding, records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
 from tpu_components.core.examples.interface import Interface
-from tpu_components.preflight_training import compile_cache
+from tpu_components.preflight_training.compiling import compile_cache
 
 _MEASURED_SECONDS = 0.5
 _MEASURED_PASSES = 3  # At least, for the spread; fewer if they take long.

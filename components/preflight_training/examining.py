@@ -19,9 +19,9 @@ from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import PaidMachine, Slice, billed_by
 from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.pages import page
-from tpu_components.preflight_training import sandbox
 from tpu_components.preflight_training.advice import advise, compare
-from tpu_components.preflight_training.compiler import (
+from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.compiling.compiler import (
     DOES_NOT_FIT,
     FITS,
     MAY_FIT,

@@ -10,7 +10,7 @@ from tpu_components.core.machines.machine_spec import billed_by, load_catalogue
 from tpu_components.core.pages import blocks as page_blocks
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
-from tpu_components.preflight_training.compiler import FITS, MAY_FIT
+from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import HELD_OUT, INTERVALS, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.findings import LEFT_OUT, PASSING, MachineReport, PreflightReport, cheapest

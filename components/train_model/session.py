@@ -24,12 +24,12 @@ from tpu_components.core.models.step.compiling import compile_model, say_what_is
 from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.models.step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from tpu_components.core.models.trained import check_rebuilds
-from tpu_components.train_model import checkpoint as checkpoints
-from tpu_components.train_model.checkpoint import TrainingProgress
+from tpu_components.train_model.checkpoints import checkpoint as checkpoints
+from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress
+from tpu_components.train_model.checkpoints.parts import Array, PartsWriter
 from tpu_components.train_model.goodput import Sessions
 from tpu_components.train_model.initial_model import InitialModel
 from tpu_components.train_model.params import TrainParams
-from tpu_components.train_model.parts import Array, PartsWriter
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, INPUT, Stopwatch
 
 STEP = "train_model"

@@ -48,14 +48,14 @@ from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.step.wrapping import count_synchronized_layers
 from tpu_components.core.models.trained import predict, save_architecture
 from tpu_components.core.results.metric_table import HIGHER, LOWER, direction
-from tpu_components.train_model import checkpoint as checkpoints
 from tpu_components.train_model import heartbeat
+from tpu_components.train_model.checkpoints import checkpoint as checkpoints
+from tpu_components.train_model.checkpoints.parts import Array
 from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
 from tpu_components.train_model.goodput import Sessions
 from tpu_components.train_model.initial_model import InitialModel, find_initial_model, require_same_data
 from tpu_components.train_model.loop import DeviceLoop, FitLoop, Loop, ResidentFeed, StreamedFeed
 from tpu_components.train_model.params import TrainParams, TrainResult
-from tpu_components.train_model.parts import Array
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
 from tpu_components.train_model.session import STEP, Session, digest, fixed_parameters
 from tpu_components.train_model.validation import SharedModel, Validation

@@ -16,7 +16,7 @@ from tpu_components.core.models.lookup import bundle_of
 from tpu_components.core.models.step.augmentation import check_images, check_labels
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.sources.kinds import find_source
-from tpu_components.preflight_training import sandbox
+from tpu_components.preflight_training.compiling import sandbox
 from tpu_pipelines.checking.checks import check_data, check_deploy, check_inputs, check_model, sample_interface
 from tpu_pipelines.checking.group_hints import find_group_hints
 from tpu_pipelines.checking.workspace import with_registry

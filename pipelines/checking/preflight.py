@@ -21,7 +21,8 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.writer import write_records
-from tpu_components.preflight_training import data, sandbox
+from tpu_components.preflight_training import data
+from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport, PreflightReport
 from tpu_components.preflight_training.report import write_report

@@ -15,8 +15,8 @@ from tpu_components.core.base.fingerprint import Code, Tracer, digest_files
 from tpu_components.core.files import storage
 from tpu_components.core.models.lookup import model_code
 from tpu_components.core.sources.listing import Listing
-from tpu_components.preflight_training import compile_cache, sandbox
-from tpu_components.preflight_training.compiler import versions as compiler_versions
+from tpu_components.preflight_training.compiling import compile_cache, sandbox
+from tpu_components.preflight_training.compiling.compiler import versions as compiler_versions
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.steps import STEP_TABLE, STEPS
 

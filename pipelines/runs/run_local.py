@@ -38,7 +38,7 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import LOCAL
 from tpu_components.core.step.step_record import RUN_VARIABLE, RUNNER_VARIABLE, STEP_RECORD_FILE, StepRecord
 from tpu_components.deploy_model.params import DeployResult
-from tpu_components.preflight_training import sandbox
+from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_pipelines.checking.checks import check_model_works, check_run, needs_check
 from tpu_pipelines.checking.workspace import LOG_FILE, SUMMARY_FILE, check_history, history_dir, with_registry

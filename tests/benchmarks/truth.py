@@ -268,9 +268,9 @@ def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) 
     """Time, arithmetic and trainable values of one device's step, or of one block of it."""
     from tpu_components.core.examples.interface import ImageInput, Interface, TextInput
     from tpu_components.core.models.step.hyperparameters import TrainParams
-    from tpu_components.preflight_training import sandbox
-    from tpu_components.preflight_training.compiler import Compilation, Task
-    from tpu_components.preflight_training.hlo import OPTIMIZER
+    from tpu_components.preflight_training.compiling import sandbox
+    from tpu_components.preflight_training.compiling.compiler import Compilation, Task
+    from tpu_components.preflight_training.compiling.hlo import OPTIMIZER
 
     generation = load_generations()[raw["generation"]]
     asked = program["input"]

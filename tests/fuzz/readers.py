@@ -39,7 +39,7 @@ from tpu_components.create_tfrecords import WriteParams, plan_dataset
 from tpu_components.create_tfrecords.encoders import choose_encoder
 from tpu_components.create_tfrecords.parts import check_part, part_bytes, read_part, write_part
 from tpu_components.serving import inputs
-from tpu_components.train_model.checkpoint import TrainingProgress, load_arrays, save_arrays
+from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress, load_arrays, save_arrays
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.retraining import monitoring
 from tpu_pipelines.runs.step_cache import StepCache

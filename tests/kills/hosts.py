@@ -18,7 +18,7 @@ import numpy as np
 from tests.hosts import HostProcesses
 from tests.kills.outcome import differences, outcome
 from tpu_components.create_tfrecords import WriteParams, write_records
-from tpu_components.train_model.checkpoint import CHECKPOINT_FILE, load_arrays
+from tpu_components.train_model.checkpoints.checkpoint import CHECKPOINT_FILE, load_arrays
 
 _GOLDEN = 0.6180339887498949  # Multiples of it, without their whole part, fill [0, 1) evenly.
 _CODES = {137: "killed", 134: "lost another", 0: "done"}

@@ -11,8 +11,9 @@ from tests.components.preflight_training.warm import WarmCompiler
 from tests.sharing import made_once
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import load_catalogue
-from tpu_components.preflight_training import examining, sandbox
-from tpu_components.preflight_training.compiler import Compilation, Outcome, Task
+from tpu_components.preflight_training import examining
+from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome, Task
 from tpu_components.train_model import TrainParams
 
 DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)

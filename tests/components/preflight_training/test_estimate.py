@@ -7,6 +7,7 @@ import pytest
 
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.preflight_training import estimate
+from tpu_components.preflight_training.compiling.hlo import LayerCost, MatrixProduct, ProgramCost
 from tpu_components.preflight_training.estimate import (
     Accuracy,
     StepTime,
@@ -15,7 +16,6 @@ from tpu_components.preflight_training.estimate import (
     time_layers,
     time_step,
 )
-from tpu_components.preflight_training.hlo import LayerCost, MatrixProduct, ProgramCost
 
 
 @pytest.fixture(autouse=True)

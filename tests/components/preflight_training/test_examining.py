@@ -10,11 +10,12 @@ from tests.components.preflight_training.conftest import DENSE
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import PaidMachine, parse_machine
-from tpu_components.preflight_training import PreflightParams, preflight_training, sandbox
-from tpu_components.preflight_training.compiler import FITS, Outcome
+from tpu_components.preflight_training import PreflightParams, preflight_training
+from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.compiling.compiler import FITS, Outcome
+from tpu_components.preflight_training.compiling.hlo import LayerCost, MatrixProduct, ProgramCost
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.examining import Examination
-from tpu_components.preflight_training.hlo import LayerCost, MatrixProduct, ProgramCost
 from tpu_components.preflight_training.params import timeout_seconds
 from tpu_components.preflight_training.report import as_text
 from tpu_components.train_model import TrainParams

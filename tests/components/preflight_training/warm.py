@@ -22,8 +22,8 @@ import pytest
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
-from tpu_components.preflight_training import compiler, sandbox
-from tpu_components.preflight_training.compiler import Compilation, Outcome, Task
+from tpu_components.preflight_training.compiling import compiler, sandbox
+from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome, Task
 
 SOCKET_VARIABLE = "TPU_PIPELINES_TESTS_SOCKET"  # Path of the socket on which tests/conftest.py has it listen.
 

@@ -9,7 +9,7 @@ import pytest
 
 from tpu_components.core.base import termination
 from tpu_components.train_model import TrainParams, train_model
-from tpu_components.train_model.checkpoint import load_arrays
+from tpu_components.train_model.checkpoints.checkpoint import load_arrays
 from tpu_components.train_model.session import Session
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.components.conftest import EVERYTHING
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.feeding import is_resident
-from tpu_components.train_model.checkpoint import load_arrays
+from tpu_components.train_model.checkpoints.checkpoint import load_arrays
 
 # Dropout, and products of matrices: on a CPU XLA sums a convolution in another order within a loop than outside.
 _DENSE = """
@@ -27,7 +27,7 @@ _TRAIN_ALL = """
 import hashlib, json, pathlib, sys
 import keras
 from tpu_components.train_model import TrainParams, train_model
-from tpu_components.train_model.checkpoint import load_arrays
+from tpu_components.train_model.checkpoints.checkpoint import load_arrays
 
 base, several, records, output = json.loads(sys.argv[1]), json.loads(sys.argv[2]), *map(pathlib.Path, sys.argv[3:])
 for number, changes in enumerate(several):
@@ -140,7 +140,7 @@ def test_sigterm_ends_a_training_at_the_end_of_its_block_of_steps_with_a_checkpo
 _KILL = """
 import json, os, pathlib, random, signal, sys, time
 from tpu_components.train_model import TrainParams, train_model
-from tpu_components.train_model.checkpoint import load_arrays
+from tpu_components.train_model.checkpoints.checkpoint import load_arrays
 
 params, records, output = TrainParams(**json.loads(sys.argv[1])), *map(pathlib.Path, sys.argv[2:4])
 checkpoint, draw, stood = output.with_name(f"{output.name}-checkpoints") / "checkpoint.npz", random.Random(0), []

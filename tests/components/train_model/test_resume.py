@@ -17,7 +17,7 @@ from tests.sharing import made_once
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.create_tfrecords import write_records
 from tpu_components.train_model import train_model
-from tpu_components.train_model.checkpoint import load_arrays
+from tpu_components.train_model.checkpoints.checkpoint import load_arrays
 from tpu_components.train_model.params import Stage
 
 _WATCHED_SECONDS = 120

@@ -16,7 +16,7 @@ from tpu_components.core.models.lookup import build_model
 from tpu_components.core.models.trained import load_trained_model, predict
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.train_model import TrainParams, train_model
-from tpu_components.train_model.checkpoint import load_arrays
+from tpu_components.train_model.checkpoints.checkpoint import load_arrays
 from tpu_components.train_model.training import default_checkpoint_dir
 
 

@@ -16,7 +16,7 @@ from tests.cli import QUICK, assert_user_error, steps_here, tpu_pipelines, tpu_p
 from tests.components.conftest import judged_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.preflight_training import compiler
+from tpu_components.preflight_training.compiling import compiler
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.runs import run_local

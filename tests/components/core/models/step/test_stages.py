@@ -10,7 +10,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.stages import Freezer, freeze_least, plan_stages, stage_of
 from tpu_components.train_model import train_model
-from tpu_components.train_model.checkpoint import CHECKPOINT_FILE, load_arrays
+from tpu_components.train_model.checkpoints.checkpoint import CHECKPOINT_FILE, load_arrays
 from tpu_components.train_model.params import Stage
 from tpu_components.train_model.session import Session
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tpu_components.core.base import typed_values
-from tpu_components.preflight_training.hlo import (
+from tpu_components.preflight_training.compiling.hlo import (
     OPTIMIZER,
     OTHER,
     MatrixProduct,
@@ -367,8 +367,8 @@ _COUNT = """
 import dataclasses, json, math, os, sys
 import keras
 from tpu_components.core.examples.interface import ImageInput, Interface
-from tpu_components.preflight_training import compiler
-from tpu_components.preflight_training.hlo import read_cost
+from tpu_components.preflight_training.compiling import compiler
+from tpu_components.preflight_training.compiling.hlo import read_cost
 from tests.components.preflight_training.conftest import TRAINING, make_compilation
 model, shape, machine = sys.argv[1], tuple(json.loads(sys.argv[2])), sys.argv[3]
 keras.config.set_dtype_policy("mixed_bfloat16")

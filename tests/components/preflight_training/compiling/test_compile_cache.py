@@ -8,8 +8,9 @@ import stat
 import pytest
 
 from tpu_components.core.examples.interface import ImageInput, Interface
-from tpu_components.preflight_training import compile_cache, data, sandbox
-from tpu_components.preflight_training.compiler import FITS, Outcome, read_outcome
+from tpu_components.preflight_training import data
+from tpu_components.preflight_training.compiling import compile_cache, sandbox
+from tpu_components.preflight_training.compiling.compiler import FITS, Outcome, read_outcome
 
 CONTENT = dataclasses.asdict(Outcome(FITS, parameters=3))
 

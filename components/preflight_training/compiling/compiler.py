@@ -37,8 +37,8 @@ from tpu_components.core.models.step.sharding import BATCH_AXIS, FULLY_SHARDED
 from tpu_components.core.models.step.stages import freeze_least
 from tpu_components.core.models.trained import check_rebuilds
 from tpu_components.core.step.step_record import end_with
-from tpu_components.preflight_training import compile_cache, hlo
-from tpu_components.preflight_training.hlo import ProgramCost, layer_of, read_cost
+from tpu_components.preflight_training.compiling import compile_cache, hlo
+from tpu_components.preflight_training.compiling.hlo import ProgramCost, layer_of, read_cost
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
 MAY_FIT = "may_fit"  # Of a GPU, for which nothing is compiled: what is known to be needed fits.

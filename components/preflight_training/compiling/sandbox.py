@@ -20,8 +20,8 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.machines.machine_spec import Slice
 from tpu_components.core.models.lookup import model_code
-from tpu_components.preflight_training import compile_cache, compiler
-from tpu_components.preflight_training.compiler import Compilation, Outcome, Task
+from tpu_components.preflight_training.compiling import compile_cache, compiler
+from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome, Task
 
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
 CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"

@@ -17,7 +17,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import jax, keras
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
-from tpu_components.train_model.parts import Array, ArrayInParts, PartsManifest, bounds_of, open_parts
+from tpu_components.train_model.checkpoints.parts import Array, ArrayInParts, PartsManifest, bounds_of, open_parts
 
 CHECKPOINT_FILE = "checkpoint.npz"
 BEST_FILE = "best.npz"

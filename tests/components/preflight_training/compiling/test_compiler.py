@@ -20,8 +20,8 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, Interface
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import load_catalogue
-from tpu_components.preflight_training import sandbox
-from tpu_components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
+from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
 from tpu_components.train_model.params import Stage
 from tpu_pipelines.config.configuration import load_config, ready_examples
 
@@ -231,9 +231,9 @@ from tpu_components.core.machines import device
 device.prepare("jax", "cpu", 2, "mixed_bfloat16")
 import jax, keras
 keras.distribution.set_distribution(None)  # The compiler's process knows of no devices.
-from tpu_components.preflight_training import compiler
+from tpu_components.preflight_training.compiling import compiler
 from tests.components.preflight_training.conftest import DIGITS, TRAINING
-from tests.components.preflight_training.test_compiler import without_places
+from tests.components.preflight_training.compiling.test_compiler import without_places
 changes = json.loads(sys.argv[2])
 task = compiler.Task(dataclasses.replace(TRAINING, **changes), DIGITS, 1259)
 is_resident = changes["residency"] == "device"
@@ -356,7 +356,7 @@ def test_a_model_is_built_and_checked_without_tensorflow(warm):
     code = """
 import sys
 from keras.src.utils import module_utils
-from tpu_components.preflight_training import compiler
+from tpu_components.preflight_training.compiling import compiler
 from tests.components.preflight_training.conftest import make_task
 
 class Refuses:

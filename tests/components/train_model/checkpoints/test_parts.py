@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.train_model.checkpoint import TrainingProgress, load_arrays, manifest_of, save_arrays
-from tpu_components.train_model.parts import PARTS_DIR, ArrayInParts, PartsWriter
+from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress, load_arrays, manifest_of, save_arrays
+from tpu_components.train_model.checkpoints.parts import PARTS_DIR, ArrayInParts, PartsWriter
 
 
 class Together:
@@ -104,7 +104,7 @@ def test_a_damaged_part_is_told(tmp_path, harm):
 
 
 def test_hosts_that_have_folders_of_their_own_are_told_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("tpu_components.train_model.parts._SEEN_SECONDS", 0.0)
+    monkeypatch.setattr("tpu_components.train_model.checkpoints.parts._SEEN_SECONDS", 0.0)
     company = Together()
     PartsWriter(tmp_path / "0", 0, 2, 5, company).check_folder()
     PartsWriter(tmp_path / "0", 1, 2, 5, company).check_folder()

@@ -18,8 +18,8 @@ import pytest
 
 from tests.components.preflight_training.conftest import LIMITS, SMALL, compile_one, make_compilation, make_task
 from tpu_components.core.base.errors import InputError
-from tpu_components.preflight_training import sandbox
-from tpu_components.preflight_training.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Outcome
+from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Outcome
 
 _MODEL = """
 def build_model(image_shape, num_classes):
@@ -183,7 +183,7 @@ def test_missing_compiler_says_what_to_install(tmp_path):
             (site / entry.name).symlink_to(entry)
     script = (
         f"import sys; sys.path = [p for p in sys.path if p != {str(packages)!r}] + [{str(site)!r}, {os.getcwd()!r}]\n"
-        "from tpu_components.preflight_training.sandbox import require_compiler\n"
+        "from tpu_components.preflight_training.compiling.sandbox import require_compiler\n"
         "from tpu_components.core.base.errors import InputError\n"
         "from tpu_components.core.machines.machine_spec import load_catalogue\n"
         "require_compiler([load_catalogue().find('l4-1')])\n"  # A GPU needs JAX alone.

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tpu_components.train_model.checkpoint import (
+from tpu_components.train_model.checkpoints.checkpoint import (
     TrainingProgress,
     Writer,
     all_finite,

@@ -1,0 +1,1 @@
+"""Checkpoints of a training, whole or in one file per host."""
