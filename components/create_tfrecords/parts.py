@@ -24,7 +24,7 @@ from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.columns import Pieces, pick
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import place_of, read_content
-from tpu_components.core.work.workers import ahead
+from tpu_components.core.work.workers import in_threads
 from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError
 from tpu_components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
@@ -163,7 +163,7 @@ def write_part(
     num_pixels = array.array("i")
     bad, odd, seen = [], None, _Seen(kind)
     held = [None] * len(keys) if contents is None else contents
-    read = ahead(functools.partial(_try_to_read, encoder.root), place_of(encoder.root, held), keys, held)
+    read = in_threads(functools.partial(_try_to_read, encoder.root), place_of(encoder.root, held), keys, held)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | storage.BINARY), "wb", _WRITTEN_AT_ONCE) as file:
         for position, (key, label, content) in enumerate(zip(keys, labels, read, strict=True)):
             try:

@@ -125,7 +125,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             progress.say("evaluate_model", f"this decision on the test set is not counted: {error}")
     decision, ours, theirs = evaluation.gate, evaluation.challenger, evaluation.champion
     verdict = "passed the gate" if decision.promote else "did not pass the gate"
-    progress.say("evaluate_model", f"{verdict}: " + "; ".join(map(str, decision.reasons)))
+    reasons = [reason.text if decision.promote else str(reason) for reason in decision.reasons]
+    progress.say("evaluate_model", f"{verdict}: {'; '.join(reasons)}")
     return EvaluateResult(
         promote=decision.promote,
         reasons=decision.reasons,

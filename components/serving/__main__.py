@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import BAD_INPUT, DONE, InputError
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.step import command_line
@@ -41,8 +41,8 @@ def main() -> int:
         serve(arguments.export_dir, command_line.params_from(arguments, ServeParams))
     except InputError as error:
         print(paragraph(f"error: {error}"), file=sys.stderr)
-        return command_line.BAD_INPUT
-    return command_line.DONE
+        return BAD_INPUT
+    return DONE
 
 
 if __name__ == "__main__":

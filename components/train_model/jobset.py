@@ -19,7 +19,7 @@ from typing import Any
 
 from tpu_components.core.base import progress, termination
 from tpu_components.core.base.digest import digest_of
-from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.errors import BAD_INPUT, InputError, describe
 from tpu_components.core.base.retries import Backoff, MissingError, OutageError, PlatformError, message_of
 from tpu_components.core.base.terminal import printable
 from tpu_components.core.examples.artifacts import Manifest
@@ -335,7 +335,7 @@ class _JobSet:
         self._last = f"host {index} ended with exit code {code}: {' | '.join(lines[-_LAST_LINES:])}"
         progress.say(_STEP, self._last)
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        if code == command_line.BAD_INPUT:
+        if code == BAD_INPUT:
             self._mistake = errors[-1] if errors else self._last
 
     def _log(self, pod: Any, **options: Any) -> str:

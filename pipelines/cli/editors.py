@@ -4,7 +4,7 @@ import argparse
 
 import shtab
 
-from tpu_pipelines.cli.output import DONE
+from tpu_components.core.base.errors import DONE
 from tpu_pipelines.config import schema as settings
 from tpu_pipelines.config.configuration import ready_examples
 

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import DONE, FAILED, REJECTED, InputError
 from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import State
-from tpu_pipelines.cli.output import DONE, FAILED, REJECTED, show, show_text, tell_error, tell_hint
+from tpu_pipelines.cli.output import show, show_text, tell_error, tell_hint
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials, load_settings
 from tpu_pipelines.platforms.jobs import Retrying, Submission
 

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import DONE, InputError, did_you_mean
 from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.machines.machine_spec import KUBEFLOW, VERTEX, Price, Slice, load_catalogue
-from tpu_pipelines.cli.output import DONE, show
+from tpu_pipelines.cli.output import show
 
 _COLUMNS = {
     "name": "<",

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tpu_components.core.base.errors import DONE
 from tpu_components.core.base.import_path import leave_current_folder, with_variables
 from tpu_components.core.base.progress import LOUDNESS_VARIABLE, QUIET, VERBOSE
 from tpu_components.core.step.command_line import exit_code
 from tpu_pipelines.cli.arguments import LOUDNESS
 from tpu_pipelines.cli.commands import COMMANDS
-from tpu_pipelines.cli.output import DONE, tell_error
+from tpu_pipelines.cli.output import tell_error
 
 # Collect garbage less often: imports and long lists make none, and the collector takes a tenth of a short command.
 _GARBAGE = (100_000, 20, 20)

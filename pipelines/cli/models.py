@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import DONE, REJECTED, InputError
 from tpu_components.core.base.terminal import in_one_line, lay_out
 from tpu_components.core.drift.comparison import Shift, as_dict, find_shifts, say_power, say_rule, say_verdict
 from tpu_components.core.registry.signing import verify_export
@@ -17,7 +17,7 @@ from tpu_components.predict_batch.params import PredictParams
 from tpu_components.predict_batch.predicting import form_of, predict_to_file
 from tpu_components.serving import inputs
 from tpu_components.serving.params import ServeParams, key_to_verify
-from tpu_pipelines.cli.output import DONE, REJECTED, show, show_text
+from tpu_pipelines.cli.output import show, show_text
 from tpu_pipelines.retraining.monitoring import watch
 from tpu_pipelines.runs import exports
 from tpu_pipelines.runs.data_drift import sketch_place

@@ -15,9 +15,6 @@ from tpu_components.core.base.terminal import in_one_line, paragraph, printable
 if TYPE_CHECKING:
     from tpu_pipelines.doctor.findings import Finding
 
-# The same numbers as tpu_components.core.step.command_line.
-DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
-
 _CODES = {"red": 31, "green": 32, "yellow": 33}
 
 

@@ -8,21 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, InputError
 from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
 from tpu_pipelines.checking.check_list import ASKED, examine, image_check, model_findings, require_ready
 from tpu_pipelines.checking.checks import check_model_works, needs_check
 from tpu_pipelines.cli.jobs import Progress, connect, required_settings, tell_submission
-from tpu_pipelines.cli.output import (
-    BAD_INPUT,
-    DONE,
-    FAILED,
-    show,
-    show_findings,
-    show_text,
-    tell_hint,
-)
+from tpu_pipelines.cli.output import show, show_findings, show_text, tell_hint
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
 from tpu_pipelines.doctor.findings import Finding, answer, as_script

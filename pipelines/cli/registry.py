@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import DONE, InputError
 from tpu_components.core.base.terminal import in_one_line, lay_out
 from tpu_components.core.drift.sketches import ANSWERS, SKETCH
 from tpu_components.core.examples.interface import judged_figure
@@ -20,7 +20,7 @@ from tpu_components.core.registry.versions import CARD_FILE
 from tpu_components.core.results.metric_table import show as show_metric
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.params import key_to_verify
-from tpu_pipelines.cli.output import DONE, show
+from tpu_pipelines.cli.output import show
 
 _COLUMNS = {
     "model": "<",

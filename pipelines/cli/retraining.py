@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import DONE, InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State, result_of
 from tpu_components.core.base.terminal import in_one_line
@@ -17,7 +17,7 @@ from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.cli.arguments import HERE
 from tpu_pipelines.cli.jobs import Progress, connect, tell_submission
-from tpu_pipelines.cli.output import DONE, show, show_text, tell_hint
+from tpu_pipelines.cli.output import show, show_text, tell_hint
 from tpu_pipelines.cli.platforms import ask_first, plan_checked
 from tpu_pipelines.cli.runs import tell_outcome
 from tpu_pipelines.config.configuration import Config, load_config

@@ -9,19 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError, did_you_mean
 from tpu_components.core.base.states import COLOURS, State
 from tpu_components.core.base.terminal import in_one_line
-from tpu_pipelines.cli.output import (
-    BAD_INPUT,
-    DONE,
-    FAILED,
-    REJECTED,
-    show,
-    show_text,
-    tell_error,
-    tell_hint,
-)
+from tpu_pipelines.cli.output import show, show_text, tell_error, tell_hint
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.retraining.job_summary import RunFindings, render_runs
 from tpu_pipelines.runs import comparison, history

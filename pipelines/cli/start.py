@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import BAD_INPUT, DONE, REJECTED, InputError
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
 from tpu_components.preflight_training.report import as_text
@@ -15,7 +15,7 @@ from tpu_pipelines.checking import preflight as compiling
 from tpu_pipelines.checking.check_list import UNASKED, examine
 from tpu_pipelines.checking.footprints import FootprintComparison, load_baseline
 from tpu_pipelines.cli.arguments import LIMIT, MODEL
-from tpu_pipelines.cli.output import BAD_INPUT, DONE, REJECTED, show, show_findings, show_text, tell_hint
+from tpu_pipelines.cli.output import show, show_findings, show_text, tell_hint
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.config.settings import load_settings
 from tpu_pipelines.doctor.findings import errors_in

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_components.core.base.digest import digest_of
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import BAD_INPUT, InputError
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import GPU, KUBEFLOW, TPU, MachineSpec
-from tpu_components.core.step.command_line import BAD_INPUT
 from tpu_components.train_model.jobset import GROUP, JOBSET_VARIABLE, VERSION
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import TIMEOUT_WITHOUT_ESTIMATE_SECONDS, apply_retries, as_root, place_on

@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+# Exit codes of commands and steps. REJECTED: the model did not pass the gate.
+DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
+
 
 class InputError(ValueError):
     """A mistake of the user: bad data, a bad parameter, or a machine that is too small.

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tpu_components.core.base import termination
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.base.typed_values import fields_of, has_default, read_by_hand
 from tpu_components.core.files import storage
 from tpu_components.core.step import step_inputs
-
-DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
 
 P = TypeVar("P")
 

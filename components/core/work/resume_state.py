@@ -19,7 +19,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.partition import Share
 from tpu_components.core.files import storage, typed_json
-from tpu_components.core.work.workers import ahead, in_threads
+from tpu_components.core.work.workers import in_threads
 
 _DIGEST_FILE = "begun.json"
 
@@ -144,7 +144,7 @@ class ResumeState:
         """Write the missing input files of workers; `pack` returns the content for a number."""
         there = storage.names_in(f"{self.root}/tasks")
         missing = [number for number in numbers if f"{number:05d}.npz" not in there]
-        for _ in ahead(storage.write_file, self.root, map(self.task, missing), map(pack, missing)):
+        for _ in in_threads(storage.write_file, self.root, map(self.task, missing), map(pack, missing)):
             pass
 
     def _digest(self) -> str:
@@ -198,7 +198,7 @@ def gather(
             f"{len(missing):,} of {len(names):,} pieces are missing, {names[missing[0]]} the first: expected the "
             f"folders of all ranges, received {len(folders)}{without}. Run the others, and name all folders."
         )
-    return ahead(lambda name: held[name].read(name, fields), folders[0].root, names)
+    return in_threads(lambda name: held[name].read(name, fields), folders[0].root, names)
 
 
 def _crc32c(content: bytes) -> str:

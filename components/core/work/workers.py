@@ -93,16 +93,10 @@ def _call(function: Callable[..., Any], arguments: Iterable[Any]) -> Any:
 
 
 def in_threads(function: Callable[..., Any], place: str, *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Like `map`, but with threads if `place` is in a bucket.
+    """Like `map`, but if `place` is in a bucket, threads prefetch a limited number of results.
 
     Threads hide the latency of a bucket; on a local disk they would not be faster.
     """
-    with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
-        yield from (pool.map if storage.is_remote(place) else map)(function, *arguments)
-
-
-def ahead(function: Callable[..., Any], place: str, *arguments: Iterable[Any]) -> Iterator[Any]:
-    """Like `map`, but if `place` is in a bucket, threads prefetch a limited number of results."""
     if not storage.is_remote(place):
         yield from map(function, *arguments)
         return

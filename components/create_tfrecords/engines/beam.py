@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import BAD_INPUT, InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import storage
 from tpu_components.core.sources.kinds import find_location
@@ -120,7 +120,7 @@ def _write_by(python: str, params: WriteParams, directory: Path) -> WriteResult:
             process.terminate()
             raise
     reason = reason.removeprefix("error: ").strip()
-    if code == command_line.BAD_INPUT:
+    if code == BAD_INPUT:
         raise InputError(reason)
     if code:
         raise PlatformError(reason or f"{python} has ended with exit code {code}. What it printed says why.")

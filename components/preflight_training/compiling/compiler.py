@@ -136,7 +136,10 @@ def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
     batch_size = compilation.batch_size_per_replica * compilation.devices
     steps = steps_per_epoch(task.num_examples, batch_size)
     stage = freeze_least(model, task.training)
-    compile_model(model, task.interface, stage.settings, compilation.devices, steps, jit_compile=True)
+    weights = [1.0] * task.interface.num_classes if task.training.weighs_classes else []
+    compile_model(
+        model, task.interface, stage.settings, compilation.devices, steps, jit_compile=True, class_weights=weights
+    )
     return model, stage.number
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes.kubernetes import FakeKubernetes
 from tpu_components.core.base import termination
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import BAD_INPUT, InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.models.step.hyperparameters import Stage
@@ -174,7 +174,7 @@ def test_a_host_that_finds_nobody_who_follows_does_not_begin(digits_records, tmp
     flags = ["--records", str(digits_records), "--output", str(tmp_path / "model"), "--model", "digits_cnn"]
     command = [sys.executable, "-m", "tpu_components.train_model", *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == command_line.BAD_INPUT, "which a JobSet does not start again"
+    assert done.returncode == BAD_INPUT, "which a JobSet does not start again"
     assert "error: Cannot train: the step that started these hosts has not followed them for 36" in done.stderr
     assert not (tmp_path / "model").exists()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import REJECTED, InputError
 from tpu_components.core.step import command_line
 
 
@@ -107,7 +107,7 @@ def _run(work, monkeypatch):
 
 
 def test_result_is_one_json_line_on_stdout(monkeypatch, capsys):
-    assert _run(lambda _: (_Params("a"), command_line.REJECTED), monkeypatch) == 3
+    assert _run(lambda _: (_Params("a"), REJECTED), monkeypatch) == 3
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {**dataclasses.asdict(_Params("a")), "sides": []}
     assert captured.out.count("\n") == 1

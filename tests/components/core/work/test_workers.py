@@ -9,7 +9,7 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
-from tpu_components.core.work.workers import ahead, in_fresh_process, in_processes
+from tpu_components.core.work.workers import in_fresh_process, in_processes, in_threads
 
 
 @pytest.mark.parametrize(("place", "most"), [("gs://bucket/x", 20), ("/tmp/x", 3)])
@@ -21,14 +21,14 @@ def test_results_come_in_order_and_never_far_ahead_of_who_takes_them(place, most
             drawn.append(number)
             yield number
 
-    results = ahead(lambda number: number * 2, place, numbers())
+    results = in_threads(lambda number: number * 2, place, numbers())
     assert [next(results) for _ in range(3)] == [0, 2, 4]
     assert len(drawn) <= most
     results.close()
 
 
 def test_all_results_come():
-    assert list(ahead(pow, "gs://bucket/x", range(40), [2] * 40)) == [number**2 for number in range(40)]
+    assert list(in_threads(pow, "gs://bucket/x", range(40), [2] * 40)) == [number**2 for number in range(40)]
 
 
 def test_workers_that_are_there_follow_into_another_folder(tmp_path, monkeypatch):

@@ -102,6 +102,14 @@ def test_a_loss_that_takes_class_numbers_is_not_for_several_labels():
         )
 
 
+def test_a_metric_that_takes_class_numbers_is_not_for_several_labels():
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    interface = replace(INTERFACE, task_name=MULTI_LABEL)
+    settings = TrainParams("m", metrics={"sparse_categorical_crossentropy": {}})
+    with pytest.raises(InputError, match=r"The metric .* takes the number of a class"):
+        compile_model(keras_names.build(), interface, settings, 1, 5, False)
+
+
 def test_names_are_taken_in_any_spelling():
     assert compiling.class_of("optimizer", "adam_w") is compiling.class_of("optimizer", "AdamW")
     assert compiling.class_of("loss", "binary_focal_crossentropy").__name__ == "BinaryFocalCrossentropy"
