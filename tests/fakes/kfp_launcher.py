@@ -159,7 +159,8 @@ def _run(words: Sequence[str], logs: Sequence[Path]) -> int:
     # backend/src/v2/component/launcher_v2.go: execute)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(path.open("wb")) for path in logs]
-        process = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, umask=0o022)
+        process = stack.enter_context(started)
         for line in process.stdout or ():
             for target in (sys.stdout.buffer, *files):
                 target.write(line)
@@ -169,5 +170,6 @@ def _run(words: Sequence[str], logs: Sequence[Path]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1].startswith("--"):
+        os.umask(0)  # A bucket knows no owners: the steps that write beside this one have other users.
         sys.exit(launch_here(sys.argv[1:]))
     sys.exit(launch(json.loads(sys.argv[1]), sys.argv[2:]))

@@ -1,6 +1,7 @@
 """Claims about work that is shared out."""
 
 import itertools
+import multiprocessing
 import os
 import sys
 import time
@@ -51,3 +52,15 @@ def test_a_fresh_process_answers_or_says_why_it_does_not():
         in_fresh_process(storage.read_bytes, "no/such/file")
     with pytest.raises(RuntimeError, match=r"it has not ended within 0\.5 s"):
         in_fresh_process(time.sleep, 60, seconds=0.5)
+
+
+def test_no_worker_is_left_where_no_program_lists_processes(tmp_path, monkeypatch):
+    """As in slim images: joblib would ask `pgrep`, and a step would wait for the worker that it could not end."""
+    before = multiprocessing.active_children()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="it has not ended"):
+        in_fresh_process(time.sleep, 20, seconds=0.5)
+    left = [child for child in multiprocessing.active_children() if child not in before]
+    for child in left:
+        child.terminate()  # Else these tests would wait for it too.
+    assert not left
