@@ -100,7 +100,7 @@ def in_threads(function: Callable[..., Any], place: str, *arguments: Iterable[An
     if not storage.is_remote(place):
         yield from map(function, *arguments)
         return
-    calls = zip(*arguments, strict=True)
+    calls = zip(*arguments, strict=False)
     with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
         waiting = collections.deque(pool.submit(function, *call) for call in itertools.islice(calls, _REMOTE_THREADS))
         while waiting:

@@ -30,6 +30,7 @@ def test_results_come_in_order_and_never_far_ahead_of_who_takes_them(place, most
 
 def test_all_results_come():
     assert list(in_threads(pow, "gs://bucket/x", range(40), [2] * 40)) == [number**2 for number in range(40)]
+    assert list(in_threads(pow, "gs://bucket/x", range(40), itertools.repeat(2))) == [number**2 for number in range(40)]
 
 
 def test_workers_that_are_there_follow_into_another_folder(tmp_path, monkeypatch):
