@@ -830,6 +830,22 @@ def test_keras_knows_what_the_numbers_of_its_classes_stand_for(monkeypatch):
     assert (named.class_names, named.labels.tolist()) == (tuple("abcdefghij"), listing.labels.tolist())
 
 
+def test_arrays_in_any_memory_order_are_the_same_examples(monkeypatch):
+    import keras
+
+    images, labels = _images(20, shape=(8, 8, 3)), np.arange(20, dtype=np.uint8) % 10
+    transposed = np.ascontiguousarray(images.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)  # As Keras returns CIFAR-10.
+    listings = []
+    for stored in (images, transposed, np.asfortranarray(images)):
+        pair = stored, labels[:, None]
+        monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda pair=pair: (pair, pair))
+        listings.append(_plan("keras:cifar10").listing)
+    for listing in listings:
+        np.testing.assert_array_equal(listing.images, listings[0].images)
+        np.testing.assert_array_equal(listing.hashes, listings[0].hashes)
+        assert listing.version == listings[0].version
+
+
 def test_what_keras_cannot_load_may_come_from_elsewhere(monkeypatch):
     import keras
 
