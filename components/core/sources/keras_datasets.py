@@ -2,11 +2,15 @@
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import keras
+from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.examples.artifacts import TEST, TRAIN
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import TEXT
@@ -27,15 +31,21 @@ _KERAS_DATASETS: Mapping[str, tuple[str, ...]] = {
     "imdb": (),
 }
 
+# TensorFlow 2.21 prints these when it is imported, whatever TF_CPP_MIN_LOG_LEVEL says.
+_EARLY_LOG = re.compile(rb"WARNING: All log messages before absl::InitializeLog|I\d{4} ")
+
+
+@filter_stderr(lambda line: not _EARLY_LOG.match(line))
+def _import_data_set(name: str) -> Any:
+    return getattr(keras.datasets, name)
+
 
 def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List a data set that Keras downloads, or has in ~/.keras/datasets."""
     if location not in _KERAS_DATASETS:
         raise InputError(f"Unknown source {params.source!r}: expected keras: and one of {', '.join(_KERAS_DATASETS)}.")
-    import keras
-
+    module = _import_data_set(location)
     try:
-        module = getattr(keras.datasets, location)
         train, test = module.load_data()
         word_index = module.get_word_index() if location == "imdb" else {}
     except Exception as error:  # The downloader raises a plain Exception.

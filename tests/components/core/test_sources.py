@@ -3,6 +3,8 @@
 import gzip
 import os
 import struct
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -844,6 +846,13 @@ def test_arrays_in_any_memory_order_are_the_same_examples(monkeypatch):
         np.testing.assert_array_equal(listing.images, listings[0].images)
         np.testing.assert_array_equal(listing.hashes, listings[0].hashes)
         assert listing.version == listings[0].version
+
+
+def test_a_data_set_of_keras_is_read_without_the_log_messages_of_tensorflow():
+    code = "from tpu_components.core.sources import keras_datasets; keras_datasets._import_data_set('mnist')"
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_what_keras_cannot_load_may_come_from_elsewhere(monkeypatch):
