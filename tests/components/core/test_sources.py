@@ -848,6 +848,24 @@ def test_arrays_in_any_memory_order_are_the_same_examples(monkeypatch):
         assert listing.version == listings[0].version
 
 
+def test_a_download_of_keras_prints_one_line_on_stderr_and_nothing_on_stdout(monkeypatch, capsys):
+    import keras
+    from keras.src.utils import io_utils
+
+    def download():
+        io_utils.print_msg("Downloading data from https://example.com/mnist.npz")
+        bar = keras.utils.Progbar(2)
+        for done in (1, 2):
+            bar.update(done)
+        return pair, pair
+
+    pair = _images(20, shape=(28, 28)), np.arange(20, dtype=np.uint8) % 10
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", download)
+    _plan("keras:mnist")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "[create_tfrecords] Downloading data from https://example.com/mnist.npz\n")
+
+
 def test_a_data_set_of_keras_is_read_without_the_log_messages_of_tensorflow():
     code = "from tpu_components.core.sources import keras_datasets; keras_datasets._import_data_set('mnist')"
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
