@@ -183,7 +183,7 @@ def _list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any])
 def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, str, dict[str, str]]:
     """Return the title of a report, what tells this run from others of its name, and facts about data and training."""
     training = info.training
-    title = f"{info.name} on {manifest.source}"
+    title = f"{info.name.rpartition('/')[2]} on {manifest.source}"
     replicas = f"{training['num_replicas']:,} × {training['accelerator']}"
     stages = training.get("stages", ())
     rates = dict.fromkeys(stage["learning_rate"] or training["learning_rate"] for stage in stages)

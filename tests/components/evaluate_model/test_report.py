@@ -174,7 +174,10 @@ def test_a_report_shows_hostile_names_as_text_and_loads_nothing(report):
 
 
 def test_the_report_is_named_after_its_run_and_says_how_it_was_trained(monkeypatch):
-    info = types.SimpleNamespace(name="cnn", training=_TRAINING)
+    info = types.SimpleNamespace(name="runs/.objects/cnn-c4a2.keras", training=_TRAINING)
+    title, _, facts = describe_run("test", _manifest(source="images:x"), info)
+    assert (title, facts["Model"]) == ("cnn-c4a2.keras on images:x", "runs/.objects/cnn-c4a2.keras")
+    info.name = "cnn"
     title, subtitle, _ = describe_run("test", _manifest(source="images:x"), info)
     assert title == "cnn on images:x"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC, learning rate 0.1, batch 32 × 8, trained on 8 × tpu", subtitle)
