@@ -386,7 +386,7 @@ def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str
         for before, row in itertools.pairwise(history):
             if before.get("stage") != row.get("stage"):
                 axes.axvline((row["epoch"] or 0) - 0.5, color=page.INK, linewidth=1, linestyle=":")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if name.endswith("accuracy"):
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         page.legend(axes)
