@@ -153,7 +153,7 @@ wheel-test: wheel  ## The wheel in an empty environment: its thin base, then a w
 	rm -rf build/wheel-test && mkdir -p build/wheel-test && cp tests/digit.png build/wheel-test
 	$(PYTHON) -m venv --without-pip build/wheel-test/env
 	$(PYTHON) -m pip --python build/wheel-test/env/bin/python install --quiet build/wheel/*.whl
-	cd build/wheel-test && env/bin/tpu-pipelines machines >/dev/null && env/bin/tpu-pipelines runs
+	cd build/wheel-test && env/bin/tpu-pipelines machines >/dev/null && env/bin/tpu-pipelines schema >/dev/null
 	$(PYTHON) -m pip --python build/wheel-test/env/bin/python install --quiet "$$(echo build/wheel/*.whl)[local]"
 	cd build/wheel-test && env/bin/tpu-pipelines run digits && env/bin/tpu-pipelines predict digits@champion digit.png
 

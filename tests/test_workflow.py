@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli import REPOSITORY
+from tests.cli import REPOSITORY, tpu_pipelines_here
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
 from tpu_pipelines.starting.first_configuration import _retraining
@@ -217,6 +217,17 @@ def outputs(runner):
 
 def lines_of(workflow, job):
     return [step["run"] for step in steps((workflow, job), "run")]
+
+
+def test_the_wheels_commands_succeed_in_an_empty_folder(tmp_path):
+    recipe = (REPOSITORY / "Makefile").read_text().partition("\nwheel-test: ")[2].partition("\n\n")[0]
+    before, _, after = recipe.partition("[local]")  # Then come the commands that train.
+    asked = re.findall(r"env/bin/tpu-pipelines (\w+)", before)
+    assert asked
+    assert "tpu-pipelines run digits" in after
+    for command in asked:
+        done = tpu_pipelines_here(command, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

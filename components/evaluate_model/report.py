@@ -183,7 +183,7 @@ def _list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any])
 def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, str, dict[str, str]]:
     """Return the title of a report, what tells this run from others of its name, and facts about data and training."""
     training = info.training
-    title = f"{info.name} on {manifest.source}"
+    title = f"{info.name.rpartition('/')[2]} on {manifest.source}"
     replicas = f"{training['num_replicas']:,} × {training['accelerator']}"
     stages = training.get("stages", ())
     rates = dict.fromkeys(stage["learning_rate"] or training["learning_rate"] for stage in stages)
@@ -386,7 +386,7 @@ def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str
         for before, row in itertools.pairwise(history):
             if before.get("stage") != row.get("stage"):
                 axes.axvline((row["epoch"] or 0) - 0.5, color=page.INK, linewidth=1, linestyle=":")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if name.endswith("accuracy"):
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         page.legend(axes)

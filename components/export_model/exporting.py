@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -152,11 +153,16 @@ def _finite(score: float) -> float | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the log messages of TensorFlow's converters while the block runs."""
+    """Hide the log messages and warnings of TensorFlow's converters while the block runs."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), filter_stderr(lambda line: False):
+        # A notebook's stderr is not the process's: filter_stderr does not hide a warning there.
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(io.StringIO()),
+            filter_stderr(lambda line: False),
+        ):
             yield
     finally:
         logging.disable(before)
@@ -186,8 +192,8 @@ def try_out(
     from tpu_components.core.models.step.stages import Freezer
     from tpu_components.core.models.trained import check_rebuilds, load_trained_model, save_architecture
 
-    model, parameters, warnings = training.model, training.model_parameters, list[str]()
-    built = build_model(model, interface, parameters, warnings.append)
+    model, parameters, said = training.model, training.model_parameters, list[str]()
+    built = build_model(model, interface, parameters, said.append)
     freezer = Freezer(built)
     for stage in training.stages:
         freezer.freeze(stage.frozen)
@@ -200,7 +206,7 @@ def try_out(
         compile_model(built, interface, training, 1, steps_per_epoch=1, jit_compile=False)
         save_architecture(built, work, check_rebuilds(built, model, interface.task_name))
         if used := say_what_is_used(built, training):
-            warnings.append(f"The model {model!r}: {used}.")
+            said.append(f"The model {model!r}: {used}.")
         classes = tuple(map(str, range(interface.num_classes)))
         info = ModelInfo(model, parameters, classes, interface.input, interface.task_name, "", {})
 
@@ -215,7 +221,7 @@ def try_out(
                     f"The model {model!r} cannot be exported as export.required={list(required)} asks, found before "
                     f"its training: {reasons}. Or ask for less."
                 )
-    return warnings
+    return said
 
 
 def _write_formats(

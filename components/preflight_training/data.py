@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import platform
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.fingerprint import code_of
+from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples import feeding, records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TRAIN, VALIDATION, Manifest
 from tpu_components.core.examples.interface import Interface
@@ -166,7 +166,7 @@ def measure(
     """
     num_examples, num_validation = split_examples[TRAIN], split_examples.get(VALIDATION, 0)
     # The import takes seconds, which must not be part of a rate.
-    importing = threading.Thread(target=importlib.import_module, args=["tensorflow"])
+    importing = threading.Thread(target=getattr, args=[tf, "data"])
     importing.start()
     try:
         meanwhile(manifest.interface, num_examples, num_validation)

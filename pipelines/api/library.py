@@ -6,6 +6,7 @@ import html
 import inspect
 import io
 import json
+import math
 import re
 import tempfile
 import textwrap
@@ -128,7 +129,9 @@ class Run(Displayed):
         from tpu_components.core.pages import page
         from tpu_components.evaluate_model.report import chart_training
 
-        return Page(page.render(f"Training of {self.name}", chart_training(self.history())), 500)
+        blocks = chart_training(self.history())
+        num_charts = sum(len(block) for block in blocks if isinstance(block, list))
+        return Page(page.render(f"Training of {self.name}", blocks), 120 + 385 * math.ceil(num_charts / 2))
 
     def show(self) -> Page:
         """Show the page of the evaluation, `report`, in a notebook."""

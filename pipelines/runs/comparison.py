@@ -391,7 +391,7 @@ def _curves(runs: Sequence[Run]) -> Iterator[Any]:
                         marker=marker,
                         markersize=3.5,
                     )
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             page.legend(axes)
 
         title = name.replace("_", " ")

@@ -28,7 +28,8 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
         raise InputError(
             f"Images of different shapes in {params.source}: {sorted(shapes)}. Expected one shape in all splits."
         )
-    images = np.concatenate([images for images, _ in arrays.values()])
+    # Example IDs are hashes of contiguous bytes. Keras returns CIFAR-10 as a transposed view.
+    images = np.ascontiguousarray(np.concatenate([images for images, _ in arrays.values()]))
     if images.ndim == 3:
         images = images[..., None]
     hashes = identify_each(images)

@@ -1,12 +1,20 @@
 """The data sets that Keras downloads."""
 
+import contextlib
 import dataclasses
 import hashlib
+import io
+import re
+import sys
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.frameworks import keras
+from tpu_components.core.base.progress import is_quiet, say
+from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.examples.artifacts import TEST, TRAIN
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import TEXT
@@ -27,17 +35,35 @@ _KERAS_DATASETS: Mapping[str, tuple[str, ...]] = {
     "imdb": (),
 }
 
+# TensorFlow 2.21 prints these when it is imported, whatever TF_CPP_MIN_LOG_LEVEL says.
+_EARLY_LOG = re.compile(rb"WARNING: All log messages before absl::InitializeLog|I\d{4} ")
+
+
+@filter_stderr(lambda line: not _EARLY_LOG.match(line))
+def _import_data_set(name: str) -> Any:
+    return getattr(keras.datasets, name)
+
+
+class _Messages(io.TextIOBase):
+    """Messages of a download, on stderr. The progress bar of Keras is shown only on a terminal."""
+
+    def write(self, text: str) -> int:
+        if sys.stderr.isatty() and not is_quiet():
+            sys.stderr.write(text)
+        elif "\r" not in text and text.strip():
+            say("create_tfrecords", text.strip())
+        return len(text)
+
 
 def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
     """List a data set that Keras downloads, or has in ~/.keras/datasets."""
     if location not in _KERAS_DATASETS:
         raise InputError(f"Unknown source {params.source!r}: expected keras: and one of {', '.join(_KERAS_DATASETS)}.")
-    import keras
-
+    module = _import_data_set(location)
     try:
-        module = getattr(keras.datasets, location)
-        train, test = module.load_data()
-        word_index = module.get_word_index() if location == "imdb" else {}
+        with contextlib.redirect_stdout(_Messages()):
+            train, test = module.load_data()
+            word_index = module.get_word_index() if location == "imdb" else {}
     except Exception as error:  # The downloader raises a plain Exception.
         raise InputError(
             f"Could not download {params.source!r}: {error}. Keras takes only the very file that it knows, from "

@@ -3,6 +3,8 @@
 import gzip
 import os
 import struct
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -828,6 +830,47 @@ def test_keras_knows_what_the_numbers_of_its_classes_stand_for(monkeypatch):
     assert [listing.class_names[i] for i in listing.labels[[0, 9]]] == ["T-shirt/top", "Ankle boot"]
     named = _plan("keras:fashion_mnist", class_names=tuple("abcdefghij")).listing
     assert (named.class_names, named.labels.tolist()) == (tuple("abcdefghij"), listing.labels.tolist())
+
+
+def test_arrays_in_any_memory_order_are_the_same_examples(monkeypatch):
+    import keras
+
+    images, labels = _images(20, shape=(8, 8, 3)), np.arange(20, dtype=np.uint8) % 10
+    transposed = np.ascontiguousarray(images.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)  # As Keras returns CIFAR-10.
+    listings = []
+    for stored in (images, transposed, np.asfortranarray(images)):
+        pair = stored, labels[:, None]
+        monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda pair=pair: (pair, pair))
+        listings.append(_plan("keras:cifar10").listing)
+    for listing in listings:
+        np.testing.assert_array_equal(listing.images, listings[0].images)
+        np.testing.assert_array_equal(listing.hashes, listings[0].hashes)
+        assert listing.version == listings[0].version
+
+
+def test_a_download_of_keras_prints_one_line_on_stderr_and_nothing_on_stdout(monkeypatch, capsys):
+    import keras
+    from keras.src.utils import io_utils
+
+    def download():
+        io_utils.print_msg("Downloading data from https://example.com/mnist.npz")
+        bar = keras.utils.Progbar(2)
+        for done in (1, 2):
+            bar.update(done)
+        return pair, pair
+
+    pair = _images(20, shape=(28, 28)), np.arange(20, dtype=np.uint8) % 10
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", download)
+    _plan("keras:mnist")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "[create_tfrecords] Downloading data from https://example.com/mnist.npz\n")
+
+
+def test_a_data_set_of_keras_is_read_without_the_log_messages_of_tensorflow():
+    code = "from tpu_components.core.sources import keras_datasets; keras_datasets._import_data_set('mnist')"
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_what_keras_cannot_load_may_come_from_elsewhere(monkeypatch):

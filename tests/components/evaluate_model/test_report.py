@@ -14,7 +14,7 @@ from tpu_components.core.examples.interface import TASKS, ImageInput, Regression
 from tpu_components.core.pages import page
 from tpu_components.core.results.evaluation_info import Decision, Difference, EvaluatedModel, Evaluation, Rule
 from tpu_components.evaluate_model.figures import compute_figures, find_baseline
-from tpu_components.evaluate_model.report import describe_run, render_report, show_examples
+from tpu_components.evaluate_model.report import chart_training, describe_run, render_report, show_examples
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} ]]>&amp;"
 _TRAINING = {
@@ -174,7 +174,10 @@ def test_a_report_shows_hostile_names_as_text_and_loads_nothing(report):
 
 
 def test_the_report_is_named_after_its_run_and_says_how_it_was_trained(monkeypatch):
-    info = types.SimpleNamespace(name="cnn", training=_TRAINING)
+    info = types.SimpleNamespace(name="runs/.objects/cnn-c4a2.keras", training=_TRAINING)
+    title, _, facts = describe_run("test", _manifest(source="images:x"), info)
+    assert (title, facts["Model"]) == ("cnn-c4a2.keras on images:x", "runs/.objects/cnn-c4a2.keras")
+    info.name = "cnn"
     title, subtitle, _ = describe_run("test", _manifest(source="images:x"), info)
     assert title == "cnn on images:x"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC, learning rate 0.1, batch 32 × 8, trained on 8 × tpu", subtitle)
@@ -189,6 +192,12 @@ def test_the_report_is_named_after_its_run_and_says_how_it_was_trained(monkeypat
     assert "(3 with backbone frozen, then 5 with nothing frozen)" in facts["Training"]
     text = _render(source="images:x")
     assert re.search(r"<title>flowers: digits_cnn on images:x: [^<]* UTC, learning rate", text)
+
+
+def test_a_training_of_one_epoch_has_no_fraction_of_an_epoch_on_its_axis():
+    for chart in chart_training(_HISTORY[:1])[0]:
+        before, _, _ = chart.partition(">epoch</text>")
+        assert re.findall(r">([^<>]+)</text>", before) == ["1"]
 
 
 def test_every_point_of_a_curve_tells_its_values_under_the_pointer_and_the_legend_covers_none():

@@ -4,6 +4,7 @@ import math
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -294,6 +295,11 @@ def test_one_image_of_a_small_test_split_is_chance():
     assert "loses 0.1389 of accuracy against the trained model on 72 examples, at least 0.07" in reason
     assert _left_out(10_000, 139), "the same share of more examples is none"
     assert _left_out(72, 72)
+
+
+def test_warnings_of_converters_are_hidden_also_in_a_notebook():
+    with exporting._quiet():
+        warnings.warn("Statistics for quantized inputs were expected, but not specified", stacklevel=1)
 
 
 def test_an_operation_without_litert_form_leaves_the_saved_model(digits_records, tmp_path, quick, judged_here):

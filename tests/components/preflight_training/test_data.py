@@ -1,6 +1,8 @@
 import dataclasses
 import itertools
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,17 @@ from tpu_components.preflight_training.data import DataFacts, load_facts
 
 def _load(records, cache_dir, in_memory_mib=4096):
     return load_facts(records, in_memory_mib, 1000, cache_dir)
+
+
+def test_data_are_measured_without_the_log_messages_of_tensorflow(digits_records, tmp_path):
+    code = (
+        "import pathlib, sys; from tpu_components.preflight_training.data import load_facts; "
+        "load_facts(pathlib.Path(sys.argv[1]), 4096, 1000, pathlib.Path(sys.argv[2]))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, "-c", code, str(digits_records), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert not re.search("cuInit|rendezvous|buffer_size|rebuild TensorFlow", done.stderr), done.stderr
 
 
 def test_facts_are_the_data_sets_own(digits_records, tmp_path):

@@ -161,6 +161,10 @@ def test_a_notebook_shows_pages_in_frames_of_their_own(tmp_path):
     storage.write_bytes(tmp_path / "evaluation" / "report.html", b'<p class="good">&amp;</p>')
     run = tp.Run(tmp_path, Summary("succeeded", config={"name": "flowers"}))
     assert "training accuracy: accuracy by epoch" in run.plot().text
+    assert run.plot().height == 505, "one row of charts"
+    history = [{**row, "compute_seconds": 1.0} for row in history]
+    storage.write_bytes(tmp_path / "model" / HISTORY_FILE, "\n".join(map(json.dumps, history)).encode())
+    assert run.plot().height == 890, "two rows"
     assert 'srcdoc="&lt;p class=&quot;good&quot;&gt;&amp;amp;&lt;/p&gt;"' in run.show()._repr_html_()
 
 
