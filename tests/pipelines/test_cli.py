@@ -25,14 +25,6 @@ def test_help_imports_nothing_heavy():
     assert "run the whole pipeline on this machine" in done.stdout
 
 
-def test_exit_codes_are_those_of_the_steps():
-    from tpu_components.core.step import command_line
-    from tpu_pipelines.cli import output
-
-    names = ("DONE", "FAILED", "BAD_INPUT", "REJECTED")
-    assert [getattr(output, name) for name in names] == [getattr(command_line, name) for name in names]
-
-
 def test_wrong_arguments_give_exit_code_2():
     assert tpu_pipelines_here("rnu").returncode == 2
     assert tpu_pipelines_here().returncode == 2
