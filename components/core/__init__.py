@@ -1,1 +1,1 @@
-"""What the steps share, by rooms: a room imports from those above it in README.md's table."""
+"""Code that the steps share. A package imports only from packages above it in the table of components/README.md."""

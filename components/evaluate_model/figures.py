@@ -273,7 +273,7 @@ def compare_figures(challenger: Figures, champion: Figures, confidence: float) -
 
 
 def find_probabilities(figures: Figures, bounds: Mapping[str, float]) -> dict[str, float | None]:
-    """Return `find_probability` of every bounded metric that is defined, by name."""
+    """Return, by name, the result of `find_probability` for every defined metric with a minimum or maximum."""
     return {
         name: find_probability(figures.estimates[name], bound)
         for name, bound in bounds.items()

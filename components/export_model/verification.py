@@ -338,7 +338,7 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
-    """Load each format (`NAME=FILE`) and answer with it as it comes; then measure one after the other."""
+    """Load each format (`NAME=FILE`) when it is named and compute its predictions; then measure one after the other."""
     for name in ("tpu_components", "tpu_pipelines"):
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
     candidates, facts = dict[str, Candidate](), dict[str, dict[str, Any]]()

@@ -14,7 +14,7 @@ Step = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # See 
 
 
 def _interpreter(path: Path, num_threads: int) -> Any:
-    """Load a LiteRT file; 0 threads are one per core."""
+    """Load a LiteRT file; `num_threads=0` uses one thread per core."""
     from ai_edge_litert.interpreter import Interpreter
 
     return Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())

@@ -23,14 +23,14 @@ _EVERY_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class PaidSeconds:
-    """Seconds that a training run was paid for, by use. Capitals are the library's names for unproductive time.
+    """Seconds that a training run was paid for, by use. Names in capitals are those of ml-goodput-measurement.
 
     Attributes:
         trained: Steps that are part of the result. Their share of the total is the goodput.
         start_up: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,
             PROGRAM_STARTUP and UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
         waiting: Waiting for input and checkpoints after first steps: DATA_LOADING, UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
-        lost: Last checkpoint of a session to its end, if it was killed: WASTED_PROGRESS_FROM_DISRUPTION.
+        lost: Time from the last checkpoint of a killed session to its end: WASTED_PROGRESS_FROM_DISRUPTION.
         other: Validation and saving the model: OTHER. Also time that a file of an older version does not classify.
     """
 

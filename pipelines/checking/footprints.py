@@ -105,7 +105,12 @@ class FootprintComparison:
         return dataclasses.replace(comparison, broken=comparison.broken_limits(slower, dearer))
 
     def broken_limits(self, slower: float, dearer: float) -> tuple[str, ...]:
-        """Return messages about the limits that the training breaks; see `make`."""
+        """Return a message for each limit that is broken.
+
+        Args:
+            slower: Largest allowed increase of the time of an epoch; 0.1 is 10 %.
+            dearer: Largest allowed increase of the price of a run.
+        """
         new, old = self.new, self.old
         limited = (
             ("an epoch takes", new.epoch_seconds, old.epoch_seconds, slower, time),

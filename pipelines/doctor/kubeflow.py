@@ -269,7 +269,7 @@ class KubeflowChecks:
         return self._find(runner, "read_namespaced_service_account", remedy)
 
     def _queue(self) -> str:
-        """Check the queue: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
+        """Check that the LocalQueue of Kueue exists: https://kueue.sigs.k8s.io/docs/concepts/local_queue."""
         name, namespace = self._settings.kueue_queue, self._namespace
 
         def find(version: str) -> None:

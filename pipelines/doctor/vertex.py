@@ -284,14 +284,20 @@ class VertexChecks:
 
     @property
     def _agent(self) -> str:
-        """https://cloud.google.com/vertex-ai/docs/general/access-control#service-agents: Vertex AI's own account."""
+        """IAM member of Vertex AI's service agent.
+
+        https://cloud.google.com/vertex-ai/docs/general/access-control#service-agents
+        """
         return f"serviceAccount:service-{self._number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 
     # As whom it runs
 
     @property
     def _account(self) -> str:
-        """https://cloud.google.com/vertex-ai/docs/pipelines/configure-project: whose account runs a pipeline."""
+        """E-mail address of the service account that runs pipelines.
+
+        https://cloud.google.com/vertex-ai/docs/pipelines/configure-project
+        """
         return self._settings.service_account or f"{self._number}-compute@developer.gserviceaccount.com"
 
     @property

@@ -297,7 +297,7 @@ def as_text(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """Return a table with a row for each run: metrics, speed, exports on CPU, and host."""
+    """Return a Markdown table with a row for each run: metrics, speed, exports on CPU, and host."""
     rows = {row.name: row.texts for rows in comparison.sections.values() for row in rows}
 
     def join(place: int, *names: str) -> str:

@@ -272,7 +272,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str | Cell]:
-    """Return the cells of a row's table, in the order of `_COLUMNS`."""
+    """Return the table cells of a row, in the order of `_COLUMNS`."""
     metrics, result = row["metrics"], result_of(row["status"])
     judged = judged_figure(metrics)
     return [

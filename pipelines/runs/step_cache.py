@@ -139,7 +139,7 @@ class StepCache:
         return outputs | {key: {**outputs[key], "uri": str(output)} for key, output in located.items()}
 
     def _locate(self, uri: str) -> Path | None:
-        """Return the path in this cache for a path in an entry; None if it does not exist."""
+        """Return the path in this cache of a file that a cache entry names; None if the file does not exist."""
         parts = PurePosixPath(uri).parts[-3:]
         if len(parts) < 3 or not parts[0].startswith(_PIPELINE):
             return None

@@ -627,7 +627,7 @@ def _lock(descriptor: int, wait: bool) -> None:
 
 
 def new_file(path: Path) -> TextIO:
-    """Open an empty text file to write; a file or link of its name is taken away, and not written to."""
+    """Open an empty text file to write; an existing file or link of that name is removed first."""
     path.unlink(missing_ok=True)
     return open(path, "x")
 

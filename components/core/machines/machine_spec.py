@@ -496,7 +496,7 @@ class MachineSpec:
         """Row of the catalogue.
 
         Raises:
-            InputError: If there is none for the name or for Vertex's fields, or these contradict each other.
+            InputError: If no row has the name or Vertex's fields, or these contradict each other.
         """
         received = {key: getattr(self, key) for key in VERTEX_FIELDS}
         if not self.name:

@@ -296,7 +296,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     Attributes:
         split: The split that was scored.
-        dataset_fingerprint: The data set.
+        dataset_fingerprint: Fingerprint of the data set.
         model: The model.
         class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
         gate: Whether to promote the model, and why.

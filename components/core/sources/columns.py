@@ -124,10 +124,10 @@ class Names(Sequence[str]):
 
     @classmethod
     def collect(cls, strings: Iterable[str]) -> Self:
-        """Keep strings.
+        """Return strings, kept together as UTF-8.
 
         Raises:
-            UnicodeEncodeError: If one cannot be encoded, as names of files whose bytes are no UTF-8.
+            UnicodeEncodeError: If a string cannot be encoded, such as the name of a file that is not valid UTF-8.
         """
         return cls(Pieces.collect(map(str.encode, strings)))
 

@@ -322,7 +322,7 @@ def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str,
     """Return how many rows a file has, and some of its columns.
 
     Raises:
-        InputError: If it is damaged, or has not the columns that the first file has.
+        InputError: If it is damaged, or lacks columns that the first file has.
     """
     with _opened(file) as table:
         if missing := [name for name in names if name not in table.schema_arrow.names]:
