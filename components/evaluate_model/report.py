@@ -375,7 +375,7 @@ def chart_training(history: History) -> list[Block]:
 
 def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str]]) -> markupsafe.Markup:
     """Draw figures of the history by epoch, each with its label and its colour."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+    from matplotlib.ticker import PercentFormatter
 
     def plot(axes: "page.Axes") -> None:
         for figure, label, color in lines:
@@ -386,7 +386,7 @@ def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str
         for before, row in itertools.pairwise(history):
             if before.get("stage") != row.get("stage"):
                 axes.axvline((row["epoch"] or 0) - 0.5, color=page.INK, linewidth=1, linestyle=":")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        page.mark_epochs(axes)
         if name.endswith("accuracy"):
             axes.yaxis.set_major_formatter(PercentFormatter(1))
         page.legend(axes)

@@ -23,7 +23,7 @@ _EVERY_SECONDS = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class PaidSeconds:
-    """Seconds that a training run was paid for, by use. Names in capitals are those of ml-goodput-measurement.
+    """Paid seconds of a training run by what they were used for. Capitals are terms of ml-goodput-measurement.
 
     Attributes:
         trained: Steps that are part of the result. Their share of the total is the goodput.

@@ -24,7 +24,7 @@ from tpu_components.core.models.step.compiling import compile_model, say_what_is
 from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.models.step.stages import Freezer, PlannedStage, plan_stages, stage_of
 from tpu_components.core.models.trained import check_rebuilds
-from tpu_components.train_model.checkpoints import checkpoint as checkpoints
+from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress
 from tpu_components.train_model.checkpoints.parts import Array, PartsWriter
 from tpu_components.train_model.goodput import Sessions
@@ -103,7 +103,7 @@ class Session:
         if initial:
             weights = initial.weights(self.model)
             with device.scope():
-                checkpoints.assign(self.model.weights, weights)
+                checkpoint.assign(self.model.weights, weights)
         self.freezer, self.stages = Freezer(self.model), plan_stages(params)
         for stage in self.stages:  # Raises for a name that matches no layer, before training.
             self.freezer.freeze(stage.frozen)
@@ -119,7 +119,7 @@ class Session:
         self.progress = TrainingProgress(identity=identity, batch_size=self.batch_size)
         self.best: Mapping[str, Array] | None = None  # Weights of the best epoch.
         self.first_step_at: float | None = None
-        self._unchanged, self.writer = unchanged, checkpoints.Writer()
+        self._unchanged, self.writer = unchanged, checkpoint.Writer()
         self.parts: PartsWriter | None = None
         if params.sharding == FULLY_SHARDED and company.hosts.count > 1:
             number, hosts = company.agree(time.time_ns()), company.hosts
@@ -168,7 +168,7 @@ class Session:
         """Assign the values of these names to the weights."""
         weights = self.weights()
         with self.device.scope():
-            checkpoints.restore(weights, {name: arrays[name] for name in weights})
+            checkpoint.restore(weights, {name: arrays[name] for name in weights})
 
     def examples_before(self, step: int) -> int:
         """Return the number of examples in the first `step` steps of an epoch, without the last batch's padding."""
@@ -223,7 +223,7 @@ class Session:
         seconds = self.progress.seconds + time.monotonic() - self._epoch_begun
         waited_seconds = self.waited_seconds
         with self.stopwatch.measure(CHECKPOINT):
-            arrays = checkpoints.snapshot(self.variables())
+            arrays = checkpoint.snapshot(self.variables())
             self.write(arrays, step=step, seconds=seconds, waited_seconds=waited_seconds)
         self.end_if_asked()
         self._saved_at = time.monotonic()
@@ -238,22 +238,22 @@ class Session:
 
         def work() -> None:
             self._unchanged.result()
-            if not checkpoints.all_finite(arrays):
+            if not checkpoint.all_finite(arrays):
                 raise self._diverged(now.epoch, now.step, "a weight")
             if best is not None:  # First, because the checkpoint refers to these weights.
-                self._write_file(checkpoints.BEST_FILE, best, now)
-            self._write_file(checkpoints.CHECKPOINT_FILE, arrays, now)
+                self._write_file(checkpoint.BEST_FILE, best, now)
+            self._write_file(checkpoint.CHECKPOINT_FILE, arrays, now)
 
         self.writer.submit(work)
 
     def _write_file(self, name: str, arrays: Mapping[str, Array], now: TrainingProgress) -> None:
         path = self.checkpoint_dir / name
         if self.parts is None:
-            checkpoints.save_arrays(path, arrays, now)
+            checkpoint.save_arrays(path, arrays, now)
         elif (manifest := self.parts.write(arrays)) is not None:
-            checkpoints.save_arrays(path, arrays, now, manifest)
-            files = (checkpoints.CHECKPOINT_FILE, checkpoints.BEST_FILE)
-            self.parts.clean(checkpoints.manifest_of(self.checkpoint_dir / file) for file in files)
+            checkpoint.save_arrays(path, arrays, now, manifest)
+            files = (checkpoint.CHECKPOINT_FILE, checkpoint.BEST_FILE)
+            self.parts.clean(checkpoint.manifest_of(self.checkpoint_dir / file) for file in files)
 
     def end_if_asked(self) -> None:
         """Raise Terminated if SIGTERM has come, once the checkpoint is written."""
@@ -274,7 +274,7 @@ class Session:
         return self._diverged(self.progress.epoch, step, what)
 
     def _diverged(self, epoch: int, step: int, what: str) -> InputError:
-        path = self.checkpoint_dir / checkpoints.CHECKPOINT_FILE
+        path = self.checkpoint_dir / checkpoint.CHECKPOINT_FILE
         kept = f"The last good checkpoint is kept in {path}." if path.is_file() else "There was no checkpoint yet."
         return InputError(
             f"Training diverged: {what} is not finite at step {step} of epoch {epoch + 1}. Expected "
@@ -298,7 +298,7 @@ class Session:
             replay(entry)
         self.enter_stage_of(now.epoch if now.step else now.epoch - 1)  # The stage of the saved optimizer.
         if self.parts is None:
-            arrays = loaded or checkpoints.snapshot(self.variables())
+            arrays = loaded or checkpoint.snapshot(self.variables())
             loaded = {**self.company.share_arrays({name: np.asarray(array) for name, array in arrays.items()})}
         elif loaded is None:
             raise InputError(
@@ -306,7 +306,7 @@ class Session:
                 f"{self.checkpoint_dir}. Start all hosts again, with one folder of checkpoints."
             )
         with self.device.scope():
-            checkpoints.restore(self.variables(), loaded)
+            checkpoint.restore(self.variables(), loaded)
             if now.batch_size != self.batch_size:
                 self._change_batch_size(now)
         if now.step:
@@ -317,7 +317,7 @@ class Session:
     def restore_metrics(self) -> None:
         """Restore the running metrics of a checkpoint within an epoch; the start of an epoch has reset them."""
         if self._metrics:
-            checkpoints.restore({name: self.variables()[name] for name in self._metrics}, self._metrics)
+            checkpoint.restore({name: self.variables()[name] for name in self._metrics}, self._metrics)
             self._metrics = {}
 
     def _change_batch_size(self, now: TrainingProgress) -> None:
@@ -334,12 +334,12 @@ class Session:
 
     def _load(self) -> dict[str, Array] | None:
         """Load checkpoint and progress of this run; returns the arrays, None if there is no checkpoint of this run."""
-        path = self.checkpoint_dir / checkpoints.CHECKPOINT_FILE
+        path = self.checkpoint_dir / checkpoint.CHECKPOINT_FILE
         if not path.is_file():
             return None
-        arrays, saved = checkpoints.load_arrays(path)
-        best = self.checkpoint_dir / checkpoints.BEST_FILE
-        self.best, of_best = checkpoints.load_arrays(best) if best.is_file() else (None, None)
+        arrays, saved = checkpoint.load_arrays(path)
+        best = self.checkpoint_dir / checkpoint.BEST_FILE
+        self.best, of_best = checkpoint.load_arrays(best) if best.is_file() else (None, None)
         identity = self.progress.identity
         # Another run may have used the folder and died after it wrote best weights and before its first checkpoint.
         is_best_ours = of_best is not None and of_best.identity == identity

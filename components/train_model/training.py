@@ -49,7 +49,7 @@ from tpu_components.core.models.step.wrapping import count_synchronized_layers
 from tpu_components.core.models.trained import predict, save_architecture
 from tpu_components.core.results.metric_table import HIGHER, LOWER, direction
 from tpu_components.train_model import heartbeat
-from tpu_components.train_model.checkpoints import checkpoint as checkpoints
+from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.checkpoints.parts import Array
 from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
 from tpu_components.train_model.goodput import Sessions
@@ -191,9 +191,10 @@ class _Training:
             self._shared_model = SharedModel(session.model, shape, self._mesh, share)
             if self._is_resident and self._validation.held is not None:
                 self._shared_model.hold(self._validation.held.inputs, self._validation.most)
-        uri, own = os.environ.get(_LOG_DIR, ""), session.checkpoint_dir / _TENSORBOARD_DIR
+        uri = os.environ.get(_LOG_DIR, "")
         self._published = storage.mounted(uri) if storage.is_on_google(uri) else None
-        self._tensorboard_dir = Path(uri) if uri and self._published is None else own
+        is_here = uri and self._published is None
+        self._tensorboard_dir = Path(uri) if is_here else session.checkpoint_dir / _TENSORBOARD_DIR
 
     @property
     def _known(self) -> dict[str, int]:
@@ -354,8 +355,8 @@ class _Training:
             "examples_per_second": num_examples / seconds,
         }
         with stopwatch.measure(CHECKPOINT):
-            arrays = checkpoints.snapshot(session.variables())
-        if not checkpoints.all_finite(arrays):
+            arrays = checkpoint.snapshot(session.variables())
+        if not checkpoint.all_finite(arrays):
             raise session.divergence(session.steps, "a weight")
         weights = {name: arrays[judged] for name, judged in session.judged.items()}
         if self._validation is not None:
@@ -370,7 +371,7 @@ class _Training:
             raise session.divergence(session.steps, f"the {_in_words(self._judged_by)}")
         if self._callbacks:
             self._call_callbacks(entry)  # They may change the learning rate, or weights.
-            arrays = checkpoints.snapshot(session.variables())
+            arrays = checkpoint.snapshot(session.variables())
         # Time after this line counts to the next epoch: this entry is written now.
         now.history.append(entry | {f"{kind}_seconds": spent for kind, spent in stopwatch.take().items()})
         now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
@@ -509,11 +510,11 @@ class _Training:
         session = self._session
         best, assign, model = session.best, session.assign_weights, session.model
         if session.parts is None:
-            arrays: Mapping[str, Array] = checkpoints.snapshot(session.variables())
+            arrays: Mapping[str, Array] = checkpoint.snapshot(session.variables())
         else:  # This host's devices hold only parts: read all weights from the files into host memory.
-            arrays, _ = checkpoints.load_arrays(session.checkpoint_dir / checkpoints.CHECKPOINT_FILE)
-            best, _ = checkpoints.load_arrays(session.checkpoint_dir / checkpoints.BEST_FILE)
-            assign = functools.partial(checkpoints.hold, session.weights())
+            arrays, _ = checkpoint.load_arrays(session.checkpoint_dir / checkpoint.CHECKPOINT_FILE)
+            best, _ = checkpoint.load_arrays(session.checkpoint_dir / checkpoint.BEST_FILE)
+            assign = functools.partial(checkpoint.hold, session.weights())
         last = {name: arrays[judged] for name, judged in session.judged.items()}
         for file, weights in ((LAST_WEIGHTS_FILE, last), (BEST_WEIGHTS_FILE, best or last)):
             assign(weights)
@@ -541,7 +542,7 @@ def _time_line(time: Mapping[str, float]) -> str:
     return f"time of epochs {total:.1f} s: {shares[COMPUTE]:.0%} {what}; waiting: {', '.join(waits)}"
 
 
-def _epoch_line(entry: dict[str, float], now: checkpoints.TrainingProgress, epochs: int, manifest: Manifest) -> str:
+def _epoch_line(entry: dict[str, float], now: checkpoint.TrainingProgress, epochs: int, manifest: Manifest) -> str:
     metric = manifest.interface.task.metric
     line = f"epoch {entry['epoch']:.0f}/{epochs}: loss {entry['loss']:.4f}"
     line += f", {metric} {entry[metric]:.4f}" if metric in entry else ""

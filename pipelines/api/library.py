@@ -131,7 +131,8 @@ class Run(Displayed):
 
         blocks = chart_training(self.history())
         num_charts = sum(len(block) for block in blocks if isinstance(block, list))
-        return Page(page.render(f"Training of {self.name}", blocks), 120 + 385 * math.ceil(num_charts / 2))
+        height = 120 + 385 * math.ceil(num_charts / 2)  # Pixels of the heading, and of each row of two charts.
+        return Page(page.render(f"Training of {self.name}", blocks), height)
 
     def show(self) -> Page:
         """Show the page of the evaluation, `report`, in a notebook."""

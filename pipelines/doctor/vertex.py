@@ -284,7 +284,7 @@ class VertexChecks:
 
     @property
     def _agent(self) -> str:
-        """IAM member of Vertex AI's service agent.
+        """Vertex AI's service agent, as a member of IAM policies.
 
         https://cloud.google.com/vertex-ai/docs/general/access-control#service-agents
         """

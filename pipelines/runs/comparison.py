@@ -297,7 +297,7 @@ def as_text(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """Return a Markdown table with a row for each run: metrics, speed, exports on CPU, and host."""
+    """Return a Markdown table with a row for each run: its metrics, speed, exports on a CPU, and machine."""
     rows = {row.name: row.texts for rows in comparison.sections.values() for row in rows}
 
     def join(place: int, *names: str) -> str:
@@ -366,8 +366,6 @@ def write_page(comparison: Comparison, path: Path) -> None:
 
 def _curves(runs: Sequence[Run]) -> Iterator[Any]:
     """Draw the curve of each metric in the histories; the legend has number and name of each run."""
-    from matplotlib.ticker import MaxNLocator
-
     from tpu_components.core.pages import page
 
     followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
@@ -391,7 +389,7 @@ def _curves(runs: Sequence[Run]) -> Iterator[Any]:
                         marker=marker,
                         markersize=3.5,
                     )
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            page.mark_epochs(axes)
             page.legend(axes)
 
         title = name.replace("_", " ")

@@ -1,4 +1,4 @@
-"""The exception for mistakes of the user, which command lines print without a stack trace."""
+"""Exit codes, and the exception for mistakes of the user, which command lines print without a stack trace."""
 
 import difflib
 from collections.abc import Iterable

@@ -30,7 +30,7 @@ class ExistsError(InputError):
 
 
 def message_of(error: Any) -> str:
-    """Return the message in the body of an ApiException of kubernetes or kfp; its HTTP reason if there is none."""
+    """Return the message in the body of an ApiException of kubernetes or kfp, or the HTTP reason if there is none."""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         body = json.loads(error.body)
         return str(body.get("message") or body.get("error") or error.reason)

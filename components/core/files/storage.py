@@ -383,7 +383,7 @@ def _number(error: OSError | RuntimeError) -> int:
 
 @contextlib.contextmanager
 def _said_once() -> Iterator[None]:
-    """Suppress the stack traces that HDF5 prints when it closes a file after a disk error, which is raised already."""
+    """Suppress the stack traces that HDF5 prints on closing a file after a disk error; that error is raised anyway."""
     ignored, printed = sys.unraisablehook, sys.excepthook  # Cython calls both.
 
     def is_fault(error: Any) -> bool:

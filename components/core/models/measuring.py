@@ -35,7 +35,7 @@ def direction_of(metric: Any) -> int:
 
 
 def adapt(metric: Any, interface: Interface) -> Any:
-    """Let a metric take the targets of a data set; see `convert_targets`."""
+    """Make a metric take the targets of a data set, see `convert_targets`; returns the metric."""
     plain = functools.partial(type(metric).update_state, metric)
 
     def try_on(targets: np.ndarray, outputs: np.ndarray) -> str:
@@ -58,17 +58,20 @@ def convert_targets(
     interface: Interface,
     is_softened: bool = False,
 ) -> Callable[..., Any]:
-    """Let a loss or a metric take the targets of a data set: numbers of classes, or 0 and 1 for each, as it needs.
+    """Wrap a loss or metric so that it gets targets in the form that it takes: class numbers or one-hot vectors.
 
     Args:
         function: Function of targets, outputs and, for a metric, weights.
-        try_on: Returns what is wrong with the function's result for some targets and outputs; empty if nothing is.
+        try_on: Returns why the function cannot be used with some targets and outputs; empty if it can.
         what: Name of the function, for errors.
         interface: Input and output of the model.
-        is_softened: Whether numbers of classes would lose label smoothing or mixup.
+        is_softened: Whether label smoothing or mixup gives a probability for each class, which a number would lose.
+
+    Returns:
+        The function of the same arguments, for targets in either form.
 
     Raises:
-        InputError: If the function takes neither, or takes numbers of classes and there are none.
+        InputError: If the function takes neither form, or takes class numbers and the targets are none.
     """
     num_classes, has_numbers = interface.num_classes, interface.task_name == CLASSIFICATION
     # Not as many examples as classes: shapes must not fit by chance.
@@ -86,13 +89,13 @@ def convert_targets(
             f"{problem}. Change its parameters, or remove it."
         )
 
-    def converted(targets: Any, outputs: Any, sample_weight: Any = None) -> Any:
+    def converted(targets: Any, outputs: Any, *weights: Any, **named: Any) -> Any:
         targets, outputs = ops.convert_to_tensor(targets), ops.convert_to_tensor(outputs)
         if takes_numbers and targets.ndim == outputs.ndim:
             targets = ops.argmax(targets, axis=-1)
         elif has_numbers and not takes_numbers and targets.ndim < outputs.ndim:
             targets = ops.one_hot(ops.cast(targets, "int32"), num_classes, dtype=outputs.dtype)
-        return function(targets, outputs, *([] if sample_weight is None else [sample_weight]))
+        return function(targets, outputs, *weights, **named)
 
     return converted
 

@@ -4,7 +4,6 @@ If a model has custom layers, their code is saved with it, and the digest of the
 """
 
 import copy
-import functools
 import gc
 import json
 from pathlib import Path
@@ -150,9 +149,12 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
 
 def _rebuild(config: dict[str, Any], objects: dict[str, Any]) -> Any:
     """Build a model from its configuration; `objects` take precedence over objects registered in this process."""
-    made = functools.partial(keras.saving.deserialize_keras_object, custom_objects=objects)
+    config = copy.deepcopy(config)  # Keras changes what it reads.
     with objects_of_keras_only():
-        model, metrics = made(copy.deepcopy(config)), [*map(made, config.get(_METRICS, ()))]  # Keras changes it.
+        model, *metrics = (
+            keras.saving.deserialize_keras_object(item, custom_objects=objects)
+            for item in (config, *config.get(_METRICS, ()))
+        )
     set_measured(model, metrics)
     return model
 

@@ -142,6 +142,13 @@ def legend(axes: "Axes") -> None:
         figure.legend(loc="outside lower left", ncols=2, fontsize=9)
 
 
+def mark_epochs(axes: "Axes") -> None:
+    """Put the ticks of the horizontal axis at whole epochs, also if there is only one."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
 def _hovered(figure: "Figure", axes: "Axes") -> Iterator[str]:
     """Yield a circle with a tooltip of the values, for every point of a drawing's named lines and dots."""
     from matplotlib.ticker import PercentFormatter

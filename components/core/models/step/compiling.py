@@ -361,7 +361,7 @@ def make_callbacks(model: Any, settings: TrainParams, known: Collection[str]) ->
 
 
 def _why_not_each(loss: Any, targets: np.ndarray, outputs: np.ndarray) -> str:
-    """Return what is wrong with the result of a loss; empty if it gives each example a number that is its own."""
+    """Return why a loss cannot be used; empty if it returns a number per example that depends on that example alone."""
     try:
         together, alone = (np.asarray(loss(targets[:count], outputs[:count])) for count in (len(targets), 1))
     except Exception as error:  # Keras and its backends raise errors of many kinds.
