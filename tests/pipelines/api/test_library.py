@@ -13,6 +13,7 @@ from PIL import Image
 
 import tpu_pipelines as tp
 from tests.cli import REPOSITORY
+from tests.components.train_model.weights import weights_of
 from tpu_components.core.examples.artifacts import HISTORY_FILE
 from tpu_components.core.files import storage
 from tpu_pipelines.api import library
@@ -47,6 +48,34 @@ def test_help_lists_every_setting_with_its_meaning():
     listed = tp.train.__doc__
     assert "training.epochs = 10\n        Largest number of passes" in listed
     assert all(f"\n    {setting.name}" in listed for setting in settings())
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+def test_a_compiled_model_is_trained_with_what_it_is_compiled_with(tmp_path, capfd):
+    import keras
+
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (80, 8, 8, 1), np.uint8), np.arange(80) % 4
+    inputs = keras.Input((8, 8, 1))
+    body = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(4, activation="softmax")(body), name="mine")
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.8), keras.losses.CategoricalCrossentropy(label_smoothing=0.1))
+    parts = {"train": slice(60), "validation": slice(60, 70), "test": slice(70, 80)}
+    data = {
+        f"{kind}_{name}": array[part]
+        for kind, array in zip("xy", (images, labels), strict=True)
+        for name, part in parts.items()
+    }
+    training = {"epochs": 2, "batch_size_per_replica": 60, "backend": "tensorflow", "precision": "float32"}
+    run = tp.train(
+        model, data, workspace=tmp_path, training=training, preflight=False, export=False, deploy=False, gate={}
+    )
+    assert "uses the model's own optimizer SGD, loss CategoricalCrossentropy" in capfd.readouterr().err
+    model.fit(images[:60], np.eye(4)[labels[:60]], batch_size=60, epochs=2, verbose=0)
+    received = weights_of(run.path / "model")
+    for expected, name in zip(model.get_weights(), sorted(received), strict=True):
+        assert np.allclose(received[name], expected, atol=1e-6)
 
 
 def test_results_are_readable_in_a_console_a_notebook_and_pandas(image_folder, finished_run, tmp_path):
