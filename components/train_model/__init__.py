@@ -1,4 +1,4 @@
-"""Train a Keras model on TFRecords, on a TPU, GPU or CPU. A killed job that is restarted reaches the same weights."""
+"""Train a Keras model on TFRecords, on a TPU, GPU or CPU. A killed job that is restarted continues where it was."""
 
 from tpu_components.train_model.params import TrainParams, TrainResult
 from tpu_components.train_model.training import train_model

@@ -165,7 +165,8 @@ def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, 
     gpus = tf.config.list_physical_devices("GPU")
     if accelerator == "gpu" and not gpus:
         raise InputError(
-            "Cannot use a GPU: TensorFlow sees none. Install its driver, or set accelerator to auto or cpu."
+            "Cannot use a GPU with the tensorflow backend: TensorFlow sees none. Set backend to jax, install a "
+            "TensorFlow with CUDA, or set accelerator to auto or cpu."
         )
     if gpus and accelerator != "cpu":
         if num_replicas > len(gpus):
