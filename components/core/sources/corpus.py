@@ -1,7 +1,6 @@
 """One long text for a language model, divided by position and cut into passages."""
 
 import hashlib
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from tpu_components.core.sources.listing import Corpus, Listing, Source
 from tpu_components.core.sources.params import WriteParams
 
 _RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so they are none.
-_FOR_OTHERS = ("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "truncate")
 
 
 def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
@@ -25,12 +23,6 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     Raises:
         InputError: If it is not UTF-8, or a split that was asked for gets no characters, or fewer than two differ.
     """
-    for name in _FOR_OTHERS:
-        if getattr(params, name) != getattr(WriteParams(params.source), name):
-            raise InputError(
-                f"{name} is not for a corpus. Received: {name}={getattr(params, name)!r} with {params.source!r}. "
-                "Remove it."
-            )
     content = storage.read_bytes(location)
     try:
         text = content.decode("utf-8-sig")
@@ -50,7 +42,7 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     for split, size in sizes.items():
         if size:
             stride = params.num_tokens - (params.context_tokens if split != TRAIN else 0)
-            own = list(_ends(size, params.num_tokens, stride))
+            own = [*range(params.num_tokens, size, stride), size]  # The first is full; each other one adds a stride.
             places[split] = at
             splits += [split] * len(own)
             starts += [0, *own[:-1]]
@@ -82,15 +74,6 @@ def _divide(text: str, location: str, params: WriteParams) -> dict[str, int]:
                 + (f", or set data.{name}_fraction to 0." if name != TRAIN else ", or smaller fractions.")
             )
     return sizes
-
-
-def _ends(size: int, num_tokens: int, stride: int) -> Iterator[int]:
-    """Yield where each passage of a split ends. The first is full; each of the others adds a stride."""
-    end = num_tokens
-    while end < size:
-        yield end
-        end += stride
-    yield size
 
 
 def _to_ids(text: str, known: list[str]) -> np.ndarray:
