@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import SPLITS, Quarantined
+from tpu_components.core.examples.artifacts import Quarantined
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import DELIMITERS, find_column, find_delimiter, with_points
 from tpu_components.core.sources.columns import Files, Names, NumbersBuilder, PiecesBuilder, find_repeated
-from tpu_components.core.sources.fields import known_by
-from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
+from tpu_components.core.sources.fields import known_by, read_splits
+from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import SEPARATOR, WEIGHTS, index_labels, parse_numbers, shown, split_labels
 
@@ -77,16 +77,12 @@ class _Rows:
     Attributes:
         numbers: uint32[count] or int64[count]: the number of each line.
         cells: Values by column.
-        version: SHA-256 of the file.
-        notes: See `_Table`.
         bad: Lines without a value that they need.
         table: The table.
     """
 
     numbers: np.ndarray
     cells: Mapping[str, Names]
-    version: str
-    notes: tuple[str, ...]
     bad: tuple[Quarantined, ...]
     table: _Table
 
@@ -102,7 +98,7 @@ class _Rows:
         if self.table.delimiter != ",":  # Where a comma cannot stand for thousands.
             columns = list(map(with_points, columns))
         places = [f"line {number} of {self.table.location}" for number in self.numbers]
-        return parse_numbers(list(zip(*columns, strict=True)), shown, places, *rule)
+        return parse_numbers(columns, shown, places, *rule)
 
 
 def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes | None = None) -> Listing:
@@ -124,7 +120,9 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
         keys = Names.collect(f"line/{number:08d}" for number in rows.numbers)
     splits = None
     if labelled and "split" in rows.cells:
-        splits = _read_splits(rows.cells["split"], rows.cells.get(params.group_column), location)
+        splits = read_splits(rows.cells["split"], location)
+        if params.group_column in rows.cells:
+            _check_groups(rows.cells[params.group_column], splits.tolist(), location)
     if not labelled:
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
@@ -147,13 +145,13 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
         files=Files.collect(storage.stat_files(root, keys)) if kind == IMAGE else None,
         texts=texts,
         kind=kind,
-        version=rows.version,
+        version=hashlib.sha256(rows.table.content).hexdigest(),
         identities=known_by(
             ids.take(order) if (ids := rows.cells.get("id")) else None,
             absolute.take(order) if absolute else keys if hashes is None else Names.of_hashes(hashes),
         ),
         hashes=hashes,
-        notes=rows.notes,
+        notes=rows.table.notes,
         bad=rows.bad,
         weights=None
         if not labelled or "weight" not in params.columns
@@ -284,7 +282,7 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
             "column, or name another one in data.columns."
         )
     columns = {name: Names(column.pieces()) for name, column in cells.items()}
-    return _Rows(known, columns, hashlib.sha256(table.content).hexdigest(), table.notes, tuple(bad), table)
+    return _Rows(known, columns, tuple(bad), table)
 
 
 def _kept(rows: _Rows, params: WriteParams, labelled: bool) -> dict[str, str]:
@@ -348,17 +346,6 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
             "splits would make the evaluation lie. Remove the repeated lines."
         )
     return root, names, absolute
-
-
-def _read_splits(cells: Names, groups: Names | None, location: str) -> np.ndarray:
-    """Return the split of every line, str[lines]."""
-    split_of = {cell: split_named(cell) for cell in set(cells)}
-    if strange := sorted(cell for cell, split in split_of.items() if not split):
-        raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
-    splits = np.array([split_of[cell] for cell in cells])
-    if groups is not None:
-        _check_groups(groups, splits.tolist(), location)
-    return splits
 
 
 def _cut(value: Any) -> Any:

@@ -17,8 +17,8 @@ from tpu_components.core.sources.targets import (
     SEPARATOR,
     TARGETS,
     WEIGHTS,
-    check_finite,
     index_labels,
+    parse_numbers,
     shown,
     split_labels,
 )
@@ -108,7 +108,7 @@ def read_targets(
             if value is None or (isinstance(value, list) and params.task != MULTI_LABEL and len(value) != 1):
                 raise InputError(f"Cannot use {key}: expected one {name!r}, received {value!r}. Correct the source.")
     if params.task == REGRESSION:
-        return _numbers(values, chosen.targets, keys, TARGETS), chosen.targets
+        return _numbers(values, chosen.targets, keys), chosen.targets
     named = [_name(value) for value in values[chosen.targets[0]]]
     return (split_labels if params.task == MULTI_LABEL else index_labels)(named, params.class_names, keys)
 
@@ -126,22 +126,14 @@ def read_weights(
     return _numbers(values, (params.columns["weight"],), keys, WEIGHTS)[:, 0]
 
 
-def _numbers(values: Mapping[str, Sequence[Any]], names: Sequence[str], keys: Sequence[str], what: str) -> np.ndarray:
-    columns = [
-        [_number(_only(value), name, key) for value, key in zip(values[name], keys, strict=True)] for name in names
-    ]
-    return check_finite(np.array(columns).T, names, keys, what)
+def _numbers(
+    values: Mapping[str, Sequence[Any]], names: Sequence[str], keys: Sequence[str], what: str = TARGETS
+) -> np.ndarray:
+    return parse_numbers([map(_only, values[name]) for name in names], names, keys, what)
 
 
 def _only(value: Any) -> Any:
     return value[0] if isinstance(value, list) else value
-
-
-def _number(value: Any, name: str, key: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"Cannot use {key}: expected a number in {name!r}, received {value!r}. Correct it.") from error
 
 
 def _name(value: Any) -> str:
@@ -157,10 +149,10 @@ def read_splits(values: Sequence[Any], location: str) -> np.ndarray:
     Raises:
         InputError: If one is none.
     """
-    names = [_name(_only(value)) for value in values]
-    if strange := sorted({name for name in names if not split_named(name)}):
+    split_of = {name: split_named(name) for name in {_name(_only(value)) for value in values}}
+    if strange := sorted(name for name, split in split_of.items() if not split):
         raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
-    return np.array([split_named(name) for name in names])
+    return np.array([split_of[_name(_only(value))] for value in values])
 
 
 def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen, labelled: bool) -> dict[str, list[Any]]:

@@ -720,11 +720,13 @@ def test_npz_refuses_what_is_none(tmp_path, damage):
         _plan(source)
 
 
-@pytest.mark.parametrize(("code", "message"), [(0xD800, "Labels that are no text: "), (0x110005, "expected ASCII")])
-def test_npz_refuses_labels_that_no_file_can_hold(tmp_path, code, message):
+@pytest.mark.parametrize("code", [0xD800, 0x110005])
+def test_npz_refuses_labels_that_no_file_can_hold(tmp_path, code):
     labels = np.array(["a", "b"] * 10)
     labels[1:2].view(np.uint32)[:] = code
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(
+        InputError, match=r"Cannot use the labels of npz:.*: expected whole numbers, or text that UTF-8 can"
+    ):
         _plan(_npz(tmp_path, x=_images(20), y=labels))
 
 
