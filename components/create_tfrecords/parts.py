@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base import typed_values
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, WEIGHT_FEATURE, Quarantined
 from tpu_components.core.examples.example_ids import IDENTITY_TYPE
 from tpu_components.core.examples.interface import IMAGE, UnreadableError
@@ -262,18 +262,13 @@ def read_part(uri: str, file: bytes) -> tuple[Part, bytes]:
     Raises:
         InputError: If the file is not a part.
     """
-    try:
+    with reading(uri, "the part that a task has written", "Remove it, and run that task again."):
         stored = read_arrays(uri, file)
         content = stored["content"].tobytes()
         bad = typed_values.read(typed_json.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
         books: dict[str, Any] = {name: stored[name] for name in ("kept", *BOOKS) if name in stored}
         part = Part(uri, digests=b"", bad=bad, **books)
         digests = b"".join(hashlib.sha256(frame).digest() for frame in Pieces(content, np.cumsum(part.sizes)))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"Cannot read the part {uri}: expected what a task has written, received {error!r}. Remove it, and run "
-            "that task again."
-        ) from error
     return dataclasses.replace(part, digests=digests), content
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import reading
 from tpu_components.core.files.unpacking import read_arrays
 
 SLICES_FILE = "slices.npz"
@@ -76,14 +76,10 @@ def _load(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     path = records_dir / SLICES_FILE
     if not path.is_file():
         return {}
-    try:
+    with reading(path, "what create_tfrecords wrote", "Run it again."):
         file = read_arrays(path, is_own=True)
         columns = {
             name: file[f"{number}"][file[f"{number}.{split}"]] for number, name in enumerate(file[_NAMES].tolist())
         }
         others = {name: file[f"{name}.{split}"] for name in (SIZE, _GROUP) if f"{name}.{split}" in file}
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise InputError(
-            f"Cannot read {path}: expected what create_tfrecords wrote, received {error}. Run it again."
-        ) from error
     return {**others, **columns}

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
 from tpu_components.core.examples.interface import PADDING, UNKNOWN, CorpusInput
 from tpu_components.core.files import storage
@@ -24,10 +24,8 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
         InputError: If it is not UTF-8, or a split that was asked for gets no characters, or fewer than two differ.
     """
     content = storage.read_bytes(location)
-    try:
+    with reading(location, "text in UTF-8", "Convert it."):
         text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"Cannot read {location}: expected text in UTF-8, received {error}. Convert it.") from error
     sizes = _divide(text, location, params)
     known = sorted(set(text[: sizes[TRAIN]]))
     if len(known) < 2:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, did_you_mean, reading
 from tpu_components.core.examples.artifacts import Quarantined
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
@@ -59,7 +59,7 @@ class _Table:
         Raises:
             InputError: If it cannot be read further.
         """
-        with _naming(self.location):
+        with _reading(self.location):
             reader = csv.DictReader(_text_of(self.content), self.columns, delimiter=self.delimiter)
             next(reader, None)  # The columns' own names.
             for row in reader:
@@ -192,7 +192,7 @@ def _read_table(
 def _open_table(location: str, params: WriteParams, labelled: bool = True, content: bytes | None = None) -> _Table:
     content = storage.read_bytes(location) if content is None else content
     csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
-    with _naming(location):
+    with _reading(location):
         content.decode("utf-8-sig")  # Whole, so that the error tells the place in the file.
         delimiter, notes = find_delimiter(_text_of(content).readline()), []
         if delimiter in DELIMITERS:
@@ -240,15 +240,8 @@ def _text_of(content: bytes) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n")
 
 
-@contextlib.contextmanager
-def _naming(location: str) -> Iterator[None]:
-    """Name the file that cannot be read."""
-    try:
-        yield
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            f"Cannot read {location}: expected a CSV file in UTF-8, received {error}. Save it as one."
-        ) from error
+def _reading(location: str) -> contextlib.AbstractContextManager[None]:
+    return reading(location, "a CSV file in UTF-8", "Save it as one.", UnicodeDecodeError, csv.Error)
 
 
 def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _Rows:
@@ -377,12 +370,8 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     """Say what may be wrong with a CSV file's first line."""
-    alike = {name.lower(): name for name in columns}
-    renames = [f"{alike[name]!r} to {name!r}" for name in missing if name in alike]
-    if renames:
-        return f" Rename {', '.join(renames)}."
     named = ", ".join(f"{name}: …" for name in missing if name in ("path", "text", "label"))
-    return f" Or say which they are: data.columns={{{named}}}." if named else ""
+    return f" Or say which they are: data.columns={{{named}}}." if named else did_you_mean(missing[0], columns)
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.core.files import storage
@@ -116,17 +116,14 @@ def _opened(file: Container) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
-    try:
-        with storage.open_file(file.path) as content, pyarrow.parquet.ParquetFile(content) as table:
-            yield table
-    except InputError:
-        raise
     # Of damaged pages pyarrow raises an OSError, of texts that are not UTF-8 and dates beyond Python's a ValueError.
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        what = describe(error).rstrip(".")
-        raise InputError(
-            f"Cannot read {file.path}: expected a whole Parquet file, received {what}. Write it again."
-        ) from error
+    errors = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
+    with (
+        reading(file.path, "a whole Parquet file", "Write it again.", *errors),
+        storage.open_file(file.path) as content,
+        pyarrow.parquet.ParquetFile(content) as table,
+    ):
+        yield table
 
 
 def list_parquet(location: str, params: WriteParams, labelled: bool) -> Listing:

@@ -51,5 +51,5 @@ def test_a_part_of_no_example_is_read_as_it_was_written():
 
 @pytest.mark.parametrize("file", [b"", b"PK", part_bytes(PART, b"content")[:-30]])
 def test_what_is_no_part_is_refused(file):
-    with pytest.raises(InputError, match=r"Cannot read the part gs://b/000000.npz: .* Remove it, and run that task ag"):
+    with pytest.raises(InputError, match=r"Cannot read gs://b/000000.npz: expected the part .* Remove it, and run"):
         read_part("gs://b/000000.npz", file)
