@@ -233,23 +233,22 @@ def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[Image
         shape = _first_shape(plan, image)
     raw_bytes = math.prod(shape)
     encoding = params.encoding
-    if encoding == "auto" and any(margin) and listing.images is None:
+    if listing.images is not None:
+        if encoding not in ("auto", RAW) or any(margin):
+            raise InputError(
+                "Arrays are stored raw, without a margin: other encodings need image files. Received: "
+                f"encoding={encoding!r} and crop_margin={params.crop_margin} with {params.source!r}. Set data.encoding "
+                "to auto, and data.crop_margin to 0."
+            )
+        encoding = RAW
+    elif encoding == "auto" and any(margin):
         encoding = RESIZED
     elif encoding == "auto":
-        encoding = RAW if raw_bytes <= _MAX_RAW_BYTES or listing.images is not None else _for_photos(plan, image)
-    if encoding != RAW and listing.images is not None:
-        raise InputError(
-            f"encoding={encoding!r} needs image files. Received arrays: {params.source!r}. Use 'raw' or 'auto'."
-        )
+        encoding = RAW if raw_bytes <= _MAX_RAW_BYTES else _for_photos(plan, image)
     if encoding == ENCODED:
         payload = listing.num_bytes // len(listing.keys)
     else:
         payload = raw_bytes if encoding == RAW else math.ceil(raw_bytes * _JPEG_SHARE)
-    if any(margin) and encoding != RESIZED:
-        raise InputError(
-            f"crop_margin={params.crop_margin} is for image files that are stored resized. Received: "
-            f"{params.source!r}, stored {encoding}. Set data.encoding to resized for image files, or remove it."
-        )
     of_model = shape[0] - margin[0], shape[1] - margin[1], shape[2]
     inputs = ImageInput(of_model, encoding, image.upright, image.reduced, margin)
     measured_share = min(1.0, MOST_MEASURED / len(listing.keys))
