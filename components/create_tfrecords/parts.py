@@ -201,30 +201,30 @@ def _try_to_read(root: str, key: str, held: Any) -> Any:
 
 
 class _Seen:
-    """Collects perceptual hashes and measurements of examples; pictures are processed in batches, which is faster."""
+    """Collects perceptual hashes and measurements of examples, in batches, which is faster."""
 
     def __init__(self, kind: str) -> None:
-        self._looks: list[np.ndarray] = []
-        self._rows: list[tuple[int, ...]] = []
-        self._measured: list[np.ndarray] = []
-        self._waiting: list[tuple[np.ndarray, bool]] = []
         self._kind = kind
+        self._waiting: list[tuple[np.ndarray | None, tuple[int, ...] | None]] = []
+        self._looks: list[np.ndarray] = []
+        self._figures: list[np.ndarray] = []
 
     def add(self, stored: EncodedExample) -> None:
         """Add an example."""
-        self._rows.append(stored.figures or (NOT_MEASURED,))
-        if stored.picture is not None:
-            self._waiting.append((stored.picture, stored.figures is not None))
-            if len(self._waiting) == LOOKED_AT_ONCE:
-                self._look()
+        self._waiting.append((stored.picture, stored.figures))
+        if len(self._waiting) == LOOKED_AT_ONCE:
+            self._look()
 
     def _look(self) -> None:
-        if not self._waiting:
-            return
-        self._looks.append(look_at([picture for picture, _ in self._waiting]))
-        if pictures := [picture for picture, is_measured in self._waiting if is_measured]:
-            self._measured.append(measure_pictures(pictures))
-        self._waiting = []
+        seen, self._waiting = self._waiting, []
+        if pictures := [picture for picture, _ in seen if picture is not None]:
+            self._looks.append(look_at(pictures))
+        rows = np.full((len(seen), len(FIGURES.get(self._kind, ()))), NOT_MEASURED, np.int16)
+        if places := [place for place, (_, figures) in enumerate(seen) if figures is not None]:
+            own = np.array([seen[place][1] for place in places], np.int16)
+            measured = [picture for picture, figures in seen if figures is not None and picture is not None]
+            rows[places] = np.hstack([measure_pictures(measured), own]) if measured else own
+        self._figures.append(rows)
 
     def looks(self) -> np.ndarray | None:
         """Return the perceptual hashes of all pictures; None if there are no pictures."""
@@ -234,12 +234,7 @@ class _Seen:
     def figures(self) -> np.ndarray:
         """Return the measurements of all examples; see `Part.figures`."""
         self._look()
-        table = np.full((len(self._rows), len(FIGURES[self._kind])), NOT_MEASURED, np.int16)
-        places = [place for place, row in enumerate(self._rows) if row[0] != NOT_MEASURED]
-        if places:
-            own = np.array([self._rows[place] for place in places], np.int16)
-            table[places] = np.hstack([*([np.concatenate(self._measured)] if self._measured else []), own])
-        return table
+        return np.concatenate(self._figures)
 
 
 def part_bytes(part: Part, content: bytes) -> bytes:
