@@ -222,7 +222,7 @@ def test_csv_does_not_depend_on_the_order_of_its_lines(tmp_path):
     lines = _rows(40).splitlines(keepends=True)
     straight = _plan(_csv(tmp_path / "one", "path,label\n" + "".join(lines)))
     turned = _plan(_csv(tmp_path / "two", "path,label\n" + "".join(lines[::-1])))
-    assert straight.listing.keys == turned.listing.keys
+    assert list(straight.listing.keys) == list(turned.listing.keys)
     assert {name: order.tolist() for name, order in straight.order.items()} == {
         name: order.tolist() for name, order in turned.order.items()
     }

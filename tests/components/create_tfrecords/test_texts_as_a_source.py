@@ -158,7 +158,7 @@ def test_keras_reviews_are_put_back_into_words():
         "test": (np.array([[1, 4]], object), np.array([1])),
     }
     listing = _from_word_ids(reviews, {"the": 1, "film": 2, "it's": 3}, WriteParams("keras:imdb"))
-    assert listing.texts == (b"the film", b"it's", b"the")
+    assert list(listing.texts) == [b"the film", b"it's", b"the"]
     assert (listing.class_names, listing.labels.tolist()) == (("neg", "pos"), [1, 0, 1])
     assert listing.splits.tolist() == ["train", "train", "test"]
 
