@@ -3,19 +3,17 @@
 import base64
 import contextlib
 import dataclasses
-import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.histograms import draw_histograms
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Manifest
-from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, encode_jpeg
+from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, encode_jpeg, encode_png, image_of
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
@@ -96,15 +94,13 @@ def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:
 
 def thumbnail(pixels: np.ndarray) -> str:
     """Return a picture as a `data:` URI: a JPEG thumbnail, or a PNG file of the same size if the picture is small."""
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    kind, image = "png", image_of(pixels)
     if max(image.size) > _THUMBNAIL_PIXELS:
+        kind = "jpeg"
         image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
-        small = np.asarray(image)
-        content = encode_jpeg(small[..., None] if small.ndim == 2 else small, _JPEG_QUALITY)
-        return "data:image/jpeg;base64," + base64.b64encode(content).decode()
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    small = np.asarray(image).reshape(*image.size[::-1], -1)
+    content = encode_jpeg(small, _JPEG_QUALITY) if kind == "jpeg" else encode_png(small)
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> str:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from tpu_components.core.examples.images import (
 from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule, TextInput
 from tpu_components.core.examples.records import ENCODED, RAW, RESIZED
 from tpu_components.core.examples.resizing import check_resized
-from tpu_components.core.examples.text import WORDS, Tokenizer, UnreadableTextError, build_vocabulary, vocabulary_bytes
+from tpu_components.core.examples.text import WORDS, Tokenizer, build_vocabulary, vocabulary_bytes
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.copies import thin_out
@@ -38,18 +38,6 @@ _SURVEYED = 9  # Number of photos whose sizes represent those of all photos.
 _JPEG_SHARE = 0.15  # Estimated ratio of a JPEG file's bytes to its pixel bytes at the default quality.
 # Framing, field names and the key; estimates, for sizing shards.
 _RECORD_OVERHEAD_BYTES, _PASSAGE_OVERHEAD_BYTES = 80, 100
-
-
-class UnusableError(Exception):
-    """An input that must be set aside. The message is the reason, without the name of the input."""
-
-
-class OddShapeError(Exception):
-    """An image of another shape than the first one."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__(shape)
-        self.shape = shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,23 +81,21 @@ class ImageEncoder:
     jpeg_quality: int
     measured_share: float = 1.0
 
-    def store(self, content: Any, known: bytes | None) -> EncodedExample:
+    def store(self, key: str, content: Any, known: bytes | None) -> EncodedExample:
         """Check and encode a file's bytes or an array's element.
 
         Args:
+            key: Key of the example, for messages.
             content: Bytes of the file, or element of the array.
             known: Result of `identify` for `content`, if it is known.
 
         Raises:
-            UnusableError: If the example must be set aside.
-            OddShapeError: If the shape of the image differs from the others.
+            UnreadableError: If the example must be set aside.
+            InputError: If the shape of the image differs from the others, which stops the writing.
         """
-        try:
-            payload, shape, picture = self._encode(content)
-        except UnreadableImageError as error:
-            raise UnusableError(str(error)) from error
+        payload, shape, picture = self._encode(content)
         if shape != self.input.fed_shape:
-            raise OddShapeError(shape)
+            raise _odd_shape_error(self.input.fed_shape, key, shape)
         # If files stay encoded, only the perceptual hash shows that two files have the same pixels.
         identity = known if known and picture.pixels is content else identify(payload)
         height, width = picture.size
@@ -144,12 +130,9 @@ class TextEncoder:
     def _tokenizer(self) -> Tokenizer:
         return Tokenizer(self.input, self.vocabulary)
 
-    def store(self, content: Any, known: bytes | None) -> EncodedExample:
+    def store(self, key: str, content: Any, known: bytes | None) -> EncodedExample:
         """Check and encode a text's bytes; see `ImageEncoder.store`."""
-        try:
-            encoded = self._tokenizer.encode_stored(content)
-        except UnreadableTextError as error:
-            raise UnusableError(str(error)) from error
+        encoded = self._tokenizer.encode_stored(content)
         ids = encoded.ids.astype(np.dtype(self.input.stored_dtype).newbyteorder("<")).tobytes()
         wanted = self.input.num_tokens
         kept = min(encoded.num_tokens, wanted)
@@ -174,13 +157,26 @@ class CorpusEncoder:
     root: str
     input: CorpusInput
 
-    def store(self, content: bytes, known: bytes | None) -> EncodedExample:
+    def store(self, key: str, content: bytes, known: bytes | None) -> EncodedExample:
         """Store the IDs of a passage; `content` is the result of `Corpus.passage`."""
         return EncodedExample({CorpusInput.feature: content}, identify(content))
 
 
 Encoder = ImageEncoder | TextEncoder | CorpusEncoder
 """A way to check and encode examples; it travels to the workers."""
+
+
+def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[int]) -> InputError:
+    if tuple(shape[:2]) == expected[:2]:
+        kinds = {1: "grey", 3: "colour"}
+        return InputError(
+            f"Grey and colour images are mixed: expected {kinds[expected[2]]} images like the first one, received "
+            f"the {kinds[shape[2]]} image {key!r}. Set data.channels to 1 or 3 to convert all of them."
+        )
+    return InputError(
+        f"Images differ in size: expected {expected[0]}×{expected[1]} like the first one, received "
+        f"{shape[0]}×{shape[1]} for {key!r}. Set data.image_size to [height, width] to resize all of them."
+    )
 
 
 def choose_encoder(params: WriteParams, plan: DatasetPlan, counts: Counter[bytes] | None) -> tuple[Encoder, int]:
@@ -237,23 +233,22 @@ def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[Image
         shape = _first_shape(plan, image)
     raw_bytes = math.prod(shape)
     encoding = params.encoding
-    if encoding == "auto" and any(margin) and listing.images is None:
+    if listing.images is not None:
+        if encoding not in ("auto", RAW) or any(margin):
+            raise InputError(
+                "Arrays are stored raw, without a margin: other encodings need image files. Received: "
+                f"encoding={encoding!r} and crop_margin={params.crop_margin} with {params.source!r}. Set data.encoding "
+                "to auto, and data.crop_margin to 0."
+            )
+        encoding = RAW
+    elif encoding == "auto" and any(margin):
         encoding = RESIZED
     elif encoding == "auto":
-        encoding = RAW if raw_bytes <= _MAX_RAW_BYTES or listing.images is not None else _for_photos(plan, image)
-    if encoding != RAW and listing.images is not None:
-        raise InputError(
-            f"encoding={encoding!r} needs image files. Received arrays: {params.source!r}. Use 'raw' or 'auto'."
-        )
+        encoding = RAW if raw_bytes <= _MAX_RAW_BYTES else _for_photos(plan, image)
     if encoding == ENCODED:
         payload = listing.num_bytes // len(listing.keys)
     else:
         payload = raw_bytes if encoding == RAW else math.ceil(raw_bytes * _JPEG_SHARE)
-    if any(margin) and encoding != RESIZED:
-        raise InputError(
-            f"crop_margin={params.crop_margin} is for image files that are stored resized. Received: "
-            f"{params.source!r}, stored {encoding}. Set data.encoding to resized for image files, or remove it."
-        )
     of_model = shape[0] - margin[0], shape[1] - margin[1], shape[2]
     inputs = ImageInput(of_model, encoding, image.upright, image.reduced, margin)
     measured_share = min(1.0, MOST_MEASURED / len(listing.keys))

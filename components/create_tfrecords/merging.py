@@ -17,6 +17,7 @@ from tpu_components.core.examples.slice_values import number_groups
 from tpu_components.core.sources.columns import Column
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
+from tpu_components.core.sources.spans import Spans
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from tpu_components.create_tfrecords.encoders import Encoder
@@ -45,7 +46,7 @@ def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each
     with tempfile.TemporaryDirectory(prefix=".before.", dir=staged) as folder:
         records = before.move_records(Path(folder))
         for split, name, indices in cut_into_tasks(plan.order, bytes_each, params.target_shard_mib, task_examples):
-            frames = records.read(places := place[indices])
+            frames = _read_records(records, places := place[indices])
             part = dataclasses.replace(
                 before.books(places), digests=b"".join(hashlib.sha256(frame).digest() for frame in frames)
             )
@@ -53,28 +54,12 @@ def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each
     return after
 
 
-@dataclasses.dataclass(frozen=True)
-class _Records:
-    """Records in several files, numbered in the order of the files.
-
-    Attributes:
-        paths: The files.
-        ends: Number of records up to the end of each file: int64[files].
-        offsets: Start of each record in its file: int64[num_records], in bytes.
-        sizes: int32[num_records], in bytes.
-    """
-
-    paths: Sequence[Path]
-    ends: np.ndarray
-    offsets: np.ndarray
-    sizes: np.ndarray
-
-    def read(self, numbers: np.ndarray) -> list[memoryview]:
-        """Return the framed records with some numbers. The memory maps close when all returned views are deleted."""
-        files = np.searchsorted(self.ends, numbers, side="right")
-        maps = {file: np.memmap(self.paths[file], np.uint8, "r").data for file in np.unique(files).tolist()}
-        rows = zip(files.tolist(), self.offsets[numbers].tolist(), self.sizes[numbers].tolist(), strict=True)
-        return [maps[file][offset : offset + size] for file, offset, size in rows]
+def _read_records(records: Spans, numbers: np.ndarray) -> list[memoryview]:
+    """Return the records with some numbers. The memory maps close when all returned views are deleted."""
+    files = records.files[numbers]
+    maps = {file: np.memmap(records.paths[file], np.uint8, "r").data for file in np.unique(files).tolist()}
+    rows = zip(files.tolist(), records.offsets[numbers].tolist(), records.sizes[numbers].tolist(), strict=True)
+    return [maps[file][offset : offset + size] for file, offset, size in rows]
 
 
 @dataclasses.dataclass
@@ -129,41 +114,35 @@ class Merger:
         own = {name: self._columns[name].rows()[places] for name in BOOKS if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
 
-    def move_records(self, folder: Path) -> _Records:
-        """Move the shards to another folder; returns their records."""
+    def move_records(self, folder: Path) -> Spans:
+        """Move the shards to another folder; returns the framed records in them, in the order of the shards."""
         for shard in self._shards:
             os.rename(self._directory / shard.name, folder / shard.name)
+        paths = tuple(str(folder / shard.name) for shard in self._shards)
+        files = np.repeat(np.arange(len(paths), dtype=np.int32), [shard.num_examples for shard in self._shards])
         sizes = self._columns["sizes"].rows()
-        ends = np.cumsum([shard.num_examples for shard in self._shards])
-        starts = np.cumsum(sizes, dtype=np.int64) - sizes
-        for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            starts[start:end] -= starts[start] if end > start else 0
-        return _Records([folder / shard.name for shard in self._shards], ends, starts, sizes)
+        starts = np.cumsum([0, *map(os.path.getsize, paths)])
+        return Spans(paths, files, np.cumsum(sizes, dtype=np.int64) - sizes - starts[files], sizes)
 
     @property
     def examples(self) -> np.ndarray:
         """Indices into the listing of the stored examples, in the order in which they are stored: int[kept]."""
         return self._columns["examples"].rows()
 
-    def _by_split(self, column: str) -> dict[str, np.ndarray]:
+    def by_split(self, column: str) -> dict[str, np.ndarray]:
+        """Return a column of the metadata by split, in the order in which the examples are stored.
+
+        Args:
+            column: `examples`, indices into the listing, or one of `BOOKS`; texts have no `num_pixels`.
+        """
+        if column not in self._columns:
+            return {}
         rows, start, result = self._columns[column].rows(), 0, dict[str, np.ndarray]()
         for split in dict.fromkeys(shard.split for shard in self._shards):
             end = start + sum(shard.num_examples for shard in self._shards if shard.split == split)
             result[split] = rows[start:end]
             start = end
         return result
-
-    def stored(self) -> dict[str, np.ndarray]:
-        """Return the stored examples by split, as indices into the listing, in the order in which they are stored."""
-        return self._by_split("examples")
-
-    def identities(self) -> dict[str, np.ndarray]:
-        """Return the IDs of the stored examples by split, uint64[…] each."""
-        return self._by_split("identities")
-
-    def num_pixels(self) -> dict[str, np.ndarray]:
-        """Return the number of pixels in each image's file, by split, int32[…] each; empty for texts."""
-        return self._by_split("num_pixels") if "num_pixels" in self._columns else {}
 
     def find_copies(
         self, listing: Listing, words: np.ndarray | None, left_out: np.ndarray
@@ -181,7 +160,7 @@ class Merger:
             The copies; and the split of every example of the listing, int8[num_examples].
         """
         splits = np.full(len(listing.keys), LEFT_OUT, np.int8)
-        for split, examples in self.stored().items():
+        for split, examples in self.by_split("examples").items():
             splits[examples] = SPLITS.index(split)
         examples, identities = self.examples, self._columns["identities"].rows()
         looks = self._columns.pop("looks", None)
@@ -217,16 +196,16 @@ class Merger:
     def splits(self, task: str, listing: Listing) -> dict[str, Split]:
         """Return the manifest's entry of each split."""
         if listing.corpus is not None:
-            return {split: self._count_characters(split, listing) for split in self.stored()}
-        counts, figures = self._by_split("counts"), self._by_split("figures")
+            return {split: self._count_characters(split, listing) for split in self.by_split("examples")}
+        counts, figures = self.by_split("counts"), self.by_split("figures")
         return {
             split: self._describe(split, task, listing, examples, counts[split], figures[split])
-            for split, examples in self.stored().items()
+            for split, examples in self.by_split("examples").items()
         }
 
     def _count_characters(self, split: str, listing: Listing) -> Split:
         assert listing.corpus is not None
-        passages = self.stored()[split]
+        passages = self.by_split("examples")[split]
         # A plan may hold only the first passages, for example in preflight's sample.
         predicted = listing.corpus.ids[split][: int(listing.labels[passages].sum())]
         counts = np.bincount(predicted, minlength=listing.corpus.input.vocabulary_size).tolist()
@@ -271,7 +250,7 @@ class Merger:
     def _count_also_in_train(self, split: str) -> dict[str, int]:
         if split == TRAIN:
             return {}
-        by_split = self.identities()
+        by_split = self.by_split("identities")
         trained = by_split.get(TRAIN, np.empty(0, np.uint64))
         return {"num_also_in_train": int(np.isin(by_split[split], trained).sum())}
 

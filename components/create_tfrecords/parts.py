@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base import typed_values
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, WEIGHT_FEATURE, Quarantined
 from tpu_components.core.examples.example_ids import IDENTITY_TYPE
-from tpu_components.core.examples.interface import IMAGE
+from tpu_components.core.examples.interface import IMAGE, UnreadableError
 from tpu_components.core.examples.records import DamagedRecordError, encode_example, frame_record, read_fields
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
@@ -26,7 +26,7 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.spans import place_of, read_content
 from tpu_components.core.work.workers import in_threads
 from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
-from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder, OddShapeError, UnusableError
+from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder
 from tpu_components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
 
 # Largest size of a task: small, so that all workers are busy until the end and progress is reported often.
@@ -54,7 +54,6 @@ class Part:
         looks: Perceptual hashes of images, uint8[kept, 8, 9]; None for texts.
         num_pixels: Number of pixels in each image's file, int32[kept]; None for texts.
         bad: Examples that were set aside.
-        odd: Name and shape of an image whose shape differs from the others, which stops the writing; otherwise None.
     """
 
     path: str
@@ -67,7 +66,6 @@ class Part:
     looks: np.ndarray | None = None
     num_pixels: np.ndarray | None = None
     bad: tuple[Quarantined, ...] = ()
-    odd: tuple[str, tuple[int, ...]] | None = None
 
 
 # Fields of `Part` with metadata of each kept example.
@@ -89,18 +87,10 @@ def plan_shards(
     Returns:
         Half-open ranges, by the shards' file names, that cover [0, num_examples) once; sizes differ by at most one.
 
-    Raises:
-        ValueError: If `num_examples` or `target_shard_mib` is not positive.
-
     Example:
         >>> list(plan_shards("train", num_examples=5, total_bytes=80 * 2**20).values())
         [(0, 1), (1, 3), (3, 5)]
     """
-    if num_examples <= 0 or target_shard_mib <= 0:
-        raise ValueError(
-            "Shards need examples and a positive size. Received: "
-            f"num_examples={num_examples}, target_shard_mib={target_shard_mib}."
-        )
     target_bytes = target_shard_mib << 20
     count = min(num_examples, max(1, -(-total_bytes // target_bytes)))
     edges = [i * num_examples // count for i in range(count + 1)]
@@ -157,25 +147,25 @@ def write_part(
         contents: Contents of the examples; None reads them from their files.
         hashes: Hashes of the examples that are known already, one row per example, or None.
         weights: Weights of the examples, or None.
+
+    Raises:
+        InputError: If an image is of another shape than the others.
     """
     kind, digests = encoder.input.kind, bytearray()
     kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
     num_pixels = array.array("i")
-    bad, odd, seen = [], None, _Seen(kind)
+    bad, seen = [], _Seen(kind)
     held = [None] * len(keys) if contents is None else contents
     read = in_threads(functools.partial(_try_to_read, encoder.root), place_of(encoder.root, held), keys, held)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | storage.BINARY), "wb", _WRITTEN_AT_ONCE) as file:
         for position, (key, label, content) in enumerate(zip(keys, labels, read, strict=True)):
             try:
-                if isinstance(content, InputError):
+                if isinstance(content, UnreadableError):
                     raise content
-                stored = encoder.store(content, None if hashes is None else hashes[position].tobytes())
-            except (UnusableError, InputError) as error:
+                stored = encoder.store(key, content, None if hashes is None else hashes[position].tobytes())
+            except UnreadableError as error:
                 bad.append(Quarantined(key, str(error)))
                 continue
-            except OddShapeError as error:
-                odd = key, error.shape
-                break
             fields = {**stored.fields, LABEL_FEATURE: label, KEY_FEATURE: key.encode()}
             if weights is not None:
                 fields[WEIGHT_FEATURE] = weights[position : position + 1].tolist()
@@ -199,7 +189,6 @@ def write_part(
         looks=seen.looks(),
         num_pixels=np.array(num_pixels) if kind == IMAGE else None,
         bad=tuple(bad),
-        odd=odd,
     )
 
 
@@ -208,34 +197,34 @@ def _try_to_read(root: str, key: str, held: Any) -> Any:
     try:
         return read_content(root, key, held)
     except InputError as error:
-        return error
+        return UnreadableError(str(error))
 
 
 class _Seen:
-    """Collects perceptual hashes and measurements of examples; pictures are processed in batches, which is faster."""
+    """Collects perceptual hashes and measurements of examples, in batches, which is faster."""
 
     def __init__(self, kind: str) -> None:
-        self._looks: list[np.ndarray] = []
-        self._rows: list[tuple[int, ...]] = []
-        self._measured: list[np.ndarray] = []
-        self._waiting: list[tuple[np.ndarray, bool]] = []
         self._kind = kind
+        self._waiting: list[tuple[np.ndarray | None, tuple[int, ...] | None]] = []
+        self._looks: list[np.ndarray] = []
+        self._figures: list[np.ndarray] = []
 
     def add(self, stored: EncodedExample) -> None:
         """Add an example."""
-        self._rows.append(stored.figures or (NOT_MEASURED,))
-        if stored.picture is not None:
-            self._waiting.append((stored.picture, stored.figures is not None))
-            if len(self._waiting) == LOOKED_AT_ONCE:
-                self._look()
+        self._waiting.append((stored.picture, stored.figures))
+        if len(self._waiting) == LOOKED_AT_ONCE:
+            self._look()
 
     def _look(self) -> None:
-        if not self._waiting:
-            return
-        self._looks.append(look_at([picture for picture, _ in self._waiting]))
-        if pictures := [picture for picture, is_measured in self._waiting if is_measured]:
-            self._measured.append(measure_pictures(pictures))
-        self._waiting = []
+        seen, self._waiting = self._waiting, []
+        if pictures := [picture for picture, _ in seen if picture is not None]:
+            self._looks.append(look_at(pictures))
+        rows = np.full((len(seen), len(FIGURES.get(self._kind, ()))), NOT_MEASURED, np.int16)
+        if places := [place for place, (_, figures) in enumerate(seen) if figures is not None]:
+            own = np.array([seen[place][1] for place in places], np.int16)
+            measured = [picture for picture, figures in seen if figures is not None and picture is not None]
+            rows[places] = np.hstack([measure_pictures(measured), own]) if measured else own
+        self._figures.append(rows)
 
     def looks(self) -> np.ndarray | None:
         """Return the perceptual hashes of all pictures; None if there are no pictures."""
@@ -245,12 +234,7 @@ class _Seen:
     def figures(self) -> np.ndarray:
         """Return the measurements of all examples; see `Part.figures`."""
         self._look()
-        table = np.full((len(self._rows), len(FIGURES[self._kind])), NOT_MEASURED, np.int16)
-        places = [place for place, row in enumerate(self._rows) if row[0] != NOT_MEASURED]
-        if places:
-            own = np.array([self._rows[place] for place in places], np.int16)
-            table[places] = np.hstack([*([np.concatenate(self._measured)] if self._measured else []), own])
-        return table
+        return np.concatenate(self._figures)
 
 
 def part_bytes(part: Part, content: bytes) -> bytes:
@@ -273,18 +257,13 @@ def read_part(uri: str, file: bytes) -> tuple[Part, bytes]:
     Raises:
         InputError: If the file is not a part.
     """
-    try:
+    with reading(uri, "the part that a task has written", "Remove it, and run that task again."):
         stored = read_arrays(uri, file)
         content = stored["content"].tobytes()
         bad = typed_values.read(typed_json.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
         books: dict[str, Any] = {name: stored[name] for name in ("kept", *BOOKS) if name in stored}
         part = Part(uri, digests=b"", bad=bad, **books)
         digests = b"".join(hashlib.sha256(frame).digest() for frame in Pieces(content, np.cumsum(part.sizes)))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"Cannot read the part {uri}: expected what a task has written, received {error!r}. Remove it, and run "
-            "that task again."
-        ) from error
     return dataclasses.replace(part, digests=digests), content
 
 

@@ -14,7 +14,7 @@ from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN
 from tpu_components.core.examples.example_ids import identify
-from tpu_components.core.examples.interface import TEXT, ImageInput
+from tpu_components.core.examples.interface import TEXT
 from tpu_components.core.examples.text import split_words
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
@@ -26,7 +26,6 @@ from tpu_components.create_tfrecords.encoders import Encoder, choose_encoder
 from tpu_components.create_tfrecords.log_messages import STEP
 from tpu_components.create_tfrecords.parts import (
     TASK_EXAMPLES,
-    Part,
     Task,
     Written,
     count_per_task,
@@ -122,21 +121,14 @@ def _read_words(
     for position, (key, is_counted) in enumerate(zip(keys, are_counted, strict=True)):
         try:
             text = read_content(root, key, None if texts is None else texts[position])
-        except InputError:
+            text.decode()
+        except (InputError, UnicodeDecodeError):
             text = b""
-        words = split_words(text) if _is_utf8(text) else []
+        words = split_words(text)
         hashes += same_words(words) if words else identify(key.encode())
         if is_counted:
             counts.update(words)
     return bytes(hashes), counts
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +191,6 @@ class Prepared:
             )
             with in_processes(write_part, calls, num_workers) as written:
                 for part in written:
-                    require_even(self.encoder, part)
                     with open(part.path, "rb") as file:
                         content = file.read(sum(part.sizes))
                     free.append(part.path)
@@ -222,27 +213,3 @@ def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None
     elif plan.listing.kind == TEXT:
         plan, survey = survey_texts(params, plan)
     return Prepared(params, plan, *choose_encoder(params, plan, survey.counts if survey else None), survey)
-
-
-def require_even(encoder: Encoder, part: Part) -> None:
-    """Check that a part has no image whose shape differs from the others.
-
-    Raises:
-        InputError: If the part has one.
-    """
-    if part.odd is not None:
-        assert isinstance(encoder.input, ImageInput)
-        raise _odd_shape_error(encoder.input.fed_shape, *part.odd)
-
-
-def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[int]) -> InputError:
-    if len(shape) == 3 and tuple(shape[:2]) == expected[:2]:
-        kinds = {1: "grey", 3: "colour"}
-        return InputError(
-            f"Grey and colour images are mixed: expected {kinds[expected[2]]} images like the first one, received "
-            f"the {kinds[shape[2]]} image {key!r}. Set data.channels to 1 or 3 to convert all of them."
-        )
-    return InputError(
-        f"Images differ in size: expected {expected[0]}×{expected[1]} like the first one, received "
-        f"{shape[0]}×{shape[1]} for {key!r}. Set data.image_size to [height, width] to resize all of them."
-    )

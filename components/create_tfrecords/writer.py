@@ -164,11 +164,11 @@ def _describe_examples(
     prepared: Prepared, manifest: Manifest, merger: Merger, copies: Copies, splits: np.ndarray, staged: Path
 ) -> Manifest:
     """Write the metadata files beside the records; returns the manifest with the number of left-out examples."""
-    params, plan, encoder, stored = prepared.params, prepared.plan, prepared.encoder, merger.stored()
+    params, plan, encoder, stored = prepared.params, prepared.plan, prepared.encoder, merger.by_split("examples")
     summary, is_copy = copies.summary(splits), copies.in_training_too(splits)
     manifest = dataclasses.replace(manifest, num_left_out=summary["left_out"])
-    save_identities(staged, merger.identities(), {name: is_copy[some] for name, some in stored.items()})
-    save_slices(staged, plan.listing.slices, stored, merger.num_pixels(), plan.listing.groups)
+    save_identities(staged, merger.by_split("identities"), {name: is_copy[some] for name, some in stored.items()})
+    save_slices(staged, plan.listing.slices, stored, merger.by_split("num_pixels"), plan.listing.groups)
     storage.write_json(staged / COPIES_FILE, summary)
     say_content(manifest)
     say_shares(params, plan, manifest)

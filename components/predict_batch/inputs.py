@@ -12,10 +12,10 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest, Shard
-from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, middle
-from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageInput, TextInput
+from tpu_components.core.examples.images import decode_pixels, middle
+from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageInput, TextInput, UnreadableError
 from tpu_components.core.examples.records import RAW, DamagedRecordError, find_records, read_fields
-from tpu_components.core.examples.text import Tokenizer, UnreadableTextError
+from tpu_components.core.examples.text import Tokenizer
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.kinds import find_location, find_source, list_unlabelled
@@ -25,10 +25,6 @@ from tpu_components.predict_batch.params import PredictParams
 from tpu_components.serving.exported import ExportedModel
 
 RECORDS = "records"
-
-
-class UnusableError(Exception):
-    """The example cannot be used and is set aside; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,13 +152,13 @@ def read_input(
         content: Its content; None if it is a file below `root`.
 
     Raises:
-        UnusableError: If it cannot be used.
+        UnreadableError: If it cannot be used.
     """
     try:
         content = read_content(root, key, content)
         return (key, _read_example(model, content)) if stored is None else _read_record(model, content, stored)
-    except (InputError, UnreadableImageError, UnreadableTextError, DamagedRecordError) as error:
-        raise UnusableError(str(error)) from error
+    except (InputError, DamagedRecordError) as error:
+        raise UnreadableError(str(error)) from error
 
 
 def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[str, np.ndarray]:
@@ -181,7 +177,7 @@ def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[
     except InputError:  # A ValueError, too.
         raise
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
-        raise UnusableError(f"no record of create_tfrecords: {error!r}") from error
+        raise UnreadableError(f"no record of create_tfrecords: {error!r}") from error
 
 
 def _read_example(model: ExportedModel, content: Any) -> np.ndarray:

@@ -1,7 +1,9 @@
 """Exit codes, and the exception for mistakes of the user, which command lines print without a stack trace."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 # Exit codes of commands and steps. REJECTED: the model did not pass the gate.
 DONE, FAILED, BAD_INPUT, REJECTED = 0, 1, 2, 3
@@ -24,6 +26,36 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, known, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+@contextlib.contextmanager
+def reading(place: str | Path, expected: str, advice: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise an InputError for whatever is wrong with a file that the block reads.
+
+    An InputError that names the file already is left as it is.
+
+    Args:
+        place: The file.
+        expected: What the file should be.
+        advice: What to do, as a sentence.
+        errors: Errors of a damaged file; those of JSON and of arrays if not given.
+
+    Example:
+        >>> with reading("a.npz", "ids", "Write it."):
+        ...     {}["ids"]
+        Traceback (most recent call last):
+        tpu_components.core.base.errors.InputError: Cannot read a.npz: expected ids, received KeyError: 'ids'. Write it.
+    """
+    caught = errors or (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError)
+    try:
+        yield
+    except caught as error:
+        if isinstance(error, InputError) and str(place) in str(error):
+            raise
+        received = describe(error).rstrip(".")
+        if not isinstance(error, LookupError | TypeError | AttributeError):  # Only these need their kind.
+            received = received.partition(": ")[2] or received
+        raise InputError(f"Cannot read {place}: expected {expected}, received {received}. {advice}") from error
 
 
 def describe(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 import google_crc32c
 
 from tpu_components.core.base import typed_values
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.examples.interface import REGRESSION, TASKS, AnyInput, Interface, TextInput, as_fields
 from tpu_components.core.files import typed_json
@@ -352,13 +352,9 @@ def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
     path = model_dir / HISTORY_FILE
     if not path.is_file():
         return ()
-    try:
+    with reading(path, "the history of a training", "Run train_model again."):
         lines = [typed_json.decode(line, lambda _: None) for line in path.read_text().splitlines()]
         history = typed_values.read(lines, tuple[Mapping[str, int | float | None], ...], "line")
         for epoch in history:
             typed_values.read(epoch.get("epoch"), int, "epoch")
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"Cannot use {path}: it is not the history of a training ({error!r}). Run train_model again."
-        ) from error
     return history

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import reading
 from tpu_components.core.examples.artifacts import TRAIN
 from tpu_components.core.files import storage
 from tpu_components.core.files.unpacking import read_arrays
@@ -66,13 +66,8 @@ def load_retired(files: Iterable[str]) -> np.ndarray:
     """Return the identities of examples of retired test sets, uint64[…], from files here or in a bucket."""
     contents = [np.empty(0, IDENTITY_TYPE)]
     for uri in files:
-        try:
+        with reading(uri, "examples.npy, as the gate names it", "Correct data.retired_tests."):
             contents.append(read_arrays(uri, storage.read_bytes(uri))[""])
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(
-                f"Cannot read the retired test set {uri}: expected examples.npy, as the gate names it, received "
-                f"{error}. Correct data.retired_tests."
-            ) from error
     return np.concatenate(contents)
 
 
@@ -94,7 +89,5 @@ def find_seen(model_dir: Path, identities: np.ndarray) -> np.ndarray | None:
 
 
 def _load(path: Path, name: str = "") -> dict[str, np.ndarray]:
-    try:
+    with reading(path, "the IDs of examples", "Write the folder again."):
         return read_arrays(path, only=name, is_own=True)
-    except ValueError as error:
-        raise InputError(f"Cannot read {path}: it is damaged ({error}). Write the folder again.") from error

@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from tpu_components.core.examples.interface import MOST_PIXELS, ImageRule
+from tpu_components.core.examples.interface import MOST_PIXELS, ImageRule, UnreadableError
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
@@ -38,7 +38,7 @@ _WATCHED_BLOCK_BYTES = 1 << 14
 _START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each of a progressive JPEG is a pass over all pixels; 10 are usual.
 
 
-class UnreadableImageError(Exception):
+class UnreadableImageError(UnreadableError):
     """The file is not an image, or is damaged. The message is the reason, without the path."""
 
 

@@ -22,6 +22,10 @@ MOST_PIXELS = 1 << 27  # Limit for an image file: a header of a few bytes can cl
 THRESHOLD = 0.5  # A label of a multi-label model is predicted if its probability is higher.
 
 
+class UnreadableError(Exception):
+    """An example cannot be used and is set aside. The message is the reason, without the name of the example."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ImageRule:
     """Size and channels that images are converted to.

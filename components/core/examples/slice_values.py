@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import reading
 from tpu_components.core.files.unpacking import read_arrays
 
 SLICES_FILE = "slices.npz"
@@ -37,10 +37,10 @@ def save_slices(
         sizes: Pixels of the files of each split's images, int32[num_examples], in stored order; empty for texts.
         groups: The group of every example that is listed; None where they have none.
     """
-    arrays: dict[str, Any] = {_of(SIZE, split): rows for split, rows in sizes.items()}
+    arrays: dict[str, Any] = {f"{SIZE}.{split}": rows for split, rows in sizes.items()}
     if groups is not None:
         codes = number_groups(groups)
-        arrays |= {_of(_GROUP, split): codes[examples] for split, examples in stored.items()}
+        arrays |= {f"{_GROUP}.{split}": codes[examples] for split, examples in stored.items()}
     for number, column in enumerate(columns.values()):
         arrays[f"{number}"], codes = np.unique(np.array(column), return_inverse=True)
         arrays |= {f"{number}.{split}": codes[examples].astype(np.int32) for split, examples in stored.items()}
@@ -76,18 +76,10 @@ def _load(records_dir: Path, split: str) -> dict[str, np.ndarray]:
     path = records_dir / SLICES_FILE
     if not path.is_file():
         return {}
-    try:
+    with reading(path, "what create_tfrecords wrote", "Run it again."):
         file = read_arrays(path, is_own=True)
         columns = {
             name: file[f"{number}"][file[f"{number}.{split}"]] for number, name in enumerate(file[_NAMES].tolist())
         }
-        others = {name: file[_of(name, split)] for name in (SIZE, _GROUP) if _of(name, split) in file}
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise InputError(
-            f"Cannot read {path}: expected what create_tfrecords wrote, received {error}. Run it again."
-        ) from error
+        others = {name: file[f"{name}.{split}"] for name in (SIZE, _GROUP) if f"{name}.{split}" in file}
     return {**others, **columns}
-
-
-def _of(name: str, split: str) -> str:
-    return f"{name}.{split}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import keras, tf
-from tpu_components.core.examples.interface import PADDING, UNKNOWN, AnyInput, TextInput
+from tpu_components.core.examples.interface import PADDING, UNKNOWN, AnyInput, TextInput, UnreadableError
 from tpu_components.core.files import storage
 
 WORDS = "words"
@@ -61,10 +61,6 @@ def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
     return tuple(token for token, _ in ranked[: size - len(_RESERVED)])
 
 
-class UnreadableTextError(Exception):
-    """The bytes cannot be used as a text. The message is the reason, without the path."""
-
-
 @dataclasses.dataclass(frozen=True)
 class EncodedText:
     """Token IDs of a text, int32[num_tokens]; the number of its tokens, and of unknown ones after truncation."""
@@ -104,15 +100,15 @@ class Tokenizer:
         """Return the token ids of a text from a file or table; training and predict_batch share this function.
 
         Raises:
-            UnreadableTextError: If it is not UTF-8, or has no word.
+            UnreadableError: If it is not UTF-8, or has no word.
         """
         try:
             content.decode()
         except UnicodeDecodeError as error:
-            raise UnreadableTextError(f"not UTF-8: {error.reason} at byte {error.start}") from error
+            raise UnreadableError(f"not UTF-8: {error.reason} at byte {error.start}") from error
         encoded = self.encode(content)
         if not encoded.num_tokens:
-            raise UnreadableTextError("no word in it")
+            raise UnreadableError("no word in it")
         return encoded
 
     def read(self, text: str) -> np.ndarray:

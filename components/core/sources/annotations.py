@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.examples.interface import MULTI_LABEL
 from tpu_components.core.files import storage, typed_json
@@ -117,12 +117,9 @@ def _list(
     read: Callable[[bytes], list[_Item]], what: str, location: str, params: WriteParams, labelled: bool
 ) -> Listing:
     """List an export: what nobody annotated is left out, unless labels are not needed."""
-    try:
+    errors = (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError)
+    with reading(location, what, "Export it again.", *errors):
         items = read(storage.read_bytes(location))
-    except (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError) as error:
-        raise InputError(
-            f"Cannot read {location}: expected {what}, received something else ({error!r}). Export it again."
-        ) from error
     used = [item for item in items if item.choices is not None or not labelled]
     if not used:
         raise InputError(f"Found no annotations in {location}: expected {what} of annotated images or texts.")

@@ -104,8 +104,12 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> t
     values = np.concatenate([labels.reshape(-1) for _, labels in arrays.values()])
     try:
         names = values.astype(str).tolist()
-    except (UnicodeDecodeError, SystemError) as error:  # The latter of a number above all of Unicode's characters.
-        raise InputError(f"Cannot use the labels of {params.source}: expected ASCII, received {error}.") from error
+        "".join(names).encode()  # Half of a surrogate pair cannot be written.
+    except (UnicodeError, SystemError) as error:  # The latter of a number above all of Unicode's characters.
+        raise InputError(
+            f"Cannot use the labels of {params.source}: expected whole numbers, or text that UTF-8 can write (of bytes "
+            f"ASCII), received {error}. Correct the labels."
+        ) from error
     if values.dtype.kind in "iu" and params.class_names and not set(names) <= set(params.class_names):
         return _named(values, params.class_names, keys), params.class_names
     return index_labels(names, params.class_names, keys)

@@ -99,13 +99,6 @@ class Pieces(Sequence[bytes]):
                 yield bytes(self._content[begin:end])
                 begin = end
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(map(bytes.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]  # As lists: what is compared by content is not looked up.
-
 
 class Names(Sequence[str]):
     """Strings in one buffer: their UTF-8 and 4 bytes each; see `Pieces`.
@@ -115,8 +108,8 @@ class Names(Sequence[str]):
 
     Example:
         >>> names = Names.collect(["a", "bc"])
-        >>> names[1], len(names), list(names), names == ("a", "bc")
-        ('bc', 2, ['a', 'bc'], True)
+        >>> names[1], len(names), list(names)
+        ('bc', 2, ['a', 'bc'])
     """
 
     def __init__(self, encoded: Pieces) -> None:
@@ -158,16 +151,6 @@ class Names(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         return map(bytes.decode, self.encoded)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(map(str.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]  # See `Pieces`.
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
 
     def take(self, places: np.ndarray | slice) -> "Names":
         """Return those at int[…] or bool[count] places; all of them, without a copy, for `slice(None)`."""

@@ -1,11 +1,10 @@
 """One long text for a language model, divided by position and cut into passages."""
 
 import hashlib
-from collections.abc import Iterator
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
 from tpu_components.core.examples.interface import PADDING, UNKNOWN, CorpusInput
 from tpu_components.core.files import storage
@@ -13,7 +12,6 @@ from tpu_components.core.sources.listing import Corpus, Listing, Source
 from tpu_components.core.sources.params import WriteParams
 
 _RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so they are none.
-_FOR_OTHERS = ("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "truncate")
 
 
 def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
@@ -25,17 +23,9 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     Raises:
         InputError: If it is not UTF-8, or a split that was asked for gets no characters, or fewer than two differ.
     """
-    for name in _FOR_OTHERS:
-        if getattr(params, name) != getattr(WriteParams(params.source), name):
-            raise InputError(
-                f"{name} is not for a corpus. Received: {name}={getattr(params, name)!r} with {params.source!r}. "
-                "Remove it."
-            )
     content = storage.read_bytes(location)
-    try:
+    with reading(location, "text in UTF-8", "Convert it."):
         text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"Cannot read {location}: expected text in UTF-8, received {error}. Convert it.") from error
     sizes = _divide(text, location, params)
     known = sorted(set(text[: sizes[TRAIN]]))
     if len(known) < 2:
@@ -50,7 +40,7 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     for split, size in sizes.items():
         if size:
             stride = params.num_tokens - (params.context_tokens if split != TRAIN else 0)
-            own = list(_ends(size, params.num_tokens, stride))
+            own = [*range(params.num_tokens, size, stride), size]  # The first is full; each other one adds a stride.
             places[split] = at
             splits += [split] * len(own)
             starts += [0, *own[:-1]]
@@ -82,15 +72,6 @@ def _divide(text: str, location: str, params: WriteParams) -> dict[str, int]:
                 + (f", or set data.{name}_fraction to 0." if name != TRAIN else ", or smaller fractions.")
             )
     return sizes
-
-
-def _ends(size: int, num_tokens: int, stride: int) -> Iterator[int]:
-    """Yield where each passage of a split ends. The first is full; each of the others adds a stride."""
-    end = num_tokens
-    while end < size:
-        yield end
-        end += stride
-    yield size
 
 
 def _to_ids(text: str, known: list[str]) -> np.ndarray:

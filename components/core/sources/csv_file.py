@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import SPLITS, Quarantined
+from tpu_components.core.base.errors import InputError, did_you_mean, reading
+from tpu_components.core.examples.artifacts import Quarantined
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS
 from tpu_components.core.files import storage
 from tpu_components.core.files.csv_files import DELIMITERS, find_column, find_delimiter, with_points
 from tpu_components.core.sources.columns import Files, Names, NumbersBuilder, PiecesBuilder, find_repeated
-from tpu_components.core.sources.fields import known_by
-from tpu_components.core.sources.listing import Listing, Source, split_named, without_labels
+from tpu_components.core.sources.fields import known_by, read_splits
+from tpu_components.core.sources.listing import Listing, Source, without_labels
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import SEPARATOR, WEIGHTS, index_labels, parse_numbers, shown, split_labels
 
@@ -59,7 +59,7 @@ class _Table:
         Raises:
             InputError: If it cannot be read further.
         """
-        with _naming(self.location):
+        with _reading(self.location):
             reader = csv.DictReader(_text_of(self.content), self.columns, delimiter=self.delimiter)
             next(reader, None)  # The columns' own names.
             for row in reader:
@@ -77,16 +77,12 @@ class _Rows:
     Attributes:
         numbers: uint32[count] or int64[count]: the number of each line.
         cells: Values by column.
-        version: SHA-256 of the file.
-        notes: See `_Table`.
         bad: Lines without a value that they need.
         table: The table.
     """
 
     numbers: np.ndarray
     cells: Mapping[str, Names]
-    version: str
-    notes: tuple[str, ...]
     bad: tuple[Quarantined, ...]
     table: _Table
 
@@ -102,7 +98,7 @@ class _Rows:
         if self.table.delimiter != ",":  # Where a comma cannot stand for thousands.
             columns = list(map(with_points, columns))
         places = [f"line {number} of {self.table.location}" for number in self.numbers]
-        return parse_numbers(list(zip(*columns, strict=True)), shown, places, *rule)
+        return parse_numbers(columns, shown, places, *rule)
 
 
 def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes | None = None) -> Listing:
@@ -124,7 +120,9 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
         keys = Names.collect(f"line/{number:08d}" for number in rows.numbers)
     splits = None
     if labelled and "split" in rows.cells:
-        splits = _read_splits(rows.cells["split"], rows.cells.get(params.group_column), location)
+        splits = read_splits(rows.cells["split"], location)
+        if params.group_column in rows.cells:
+            _check_groups(rows.cells[params.group_column], splits.tolist(), location)
     if not labelled:
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
@@ -147,13 +145,13 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
         files=Files.collect(storage.stat_files(root, keys)) if kind == IMAGE else None,
         texts=texts,
         kind=kind,
-        version=rows.version,
+        version=hashlib.sha256(rows.table.content).hexdigest(),
         identities=known_by(
             ids.take(order) if (ids := rows.cells.get("id")) else None,
             absolute.take(order) if absolute else keys if hashes is None else Names.of_hashes(hashes),
         ),
         hashes=hashes,
-        notes=rows.notes,
+        notes=rows.table.notes,
         bad=rows.bad,
         weights=None
         if not labelled or "weight" not in params.columns
@@ -194,7 +192,7 @@ def _read_table(
 def _open_table(location: str, params: WriteParams, labelled: bool = True, content: bytes | None = None) -> _Table:
     content = storage.read_bytes(location) if content is None else content
     csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
-    with _naming(location):
+    with _reading(location):
         content.decode("utf-8-sig")  # Whole, so that the error tells the place in the file.
         delimiter, notes = find_delimiter(_text_of(content).readline()), []
         if delimiter in DELIMITERS:
@@ -242,15 +240,8 @@ def _text_of(content: bytes) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n")
 
 
-@contextlib.contextmanager
-def _naming(location: str) -> Iterator[None]:
-    """Name the file that cannot be read."""
-    try:
-        yield
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(
-            f"Cannot read {location}: expected a CSV file in UTF-8, received {error}. Save it as one."
-        ) from error
+def _reading(location: str) -> contextlib.AbstractContextManager[None]:
+    return reading(location, "a CSV file in UTF-8", "Save it as one.", UnicodeDecodeError, csv.Error)
 
 
 def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _Rows:
@@ -284,7 +275,7 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
             "column, or name another one in data.columns."
         )
     columns = {name: Names(column.pieces()) for name, column in cells.items()}
-    return _Rows(known, columns, hashlib.sha256(table.content).hexdigest(), table.notes, tuple(bad), table)
+    return _Rows(known, columns, tuple(bad), table)
 
 
 def _kept(rows: _Rows, params: WriteParams, labelled: bool) -> dict[str, str]:
@@ -350,17 +341,6 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
     return root, names, absolute
 
 
-def _read_splits(cells: Names, groups: Names | None, location: str) -> np.ndarray:
-    """Return the split of every line, str[lines]."""
-    split_of = {cell: split_named(cell) for cell in set(cells)}
-    if strange := sorted(cell for cell, split in split_of.items() if not split):
-        raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
-    splits = np.array([split_of[cell] for cell in cells])
-    if groups is not None:
-        _check_groups(groups, splits.tolist(), location)
-    return splits
-
-
 def _cut(value: Any) -> Any:
     """Return a cell as a message shows it."""
     is_long = isinstance(value, str) and len(value) > _SHOWN_CHARACTERS
@@ -390,12 +370,8 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     """Say what may be wrong with a CSV file's first line."""
-    alike = {name.lower(): name for name in columns}
-    renames = [f"{alike[name]!r} to {name!r}" for name in missing if name in alike]
-    if renames:
-        return f" Rename {', '.join(renames)}."
     named = ", ".join(f"{name}: …" for name in missing if name in ("path", "text", "label"))
-    return f" Or say which they are: data.columns={{{named}}}." if named else ""
+    return f" Or say which they are: data.columns={{{named}}}." if named else did_you_mean(missing[0], columns)
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:

@@ -8,17 +8,17 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS
-from tpu_components.core.examples.interface import MULTI_LABEL, REGRESSION
+from tpu_components.core.examples.interface import IMAGE, MULTI_LABEL, REGRESSION, TEXT
 from tpu_components.core.files.csv_files import ALIASES
 from tpu_components.core.sources.columns import Names
-from tpu_components.core.sources.listing import split_named, without_labels
+from tpu_components.core.sources.listing import Listing, split_named, without_labels
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import (
     SEPARATOR,
     TARGETS,
     WEIGHTS,
-    check_finite,
     index_labels,
+    parse_numbers,
     shown,
     split_labels,
 )
@@ -108,7 +108,7 @@ def read_targets(
             if value is None or (isinstance(value, list) and params.task != MULTI_LABEL and len(value) != 1):
                 raise InputError(f"Cannot use {key}: expected one {name!r}, received {value!r}. Correct the source.")
     if params.task == REGRESSION:
-        return _numbers(values, chosen.targets, keys, TARGETS), chosen.targets
+        return _numbers(values, chosen.targets, keys), chosen.targets
     named = [_name(value) for value in values[chosen.targets[0]]]
     return (split_labels if params.task == MULTI_LABEL else index_labels)(named, params.class_names, keys)
 
@@ -126,22 +126,14 @@ def read_weights(
     return _numbers(values, (params.columns["weight"],), keys, WEIGHTS)[:, 0]
 
 
-def _numbers(values: Mapping[str, Sequence[Any]], names: Sequence[str], keys: Sequence[str], what: str) -> np.ndarray:
-    columns = [
-        [_number(_only(value), name, key) for value, key in zip(values[name], keys, strict=True)] for name in names
-    ]
-    return check_finite(np.array(columns).T, names, keys, what)
+def _numbers(
+    values: Mapping[str, Sequence[Any]], names: Sequence[str], keys: Sequence[str], what: str = TARGETS
+) -> np.ndarray:
+    return parse_numbers([map(_only, values[name]) for name in names], names, keys, what)
 
 
 def _only(value: Any) -> Any:
     return value[0] if isinstance(value, list) else value
-
-
-def _number(value: Any, name: str, key: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"Cannot use {key}: expected a number in {name!r}, received {value!r}. Correct it.") from error
 
 
 def _name(value: Any) -> str:
@@ -157,10 +149,10 @@ def read_splits(values: Sequence[Any], location: str) -> np.ndarray:
     Raises:
         InputError: If one is none.
     """
-    names = [_name(_only(value)) for value in values]
-    if strange := sorted({name for name in names if not split_named(name)}):
+    split_of = {name: split_named(name) for name in {_name(_only(value)) for value in values}}
+    if strange := sorted(name for name, split in split_of.items() if not split):
         raise InputError(f"Unknown splits in {location}: {shown(strange)}. Expected {', '.join(SPLITS)}.")
-    return np.array([split_named(name) for name in names])
+    return np.array([split_of[_name(_only(value))] for value in values])
 
 
 def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen, labelled: bool) -> dict[str, list[Any]]:
@@ -175,9 +167,11 @@ def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen, labelled: boo
     }
 
 
-def read_ids(values: Sequence[Any]) -> list[str]:
-    """Return the id of every example; empty where it has none."""
-    return [_name(_only(value)) if value not in (None, []) else "" for value in values]
+def read_ids(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> list[str] | None:
+    """Return the id of every example, empty where it has none; None if no field holds ids."""
+    if "id" not in chosen.names:
+        return None
+    return [_name(_only(value)) if value not in (None, []) else "" for value in values[chosen.names["id"]]]
 
 
 def known_by(ids: Sequence[str] | None, otherwise: Names | None) -> Names | None:
@@ -188,3 +182,45 @@ def known_by(ids: Sequence[str] | None, otherwise: Names | None) -> Names | None
     if ids is None or otherwise is None:
         return otherwise if ids is None else Names.collect(ids)
     return Names.collect(own or other for own, other in zip(ids, otherwise, strict=True))
+
+
+def list_rows(
+    values: Mapping[str, Sequence[Any]],
+    chosen: Chosen,
+    params: WriteParams,
+    keys: Sequence[str],
+    labelled: bool,
+    splits: np.ndarray | None,
+    hashed: np.ndarray | None,
+    **content: Any,
+) -> Listing:
+    """Return the listing of examples with fields.
+
+    Args:
+        values: Values of the fields that are wanted, by the fields' names.
+        chosen: The fields.
+        params: Parameters of the records.
+        keys: Keys of the examples.
+        labelled: Whether labels, splits and weights are read.
+        splits: Split of every example by its file; a field with splits comes before it. None if there is neither.
+        hashed: Hashes by which examples without an id are known: uint64[num_examples]; None if their keys are enough.
+        content: Other fields of the listing, by name.
+
+    Raises:
+        InputError: If a value does not fit; see `read_targets`, `read_splits` and `read_weights`.
+    """
+    labels, classes = read_targets(values, chosen, params, keys)
+    if labelled and "split" in chosen.names:
+        splits = read_splits(values[chosen.names["split"]], params.source)
+    return Listing(
+        source=params.source,
+        keys=keys,
+        labels=labels,
+        class_names=classes,
+        splits=splits,
+        slices=read_kept(values, chosen, labelled),
+        kind=TEXT if chosen.content == "text" else IMAGE,
+        identities=known_by(read_ids(values, chosen), None if hashed is None else Names.of_hashes(hashed)),
+        weights=read_weights(values, params, keys, labelled),
+        **content,
+    )

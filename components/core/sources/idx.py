@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.artifacts import TEST, TRAIN
 from tpu_components.core.files import storage
 from tpu_components.core.files.unpacking import require_plausible
@@ -26,7 +26,8 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
     Raises:
         InputError: If it is not one.
     """
-    try:
+    damage = (struct.error, ValueError, OSError, EOFError, zlib.error)
+    with reading(name, "an IDX file of unsigned bytes", "Download it again.", *damage):
         whole = io.BytesIO(content)
         file = gzip.GzipFile(fileobj=whole) if content[:2] == b"\x1f\x8b" else whole
         magic = file.read(4)
@@ -37,10 +38,6 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
         require_plausible(name, len(content), math.prod(shape))
         # A byte more, so that what follows is noticed, and of a packed file its checksum read.
         return np.frombuffer(file.read(math.prod(shape) + 1), np.uint8).reshape(shape)
-    except InputError:
-        raise
-    except (struct.error, ValueError, OSError, EOFError, zlib.error) as error:
-        raise InputError(f"Cannot read {name}: expected an IDX file of unsigned bytes, received {error}.") from error
 
 
 def list_idx(location: str, params: WriteParams, labelled: bool) -> Listing:

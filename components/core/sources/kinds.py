@@ -7,7 +7,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.artifacts import TEST, TRAIN
-from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from tpu_components.core.sources import (
     annotations,
     corpus,
@@ -42,6 +42,11 @@ _ALL = (
     keras_datasets.SOURCE,
 )
 SOURCES = {split_source(source.form)[0]: source for source in _ALL}
+_NOT_FOR = {
+    "images": ("vocabulary_size", "num_tokens", "truncate"),
+    "texts": ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin"),
+    "a corpus": ("image_size", "channels", "encoding", "crop_margin", "class_names", "vocabulary_size", "truncate"),
+}
 
 
 def find_source(text: str) -> tuple[Source, str]:
@@ -79,9 +84,9 @@ def list_examples(params: WriteParams) -> Listing:
     source, location = find_source(params.source)
     _check_taken(source, params)
     listing = source.read(location, params, True)
+    _check_kind(listing, params)
     if listing.corpus is not None:
         return listing
-    _check_kind(listing, params)
     if params.task != REGRESSION:
         listing = dataclasses.replace(listing, notes=(*listing.notes, *_alike(listing.class_names)))
     if params.task == MULTI_LABEL:
@@ -188,13 +193,11 @@ def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
 
 
 def _check_kind(listing: Listing, params: WriteParams) -> None:
-    of_images = ("image_size", "channels", "encoding", "jpeg_quality", "crop_margin")
-    of_texts = ("vocabulary_size", "num_tokens", "truncate")
-    default = WriteParams(params.source)
-    for name in of_images if listing.kind == TEXT else of_texts:
+    """Refuse fields that have no effect on this kind of example."""
+    kind, default = "a corpus" if listing.corpus else f"{listing.kind}s", WriteParams(params.source)
+    for name in _NOT_FOR[kind]:
         if getattr(params, name) != getattr(default, name):
             raise InputError(
-                f"{name} is for {'images' if listing.kind == TEXT else 'texts'}. Received: "
-                f"{name}={getattr(params, name)!r} with {'texts' if listing.kind == TEXT else 'images'} in "
-                f"{params.source!r}. Remove it."
+                f"{name} is not for {kind}. Received: {name}={getattr(params, name)!r} with {params.source!r}. Remove "
+                "it."
             )

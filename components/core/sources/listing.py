@@ -14,7 +14,7 @@ from tpu_components.core.examples.interface import IMAGE, PADDING, CorpusInput
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Files, Names, Pieces, pick
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.spans import Contents, read_content
+from tpu_components.core.sources.spans import LaterSpans, Spans, read_content
 from tpu_components.core.work.workers import in_threads
 
 _DIGESTED_AT_ONCE = 1 << 16
@@ -90,7 +90,7 @@ class Listing:
     slices: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     root: str = ""
     files: Files | None = None
-    spans: Contents | None = None
+    spans: Spans | LaterSpans | None = None
     images: np.ndarray | None = None
     texts: Sequence[bytes] | None = None
     kind: str = IMAGE

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.files import storage
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.arrays import Arrays, list_arrays
@@ -19,17 +19,11 @@ def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
     If `labelled` is false, the labels may be missing.
     """
     content = storage.read_bytes(location)
-    try:
+    advice = "Write it with numpy.savez_compressed."
+    with reading(location, "an .npz file without pickled objects", advice):
         data = read_arrays(location, content)
         if data.keys() == {""}:
             raise ValueError("a single array, as numpy.save writes it")
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(
-            f"Cannot read {location}: expected an .npz file without pickled objects, received "
-            f"{str(error).partition('. If you trust')[0]}. Write it with numpy.savez_compressed."
-        ) from error
     if not labelled:
         data = _without_labels(data)
     arrays: Arrays = {}

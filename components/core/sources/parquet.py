@@ -12,26 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.example_ids import identify_each
-from tpu_components.core.examples.interface import IMAGE, REGRESSION, TEXT
+from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import decode
 from tpu_components.core.files.unpacking import SMALL_BYTES, require_plausible
 from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
-from tpu_components.core.sources.fields import (
-    choose_fields,
-    known_by,
-    read_ids,
-    read_kept,
-    read_splits,
-    read_targets,
-    read_weights,
-)
+from tpu_components.core.sources.fields import choose_fields, known_by, list_rows, read_ids
 from tpu_components.core.sources.listing import Listing, Source, split_named
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.spans import Span, Spans
+from tpu_components.core.sources.spans import LaterSpans, Spans
 from tpu_components.core.sources.targets import shown
 from tpu_components.core.work.workers import in_threads
 
@@ -39,47 +31,29 @@ _MOST_ROWS_AT_ONCE = 1024
 _VALUE_BYTES = 64  # That a value takes at least, with its key, however few bits it has in the file.
 
 
-class UnpackedColumn:
-    """The images of Parquet files, copied to a file of their own once one of them is asked for.
+def _unpack(files: Sequence[Container], column: str) -> Spans:
+    """Copy the images of Parquet files to a file of their own, which is removed together with the spans.
 
     Rows lie compressed in groups, and records are stored in an order of their own: every group would be unpacked again
     for nearly every image.
-
-    Args:
-        files: The Parquet files.
-        column: Name of the column.
-        count: Rows of all of them.
     """
-
-    def __init__(self, files: Sequence[Container], column: str, count: int) -> None:
-        self.paths = tuple(file.path for file in files)
-        self.num_bytes = sum(file.num_bytes for file in files)
-        self._files, self._column, self._count = files, column, count
-        self._spans: Spans | None = None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, example: int) -> Span:
-        if self._spans is None:
-            self._spans = self._unpack()
-        return self._spans[example]
-
-    def _unpack(self) -> Spans:
+    with contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="parquet-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        storage.require_free_bytes(folder, self.num_bytes)
+        left.callback(shutil.rmtree, folder, ignore_errors=True)
+        storage.require_free_bytes(folder, sum(file.num_bytes for file in files))
         path, sizes, looked = folder / "images", list[int](), SMALL_BYTES
         with storage.naming_full_disk(path), open(path, "wb") as unpacked:
-            for file in self._files:
-                for content in _column_of(file, self._column):
+            for file in files:
+                for content in _column_of(file, column):
                     unpacked.write(content)
                     if unpacked.tell() > looked:  # The files' sizes say only what is needed at least.
                         storage.require_free_bytes(folder, SMALL_BYTES)
                         looked += SMALL_BYTES
                     sizes.append(len(content))
         ends = np.cumsum([0, *sizes])
-        return Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends))
+        spans = Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends))
+        weakref.finalize(spans, left.pop_all().close)
+        return spans
 
 
 def _column_of(file: Container, column: str) -> Iterator[bytes]:
@@ -142,17 +116,14 @@ def _opened(file: Container) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
-    try:
-        with storage.open_file(file.path) as content, pyarrow.parquet.ParquetFile(content) as table:
-            yield table
-    except InputError:
-        raise
     # Of damaged pages pyarrow raises an OSError, of texts that are not UTF-8 and dates beyond Python's a ValueError.
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        what = describe(error).rstrip(".")
-        raise InputError(
-            f"Cannot read {file.path}: expected a whole Parquet file, received {what}. Write it again."
-        ) from error
+    errors = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
+    with (
+        reading(file.path, "a whole Parquet file", "Write it again.", *errors),
+        storage.open_file(file.path) as content,
+        pyarrow.parquet.ParquetFile(content) as table,
+    ):
+        yield table
 
 
 def list_parquet(location: str, params: WriteParams, labelled: bool) -> Listing:
@@ -279,36 +250,29 @@ def _list_tables(
             values[name] = [_named(value, classes_of) for value in values[name]]
             occurring = {each for value in values[name] for each in (value if isinstance(value, list) else [value])}
             order = order or tuple(each for each in classes_of if each in occurring)
-    labels, classes = read_targets(values, chosen, dataclasses.replace(params, class_names=order), keys)
-    splits = None
-    if labelled and "split" in chosen.names:
-        splits = read_splits(values[chosen.names["split"]], params.source)
-    elif of_files is not None:
-        splits = np.repeat(of_files, counts)
-    ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
     texts = tuple((text or "").encode() for file in files for text in _values_of(file, column)) if is_text else None
-    hashes = known = identify_each(texts) if texts else None
-    if not is_text and labelled and not (ids and all(ids)):
-        # Not by its place: BigQuery exports rows in another order each time.
-        known = np.concatenate(
-            [*in_threads(lambda file: identify_each(_column_of(file, column)), files[0].path, files)]
-        )
-    return Listing(
-        source=params.source,
-        keys=keys,
-        labels=labels,
-        class_names=classes,
-        splits=splits,
-        slices=read_kept(values, chosen, labelled),
+    hashes = identify_each(texts) if texts else None
+    paths, num_bytes = tuple(file.path for file in files), sum(file.num_bytes for file in files)
+    listing = list_rows(
+        values,
+        chosen,
+        dataclasses.replace(params, class_names=order),
+        keys,
+        labelled,
+        splits=None if of_files is None else np.repeat(of_files, counts),
+        hashed=hashes,
         texts=texts,
-        spans=None if is_text else UnpackedColumn(files, column, len(keys)),
-        kind=TEXT if is_text else IMAGE,
+        spans=None if is_text else LaterSpans(paths, num_bytes, len(keys), functools.partial(_unpack, files, column)),
         version=version_of(files),
         notes=(*notes, *chosen.notes),
-        identities=known_by(ids, None if known is None else Names.of_hashes(known)),
         hashes=hashes,
-        weights=read_weights(values, params, keys, labelled),
     )
+    ids = read_ids(values, chosen)
+    if is_text or not labelled or (ids and all(ids)):
+        return listing
+    # Not by its place: BigQuery exports rows in another order each time.
+    of_images = [*in_threads(lambda file: identify_each(_column_of(file, column)), files[0].path, files)]
+    return dataclasses.replace(listing, identities=known_by(ids, Names.of_hashes(np.concatenate(of_images))))
 
 
 def _has_bytes(kind: Any) -> bool:

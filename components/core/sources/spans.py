@@ -1,28 +1,13 @@
 """Examples within large files: archives, tables and TFRecords are read in place, each example by its offset."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from tpu_components.core.files import storage
-
-
-class Contents(Protocol):
-    """Locations of examples inside larger files, such as archives and TFRecords: one `Span` for each example."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The files that the source has."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all contents, in bytes; an estimate will do."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, example: int) -> "Span": ...
 
 
 class Span(NamedTuple):
@@ -75,6 +60,30 @@ class Spans:
 
     def __getitem__(self, example: int) -> Span:
         return Span(self.paths[self.files[example]], int(self.offsets[example]), int(self.sizes[example]))
+
+
+class LaterSpans:
+    """Spans that are found once one of them is asked for.
+
+    Args:
+        paths: The files that the source has.
+        num_bytes: Estimated size of all contents, in bytes.
+        count: Number of examples.
+        find: Function that finds the spans.
+    """
+
+    def __init__(self, paths: tuple[str, ...], num_bytes: int, count: int, find: Callable[[], Spans]) -> None:
+        self.paths, self.num_bytes, self._count, self._find = paths, num_bytes, count, find
+
+    @functools.cached_property
+    def _found(self) -> Spans:
+        return self._find()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, example: int) -> Span:
+        return self._found[example]
 
 
 def read_content(root: str, key: str, content: Any) -> Any:

@@ -6,6 +6,7 @@ float32[num_examples, num_targets] for regression.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -83,23 +84,23 @@ def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
 
 
 def parse_numbers(
-    cells: Sequence[Sequence[str]], columns: Sequence[str], where: Sequence[str], what: str = TARGETS
+    columns: Sequence[Iterable[Any]], names: Sequence[str], where: Sequence[str], what: str = TARGETS
 ) -> np.ndarray:
-    """Read cells with numbers as float32[num_examples, num_targets].
+    """Read columns of numbers, or of texts with numbers, as float32[num_examples, num_targets].
 
     Raises:
         InputError: If a cell holds something else, or `check_finite` refuses a number.
     """
-    values = np.empty((len(cells), len(columns)))
-    for row, of_one, place in zip(values, cells, where, strict=True):
-        for i, cell in enumerate(of_one):
+    values = np.empty((len(where), len(names)))
+    for name, column, numbers in zip(names, columns, values.T, strict=True):
+        for i, cell in enumerate(column):
             try:
-                row[i] = float(cell)
-            except ValueError as error:
+                numbers[i] = float(cell)
+            except (TypeError, ValueError) as error:
                 raise InputError(
-                    f"Cannot use {place}: expected a number in {columns[i]!r}, received {cell!r}. Correct it."
+                    f"Cannot use {where[i]}: expected a number in {name!r}, received {cell!r}. Correct it."
                 ) from error
-    return check_finite(values, columns, where, what)
+    return check_finite(values, names, where, what)
 
 
 def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str], what: str = TARGETS) -> np.ndarray:
@@ -151,22 +152,8 @@ def _first(flags: Iterable[bool]) -> int:
     return next(i for i, flag in enumerate(flags) if flag)
 
 
-def _is_text(name: str) -> bool:
-    """Return whether UTF-8 can write a text: half of a surrogate pair it cannot."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
     """Return the classes: those given, which must hold those found, or those found, sorted."""
-    if unwritable := {name for name in occurring if not _is_text(name)}:
-        raise InputError(
-            f"Labels that are no text: {shown(sorted(unwritable))} (first at {example(unwritable)}). Expected "
-            "characters that UTF-8 can write. Correct the labels."
-        )
     if class_names:
         if unknown := occurring - set(class_names):
             raise InputError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.columns import Pieces
@@ -63,18 +63,13 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
     Raises:
         InputError: If the file is missing or damaged, or does not follow from `key`.
     """
-    try:
+    with reading(uri, "tasks that the step has written whole", "Remove it, and run the step again."):
         arrays = read_arrays(uri, storage.read_bytes(uri))
         told = typed_json.decode(arrays["told"].tobytes())
         columns: list[Any] = [told["labels"], told["keys"], _contents(arrays), *map(arrays.get, _NUMBERS)]
         numbers, counts, stored_key = arrays["numbers"].tolist(), arrays["counts"].tolist(), str(told["key"])
         if len(numbers) != len(counts) or any(rows is not None and len(rows) != sum(counts) for rows in columns):
             raise ValueError("columns of different lengths")
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise InputError(
-            f"Cannot read the tasks {uri}: expected a file that the step has written whole, received {error!r}. Remove "
-            "it, and run the step again."
-        ) from error
     if stored_key != key:
         raise InputError(
             f"The tasks {uri} are of other data, parameters or code: expected {key[:12]}, received {stored_key[:12]}. "

@@ -7,21 +7,10 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.example_ids import IDENTITY_TYPE, identify
-from tpu_components.core.examples.interface import IMAGE, TEXT
 from tpu_components.core.examples.records import DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
-from tpu_components.core.sources.columns import Names
 from tpu_components.core.sources.containers import Container, list_containers, splits_of, version_of
-from tpu_components.core.sources.fields import (
-    Chosen,
-    choose_fields,
-    known_by,
-    read_ids,
-    read_kept,
-    read_splits,
-    read_targets,
-    read_weights,
-)
+from tpu_components.core.sources.fields import Chosen, choose_fields, list_rows
 from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Span, Spans
@@ -46,28 +35,20 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listin
     rows = [row for rows in by_file for row in rows]
     keys = tuple(f"{file.name}[{i}]" for file, rows in zip(files, by_file, strict=True) for i in range(len(rows)))
     values = {name: [row.values[place] for row in rows] for place, name in enumerate(chosen.wanted)}
-    labels, classes = read_targets(values, chosen, params, keys)
-    of_files, splits = (splits_of(files, location) if labelled else None), None
-    if labelled and "split" in chosen.names:
-        splits = read_splits(values[chosen.names["split"]], location)
-    elif of_files is not None:
-        splits = np.repeat(of_files, list(map(len, by_file)))
+    of_files = splits_of(files, location) if labelled else None
     hashes = np.frombuffer(b"".join(row.identity for row in rows), IDENTITY_TYPE)
-    ids = read_ids(values[chosen.names["id"]]) if "id" in chosen.names else None
-    return Listing(
-        source=params.source,
-        keys=keys,
-        labels=labels,
-        class_names=classes,
-        splits=splits,
-        slices=read_kept(values, chosen, labelled),
+    return list_rows(
+        values,
+        chosen,
+        params,
+        keys,
+        labelled,
+        splits=None if of_files is None else np.repeat(of_files, list(map(len, by_file))),
+        hashed=hashes,
         spans=Spans.collect([row.span for row in rows]),
-        kind=TEXT if chosen.content == "text" else IMAGE,
         version=version_of(files),
         notes=chosen.notes,
-        identities=known_by(ids, Names.of_hashes(hashes)),
         hashes=hashes if chosen.content == "text" else None,
-        weights=read_weights(values, params, keys, labelled),
     )
 
 

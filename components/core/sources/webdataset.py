@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.examples.images import has_image_suffix
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.csv_files import find_column
@@ -148,21 +148,15 @@ class _Group:
                 self._label = label
 
     def _read_label(self, suffix: str, content: bytes) -> str | None:
-        try:
+        with reading(f"{self.stem}.{suffix} in {self._path}", "the image's label", "Correct it."):
             text = content.decode("utf-8-sig").strip()
             if suffix != "json":
                 return text if suffix != "txt" or self._label is None else None
             facts = typed_json.decode(text)
-            params = self._params
-            wanted = {"id": "id", **params.columns, **{name: name for name in params.slice_columns}}
+            wanted = {"id": "id", **self._params.columns, **{name: name for name in self._params.slice_columns}}
             self._kept |= {name: facts[field] for name, field in wanted.items() if field in facts}
             name = self._params.columns.get("label") or find_column("label", list(facts))
             return None if facts.get(name) is None else str(facts[name])
-        except (ValueError, AttributeError, TypeError) as error:
-            raise InputError(
-                f"Cannot read {self.stem}.{suffix} in {self._path}: expected the image's label, received {error}. "
-                "Correct it."
-            ) from error
 
     def examples(self) -> Iterator[_Example]:
         """Yield the images, with the label that stands beside them, else their folder's name."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import google_crc32c
 
 from tpu_components.core.base import typed_values
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.base.partition import Share
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.work.workers import in_threads
@@ -110,15 +110,11 @@ class ResumeState:
             InputError: If the note has other fields or types.
         """
         uri = f"{self.root}/notes/{name}.json"
-        try:
+        advice = f"Remove {self.root}, and run the step again."
+        with reading(uri, "the note of a finished piece", advice):
             note: dict[str, Any] = typed_values.read(typed_json.decode(storage.read_bytes(uri)), Mapping[str, Any])
             for field, kind in {"file": Mapping[str, int | str], **(fields or {})}.items():
                 typed_values.read(note[field], kind, field)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"Cannot use {uri}: expected the note of a finished piece, received something else ({error!r}). Remove "
-                f"{self.root}, and run the step again."
-            ) from error
         return note
 
     def read(self, name: str, fields: Mapping[str, Any] | None = None) -> Piece:

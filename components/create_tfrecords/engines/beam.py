@@ -29,7 +29,6 @@ from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords.engines import fan_out
 from tpu_components.create_tfrecords.log_messages import STEP
 from tpu_components.create_tfrecords.parts import part_bytes, write_part
-from tpu_components.create_tfrecords.preparing import require_even
 
 _PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
@@ -146,7 +145,6 @@ def write_range(number: int, encoder: Any, key: str, place: str) -> int:
         for name, arguments in ((fan_out.part_name(i), arguments) for i, arguments in tasks.items()):
             if name not in there:
                 part = write_part(encoder, f"{folder}/part", *arguments)
-                require_even(encoder, part)
                 with open(part.path, "rb") as file:
                     parts.finish(name, part_bytes(part, file.read(sum(part.sizes))), {})
     return len(tasks)

@@ -19,7 +19,7 @@ import numpy as np
 
 from tpu_components.core.base import fingerprint, progress
 from tpu_components.core.base.digest import digest_of
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, reading
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.files.unpacking import read_arrays
@@ -205,12 +205,7 @@ def _save_survey(survey: Survey, directory: Path) -> None:
 
 
 def _load_survey(path: Path) -> Survey:
-    try:
+    with reading(path, "the words that the step has counted", "Remove the folder, and run the step again."):
         stored = read_arrays(path, is_own=True)
         words = stored["known"].tobytes().split(b"\n")
         return Survey(stored["of_texts"], Counter(dict(zip(words, stored["counts"].tolist(), strict=True))))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"Cannot read {path}: expected the words that the step has counted, received {error!r}. Remove the folder, "
-            "and run the step again."
-        ) from error

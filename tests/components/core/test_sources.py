@@ -222,7 +222,7 @@ def test_csv_does_not_depend_on_the_order_of_its_lines(tmp_path):
     lines = _rows(40).splitlines(keepends=True)
     straight = _plan(_csv(tmp_path / "one", "path,label\n" + "".join(lines)))
     turned = _plan(_csv(tmp_path / "two", "path,label\n" + "".join(lines[::-1])))
-    assert straight.listing.keys == turned.listing.keys
+    assert list(straight.listing.keys) == list(turned.listing.keys)
     assert {name: order.tolist() for name, order in straight.order.items()} == {
         name: order.tolist() for name, order in turned.order.items()
     }
@@ -720,11 +720,13 @@ def test_npz_refuses_what_is_none(tmp_path, damage):
         _plan(source)
 
 
-@pytest.mark.parametrize(("code", "message"), [(0xD800, "Labels that are no text: "), (0x110005, "expected ASCII")])
-def test_npz_refuses_labels_that_no_file_can_hold(tmp_path, code, message):
+@pytest.mark.parametrize("code", [0xD800, 0x110005])
+def test_npz_refuses_labels_that_no_file_can_hold(tmp_path, code):
     labels = np.array(["a", "b"] * 10)
     labels[1:2].view(np.uint32)[:] = code
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(
+        InputError, match=r"Cannot use the labels of npz:.*: expected whole numbers, or text that UTF-8 can"
+    ):
         _plan(_npz(tmp_path, x=_images(20), y=labels))
 
 

@@ -25,14 +25,3 @@ def test_plan_shards_names_say_split_place_and_count():
         "test-00000-of-00002.tfrecord",
         "test-00001-of-00002.tfrecord",
     ]
-
-
-def test_plan_shards_rejects_empty_split():
-    with pytest.raises(ValueError, match=r"num_examples=0, target_shard_mib=32"):
-        plan_shards("train", num_examples=0, total_bytes=0)
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_plan_shards_rejects_shards_without_size(size):
-    with pytest.raises(ValueError, match=rf"num_examples=5, target_shard_mib={size}"):
-        plan_shards("train", num_examples=5, total_bytes=10, target_shard_mib=size)

@@ -184,7 +184,7 @@ def test_a_margin_is_for_files_that_are_stored_resized(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((20, 8, 8, 1), np.uint8), y=np.arange(20) % 2)
     params = WriteParams(f"npz:{tmp_path}/x.npz", image_size=(8, 8), crop_margin=0.5, **ALL_TRAIN)
     with pytest.raises(
-        InputError, match=r"crop_margin=0.5 is for image files that are stored resized\. Received: .*raw"
+        InputError, match=r"Arrays are stored raw, without a margin: .* Received: encoding='auto' and crop_margin=0.5"
     ):
         write_records(params, tmp_path / "out")
 
@@ -401,7 +401,7 @@ def test_image_size_and_channels_apply_to_arrays(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["resized", "encoded"])
 def test_arrays_cannot_be_stored_as_files(tmp_path, encoding):
-    with pytest.raises(InputError, match=f"encoding='{encoding}' needs image files. Received arrays: 'sklearn:digits'"):
+    with pytest.raises(InputError, match=f"Received: encoding='{encoding}' and crop_margin=0.0 with 'sklearn:digits'"):
         write_records(WriteParams("sklearn:digits", encoding=encoding), tmp_path / "out")
 
 

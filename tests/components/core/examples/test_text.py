@@ -11,7 +11,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import TextInput
 from tpu_components.core.examples.text import (
     Tokenizer,
-    UnreadableTextError,
+    UnreadableError,
     build_vocabulary,
     copy_vocabulary,
     load_vocabulary,
@@ -99,7 +99,7 @@ def test_a_stored_text_is_utf_8_with_a_word_in_it():
         (b"a\xff", "not UTF-8: invalid start byte at byte 1"),
         (b"\xef\xbb\xbf?!", "no word in it"),
     ):
-        with pytest.raises(UnreadableTextError, match=reason):
+        with pytest.raises(UnreadableError, match=reason):
             tokenizer.encode_stored(content)
 
 

@@ -119,8 +119,8 @@ def test_cvats_tags_are_the_labels_of_its_images(tmp_path):
         ("labelstudio", "[]", r"Found no annotations in"),
         ("labelstudio", '[{"id": 1, "data": {"text": "a"}, "annotations": []}]', r"Found no annotations in"),
         ("cvat", "<annotations>", r"Cannot read .*expected CVAT's annotations\.xml"),
-        ("cvat", "<html></html>", r"received something else \(ValueError\('the element <html>'\)\)"),
-        ("cvat", "<annotations><image id='1'/></annotations>", r"Cannot read .*KeyError\('name'\)"),
+        ("cvat", "<html></html>", "received the element <html>"),
+        ("cvat", "<annotations><image id='1'/></annotations>", "Cannot read .*received KeyError: 'name'"),
     ],
 )
 def test_another_file_is_refused_in_one_paragraph(tmp_path, source, content, message):

@@ -73,11 +73,11 @@ def test_a_worker_gets_what_the_listing_says(tmp_path, make):
 def test_tasks_of_something_else_or_in_pieces_are_refused(tmp_path):
     listing = plan_dataset(images(tmp_path / "data")).listing
     path = tmp_path / "00000.npz"
-    with pytest.raises(InputError, match=r"Cannot read the tasks .*00000.npz: .*there is no such file.*run the step"):
+    with pytest.raises(InputError, match=r"Cannot read .*00000.npz.*there is no such file"):
         list(load_tasks(str(path), "key"))
     path.write_bytes(pack(listing, {0: np.arange(5)}))
     with pytest.raises(InputError, match=r"of other data, parameters or code: expected another, received key"):
         list(load_tasks(str(path), "another"))
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(InputError, match=r"Cannot read the tasks .*Remove it, and run the step again"):
+    with pytest.raises(InputError, match=r"Cannot read .*expected tasks .*Remove it, and run the step again"):
         list(load_tasks(str(path), "key"))
