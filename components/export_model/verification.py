@@ -9,6 +9,7 @@ answers of a classifier's formats are saved in WORK_DIR. The script must not imp
 unimportable. It answers with the functions by which LiteRT files are served, from a module that imports nothing either.
 """
 
+import bisect
 import dataclasses
 import importlib.util
 import json
@@ -109,23 +110,13 @@ def _most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
         compared: Number of examples in the sample.
         disagreeing: Number of examples in the sample that disagree.
     """
+    from scipy import stats
 
-    def logarithm(whole: int, part: int) -> float:
-        return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
+    def is_excluded(among_all: int) -> bool:
+        return bool(stats.hypergeom.cdf(disagreeing, count, among_all, compared) <= _SIGNIFICANCE)
 
-    def is_credible(among_all: int) -> bool:
-        least = max(0, compared - (count - among_all))
-        terms = (
-            logarithm(among_all, some) + logarithm(count - among_all, compared - some) - logarithm(count, compared)
-            for some in range(least, min(disagreeing, among_all) + 1)
-        )
-        return sum(map(math.exp, terms)) > _SIGNIFICANCE
-
-    low, high = disagreeing, count - compared + disagreeing
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if is_credible(middle) else (low, middle - 1)
-    return low
+    possible = range(disagreeing, count - compared + disagreeing + 1)
+    return possible[bisect.bisect_left(possible, True, key=is_excluded) - 1]
 
 
 def _step_by_step(path: Path, num_classes: int) -> Predict:
