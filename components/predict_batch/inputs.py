@@ -27,8 +27,8 @@ from tpu_components.serving.exported import ExportedModel
 RECORDS = "records"
 
 
-class UnusableError(Exception):
-    """The example cannot be used and is set aside; the message is the reason."""
+# An example that raises one of these is set aside; the message is the reason.
+UNREADABLE = (InputError, UnreadableImageError, UnreadableTextError, DamagedRecordError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,13 +156,10 @@ def read_input(
         content: Its content; None if it is a file below `root`.
 
     Raises:
-        UnusableError: If it cannot be used.
+        An error of `UNREADABLE`: If it cannot be used.
     """
-    try:
-        content = read_content(root, key, content)
-        return (key, _read_example(model, content)) if stored is None else _read_record(model, content, stored)
-    except (InputError, UnreadableImageError, UnreadableTextError, DamagedRecordError) as error:
-        raise UnusableError(str(error)) from error
+    content = read_content(root, key, content)
+    return (key, _read_example(model, content)) if stored is None else _read_record(model, content, stored)
 
 
 def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[str, np.ndarray]:
@@ -181,7 +178,7 @@ def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[
     except InputError:  # A ValueError, too.
         raise
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
-        raise UnusableError(f"no record of create_tfrecords: {error!r}") from error
+        raise DamagedRecordError(f"no record of create_tfrecords: {error!r}") from error
 
 
 def _read_example(model: ExportedModel, content: Any) -> np.ndarray:
