@@ -60,7 +60,7 @@ def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:
     """Write the missing ones of the wanted files, in worker processes; returns the number of existing ones."""
     finished = state.whole(plan.names[number] for number in wanted)
     missing = [number for number in wanted if plan.names[number] not in finished]
-    num_workers = max(1, min(plan.params.num_workers or os.cpu_count() or 1, len(missing)))
+    num_workers = max(1, min(plan.work.params.num_workers or os.cpu_count() or 1, len(missing)))
     work = dataclasses.replace(plan.work, num_threads=max(1, (os.cpu_count() or 1) // num_workers))
     sizes = {number: len(plan.examples(number)) for number in wanted}
     total = sum(sizes.values())
