@@ -334,10 +334,10 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
     candidates, facts = dict[str, Candidate](), dict[str, dict[str, Any]]()
     for name, file in (word.strip().split("=") for word in formats):
-        facts[name] = {}
         try:
-            candidates[name] = _load(export_dir / file, work, json.loads((work / TASK_FILE).read_text()))
-            candidates[name].answer_untimed()
+            candidate = _load(export_dir / file, work, json.loads((work / TASK_FILE).read_text()))
+            candidate.answer_untimed()
+            candidates[name] = candidate
         except Exception as error:  # Which error a bad file raises depends on the library.
             facts[name] = _failure(error)
     if not (work / EXPECTED_FILE).is_file():  # The export has failed.
@@ -346,8 +346,8 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
     task = json.loads((work / TASK_FILE).read_text())
     for name, candidate in candidates.items():
         try:
-            facts[name] = facts[name] or _measure(candidate, labels, expected, task)
-            if task["task"] == "classification" and "error" not in facts[name]:
+            facts[name] = _measure(candidate, labels, expected, task)
+            if task["task"] == "classification":
                 np.save(work / ANSWERS_FILE.format(name), np.concatenate(candidate.answers))
         except Exception as error:  # Which error a bad file raises depends on the library.
             facts[name] = _failure(error)
