@@ -45,7 +45,7 @@ _PICTURES = markupsafe.Markup(
 )
 _PANEL = markupsafe.Markup(
     "<h3>{name}{verdict}</h3>{chart}{pictures}"
-    '<p class="note">now {now}, before {before}. {measure}: {effect:.3f}; threshold {threshold:g}; p-value {percent} %.'
+    '<p class="note">now {now}, before {before}. {measure}: {effect:.3f}; threshold {threshold:g}; p-value {luck:.2g}.'
     "</p>"
 )
 
@@ -107,7 +107,6 @@ def _show(
         verdict=", drifted" if shift.drifted else "",
         chart=draw_histograms(name, dict(zip(_COLOURS, pair, strict=True)), _COLOURS) if pair else "",
         pictures=_JOIN(rows),
-        percent=shift.percent_by_luck,
     )
 
 
