@@ -1,29 +1,27 @@
 """Writes an HTML report of the data, to look at before a training is paid for."""
 
-import base64
 import contextlib
 import dataclasses
-import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.histograms import draw_histograms
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Manifest
-from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, encode_jpeg
+from tpu_components.core.examples.images import UnreadableImageError, decode_pixels
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.pages.pictures import thumbnail
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.work.workers import in_threads
 from tpu_components.create_tfrecords.measuring import FIGURES, LABELS
 
 _PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
-_THUMBNAIL_PIXELS, _JPEG_QUALITY = 72, 80
+_THUMBNAIL_PIXELS = 72
 _TEXT_CHARACTERS = 240
 _BALANCE_ROWS, _ASIDE_ROWS, _COPY_SETS, _COPY_MEMBERS = 60, 100, 30, 6
 _COLOURS = dict(zip(SPLITS, ("blue", "orange", "green"), strict=True))
@@ -90,21 +88,8 @@ def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:
         if listing.kind == TEXT:
             text = listing.read(example).decode("utf-8", "replace")
             return Sample(key, text=text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
-        return Sample(key, thumbnail(decode_pixels(listing.read(example), params.image_rule)))
+        return Sample(key, thumbnail(decode_pixels(listing.read(example), params.image_rule), _THUMBNAIL_PIXELS))
     return None
-
-
-def thumbnail(pixels: np.ndarray) -> str:
-    """Return a picture as a `data:` URI: a JPEG thumbnail, or a PNG file of the same size if the picture is small."""
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    if max(image.size) > _THUMBNAIL_PIXELS:
-        image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
-        small = np.asarray(image)
-        content = encode_jpeg(small[..., None] if small.ndim == 2 else small, _JPEG_QUALITY)
-        return "data:image/jpeg;base64," + base64.b64encode(content).decode()
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> str:
