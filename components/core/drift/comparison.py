@@ -307,8 +307,7 @@ def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
     table = np.rint(np.stack([having, lacking], axis=1))
     if table.sum() <= _MOST_EXACT:
         return float(stats.fisher_exact(table.astype(int)).pvalue)
-    is_empty = not (table.sum(axis=0).all() and table.sum(axis=1).all())
-    return 1.0 if is_empty else float(stats.chi2_contingency(table, correction=False).pvalue)
+    return _luck_of_mix(_join_rare(table))
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:
