@@ -116,7 +116,11 @@ class EvaluateParams:
                         "it a minimum or a maximum, or a class of keras.metrics with `_direction`."
                     )
                 if known[metric] and known[metric] != _SIDES.get(name, known[metric]):
-                    raise _wrong_side(name, metric, value)
+                    better, other = ("more", "minimum") if name == "maximum" else ("less", "maximum")
+                    raise InputError(
+                        f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models "
+                        f"only. Received: {name}.{metric}={value!r}. Move it to {other}."
+                    )
         if self.slice_minimum and task in (REGRESSION, LANGUAGE_MODEL):
             raise InputError(
                 f"slice_minimum={self.slice_minimum:g} bounds accuracy or F1, which a {task} has not. Leave it out, "
@@ -135,14 +139,6 @@ class EvaluateParams:
                     f"Cannot divide the examples by {name!r}, as slices asks: expected one of {', '.join(kept)}. A "
                     f"column of a CSV file is kept beside the records by data.slice_columns.{did_you_mean(name, kept)}"
                 )
-
-
-def _wrong_side(name: str, metric: str, value: float) -> InputError:
-    better, other = ("more", "minimum") if name == "maximum" else ("less", "maximum")
-    return InputError(
-        f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models only. Received: "
-        f"{name}.{metric}={value!r}. Move it to {other}."
-    )
 
 
 @dataclasses.dataclass(frozen=True)
