@@ -11,12 +11,13 @@ unimportable. It answers with the functions by which LiteRT files are served, fr
 
 import bisect
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
 import statistics
 import sys
-import time
+import timeit
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -254,9 +255,7 @@ class Candidate:
         known, rates = len(self.answers), []
         for _ in range(_REPEATS):
             del self.answers[known:]
-            start = time.perf_counter()
-            self.answer(rest)
-            rates.append(len(rest) / (time.perf_counter() - start))
+            rates.append(len(rest) / timeit.timeit(functools.partial(self.answer, rest), number=1))
         latencies = []
         self.predict(np.asarray(self.examples[:1]))
         for _ in range(_REPEATS):
@@ -264,9 +263,7 @@ class Candidate:
             for run in range(_LATENCY_RUNS):
                 at = run % len(self.examples)
                 example = np.asarray(self.examples[at : at + 1])
-                begin = time.perf_counter()
-                self.predict(example)
-                times.append(time.perf_counter() - begin)
+                times.append(timeit.timeit(functools.partial(self.predict, example), number=1))
             latencies.append(statistics.median(times) * 1e3)
         return {
             "latency_ms": statistics.median(latencies),
