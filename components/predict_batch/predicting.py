@@ -98,17 +98,13 @@ def predict_to_file(params: PredictParams, export_dir: Path, file: Path) -> tupl
     folder = file.with_name(f".{file.name}.parts")
     result = predict_batch(params, export_dir, folder)
     parts = sorted(folder.glob(f"predictions-*.{params.form}"))
-    half = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        (_join_tables if params.form == PARQUET else _join_lines)(parts, half)
-        aside = file.with_name(f"{file.stem}.{ASIDE_FILE}")
-        if result.num_set_aside:
-            os.replace(folder / ASIDE_FILE, aside)
-        else:
-            aside.unlink(missing_ok=True)
-        os.replace(half, file)
-    finally:
-        half.unlink(missing_ok=True)
+    whole, aside = folder / "whole", file.with_name(f"{file.stem}.{ASIDE_FILE}")
+    (_join_tables if params.form == PARQUET else _join_lines)(parts, whole)
+    if result.num_set_aside:
+        os.replace(folder / ASIDE_FILE, aside)
+    else:
+        aside.unlink(missing_ok=True)
+    os.replace(whole, file)
     shutil.rmtree(folder, ignore_errors=True)
     return result, aside if result.num_set_aside else None
 
