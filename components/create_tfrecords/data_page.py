@@ -1,6 +1,5 @@
 """Writes an HTML report of the data, to look at before a training is paid for."""
 
-import base64
 import contextlib
 import dataclasses
 import itertools
@@ -13,15 +12,16 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.histograms import draw_histograms
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Manifest
-from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, encode_jpeg, encode_png, image_of
+from tpu_components.core.examples.images import UnreadableImageError, decode_pixels
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.pages.pictures import thumbnail
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.work.workers import in_threads
 from tpu_components.create_tfrecords.measuring import FIGURES, LABELS
 
 _PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
-_THUMBNAIL_PIXELS, _JPEG_QUALITY = 72, 80
+_THUMBNAIL_PIXELS = 72
 _TEXT_CHARACTERS = 240
 _BALANCE_ROWS, _ASIDE_ROWS, _COPY_SETS, _COPY_MEMBERS = 60, 100, 30, 6
 _COLOURS = dict(zip(SPLITS, ("blue", "orange", "green"), strict=True))
@@ -88,19 +88,8 @@ def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:
         if listing.kind == TEXT:
             text = listing.read(example).decode("utf-8", "replace")
             return Sample(key, text=text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
-        return Sample(key, thumbnail(decode_pixels(listing.read(example), params.image_rule)))
+        return Sample(key, thumbnail(decode_pixels(listing.read(example), params.image_rule), _THUMBNAIL_PIXELS))
     return None
-
-
-def thumbnail(pixels: np.ndarray) -> str:
-    """Return a picture as a `data:` URI: a JPEG thumbnail, or a PNG file of the same size if the picture is small."""
-    kind, image = "png", image_of(pixels)
-    if max(image.size) > _THUMBNAIL_PIXELS:
-        kind = "jpeg"
-        image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
-    small = np.asarray(image).reshape(*image.size[::-1], -1)
-    content = encode_jpeg(small, _JPEG_QUALITY) if kind == "jpeg" else encode_png(small)
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> str:

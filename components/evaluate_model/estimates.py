@@ -651,17 +651,12 @@ def _least_share(better: int, worse: int, num_examples: int, confidence: float) 
         return advantage
 
     def is_possible(difference: float) -> bool:
-        return not exceeds_margin(better, worse, num_examples, difference, 1 - confidence)
+        return find_chance(better, worse, num_examples, difference) > 1 - confidence
 
     return _bisect(is_possible, -1.0, advantage)[0]
 
 
-def exceeds_margin(better: int, worse: int, num_examples: int, difference: float, rate: float) -> bool:
-    """Return whether the true difference of two shares is greater than another one, at an error rate."""
-    return _probability(better, worse, num_examples, difference) <= rate
-
-
-def _probability(better: int, worse: int, n: int, difference: float) -> float:
+def find_chance(better: int, worse: int, n: int, difference: float) -> float:
     """Return how often the advantage would be as great as it is, or greater, if the true difference were another."""
     # The share of examples that the champion alone has right: the root of a·x² + b·x + c.
     a = 2 * n

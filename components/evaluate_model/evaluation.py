@@ -97,18 +97,16 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     digest = model_digest(model_dir)
     with tempfile.TemporaryDirectory(prefix="champion-") as scratch:
         champion = find_champion(params.champion, digest, Path(scratch))
-        models = [model_dir]
         if champion.directory:
-            models.append(champion.directory)
             load_matching_info(champion.directory, manifest, "champion").check_files(champion.directory)
-        held_out, anchor = _find_held_out(params, records_dir, digest, champion), None
-        if held_out and (anchor := _find_anchor(params, manifest, digest, champion, held_out, Path(scratch))):
-            models.append(anchor.directory)
+        held_out = _find_held_out(params, records_dir, digest, champion)
+        best = _find_best(params, manifest, digest, champion, held_out, Path(scratch)) if held_out else Champion(None)
+        models = [model_dir, *(rival.directory for rival in (champion, best) if rival.directory)]
         device = devices.prepare(params.backend, params.accelerator, params.num_replicas, "float32")
         scores = score(params, device, records_dir, manifest, models)
         seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     model = EvaluatedModel(info.name, info.parameters, "best", digest)
-    evaluation, rivals = _judge(params, manifest, model, champion.registered, scores, seen, held_out, anchor)
+    evaluation, rivals = _judge(params, manifest, model, champion.registered, scores, seen, held_out, best)
     with storage.staged_directory(output) as staged:
         evaluation.save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **scores.predictions)
@@ -118,9 +116,10 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         )
         (staged / REPORT_FILE).write_text(report, encoding="utf-8")
     if held_out:
-        own = [champion.registered.digest if champion.registered else "", *([anchor.digest] if anchor else [])]
+        digests = [rival.registered.digest for rival in (champion, best) if rival.registered]
+        compared = dict(zip(digests, rivals, strict=True))
         try:
-            held_out.record(digest, evaluation.gate.promote, evaluation.metrics, dict(zip(own, rivals, strict=True)))
+            held_out.record(digest, evaluation.gate.promote, evaluation.metrics, compared)
         except (OSError, InputError) as error:  # The decision stands, as where the registry may only be read.
             progress.say("evaluate_model", f"this decision on the test set is not counted: {error}")
     decision, ours, theirs = evaluation.gate, evaluation.challenger, evaluation.champion
@@ -144,7 +143,7 @@ def _judge(
     scores: "Scores",
     seen: np.ndarray | None,
     held_out: HeldOutSet | None,
-    anchor: "Anchor | None",
+    best: "Champion",
 ) -> tuple[Evaluation, list[dict[str, float]]]:
     """Judge a model by the examples that no model has seen; by all, where every example has been seen.
 
@@ -170,9 +169,10 @@ def _judge(
     baseline = find_baseline(task, judges.targets, judges.outputs[0], names, judges.groups)
     groups = _describe_groups(judges.groups, task.judged, ours)
     differences = compare_figures(ours, theirs, params.confidence) if theirs else {}
-    best = None
-    if anchor:
-        best = Best(anchor.number, judged[2].metrics, compare_figures(ours, judged[2], params.confidence))
+    best_promoted = None
+    if best.registered:
+        differences_from_best = compare_figures(ours, judged[2], params.confidence)
+        best_promoted = Best(best.registered.version, judged[2].metrics, differences_from_best)
     slices = find_slices(params, manifest, judges.targets, judges.outputs, judges.properties, judges.groups)
     decision = decide(
         params,
@@ -187,7 +187,7 @@ def _judge(
         probabilities=find_probabilities(ours, {**params.minimum, **params.maximum}),
         groups=groups,
         test_set=test_set if test_set and (test_set.planned > 1 or test_set.number > 1) else None,
-        best=best,
+        best=best_promoted,
         directions=ours.directions,
     )
     evaluation = Evaluation(
@@ -210,15 +210,6 @@ def _judge(
     return evaluation, [own.metrics for own in judged[1:]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Anchor:
-    """The best model that was ever promoted: its number, its digest and its folder."""
-
-    number: str
-    digest: str
-    directory: Path
-
-
 def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: "Champion") -> HeldOutSet | None:
     """Return the decisions that the test set has taken for the champion's registry; None without a registry."""
     if champion.place is None or params.split == TRAIN:
@@ -227,25 +218,26 @@ def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champ
     return None if identities is None else HeldOutSet.find(champion.place, identities, digest)
 
 
-def _find_anchor(
+def _find_best(
     params: EvaluateParams,
     manifest: Manifest,
     digest: str,
     champion: "Champion",
     held_out: HeldOutSet,
     scratch: Path,
-) -> Anchor | None:
-    """Return the best model that was ever promoted, by the first metric with a margin; None if that is the champion."""
+) -> "Champion":
+    """Return the best model that was ever promoted, by the first metric with a margin; none if that is the champion."""
     metric = next((name for name, margin in params.max_regression.items() if margin), "")
     best = held_out.find_best(metric, direction(metric)) if metric else ""
     others = [digest, champion.registered.digest if champion.registered else ""]
     if champion.registry is None or not best or any(best[:_LABEL] == other[:_LABEL] for other in others):
-        return None
+        return Champion(None)
     if not (number := champion.registry.number_of(best)):
-        return None  # Deleted.
+        return Champion(None)  # Deleted.
     (scratch / "best").mkdir()
     directory = fetch(champion.registry.version(number), MODEL_DIR, scratch / "best")
-    return Anchor(number, best, directory) if ModelInfo.load(directory).understands(manifest) else None
+    is_usable = ModelInfo.load(directory).understands(manifest)
+    return Champion(directory, RegisteredChampion(number, best)) if is_usable else Champion(None)
 
 
 def _describe_groups(groups: np.ndarray | None, metric: str, figures: Figures) -> Groups | None:

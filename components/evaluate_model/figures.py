@@ -106,17 +106,16 @@ def compute_figures(
 
     Args:
         task: The task.
-        targets: Targets of all examples, each shaped as `Interface.target_shape` says.
-        outputs: Answers of a model to them, each shaped as `Interface.output_shape` says; of a language model what
-            `score_passages` makes of them.
+        targets: Targets of at least one example, each shaped as `Interface.target_shape` says.
+        outputs: Answers of a model to them, all finite, each shaped as `Interface.output_shape` says; of a language
+            model what `score_passages` makes of them.
         names: Names of the classes, labels or targets.
         top_k: Classes to look at for `top_k_accuracy`; lowered to num_classes - 1, since all of them always hit.
         groups: int[examples]: the group that each example belongs to; None if all are independent.
         further: Further metrics, of Keras; see `measuring.adapt`.
 
     Raises:
-        InputError: If there are no examples, the shapes disagree, a label is no class, or an answer is not finite or
-            no probability.
+        InputError: If an answer of a classification or of multi-label data is no probability.
 
     Example:
         >>> from tpu_components.core.examples.interface import TASKS
@@ -124,8 +123,8 @@ def compute_figures(
         >>> figures.metrics["accuracy"], figures.details["confusion_matrix"]
         (0.5, [[1, 0], [1, 0]])
     """
-    if task.name != LANGUAGE_MODEL:
-        _check(task.name, targets, outputs, names)
+    if task.name in (CLASSIFICATION, MULTI_LABEL):
+        _require_probabilities(task.name, outputs)
     top_k = max(1, min(top_k, len(names) - 1))
     estimates = {name: make() for name, make in estimators(task, targets, outputs, top_k, groups).items()}
     for metric in further:
@@ -138,28 +137,9 @@ def compute_figures(
     return Figures(task.name, len(targets), defined, details, directions)
 
 
-def _check(task: str, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str]) -> None:
-    if not len(targets):
-        raise InputError("There is nothing to evaluate: received 0 examples. Choose a split that has some.")
-    shape = (len(targets), len(names))
-    if outputs.shape != shape or targets.shape != (shape[:1] if task == CLASSIFICATION else shape):
-        raise InputError(
-            f"Targets and outputs must be of shape {'[examples]' if task == CLASSIFICATION else '[examples, names]'} "
-            f"and [examples, names]. Received: {list(targets.shape)} and {list(outputs.shape)}, with {len(names)} "
-            "names. Give the model one output per class, label or target."
-        )
-    if task == CLASSIFICATION and len(outside := np.flatnonzero((targets < 0) | (targets >= len(names)))):
-        raise InputError(
-            f"Labels must be in [0, {len(names)}), one per class name. Received: label {targets[outside[0]]} at index "
-            f"{outside[0]}, one of {len(outside)}. Evaluate on the data set that the model was made for."
-        )
-    if len(bad := np.flatnonzero(~np.isfinite(outputs).all(axis=1))):
-        raise InputError(
-            f"The model's output is refused: {len(bad)} of {len(outputs)} rows hold NaN or infinity, the first at "
-            f"index {bad[0]}. The training has diverged: lower training.learning_rate and train again."
-        )
+def _require_probabilities(task: str, outputs: np.ndarray) -> None:
     outside = np.flatnonzero(((outputs < -_ROUNDING) | (outputs > 1 + _ROUNDING)).any(axis=1))
-    if task != REGRESSION and len(outside):
+    if len(outside):
         worst = max(outputs[outside[0]].tolist(), key=lambda value: abs(value - 0.5))
         ending = "a softmax" if task == CLASSIFICATION else "one sigmoid per label"
         raise InputError(

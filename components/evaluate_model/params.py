@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Share, check_fields
+from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Range, Share, check_fields
 from tpu_components.core.examples.artifacts import SPLITS, TEST
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
@@ -17,6 +17,8 @@ from tpu_components.core.results.metric_table import BY_NAME, HIGHER, LOWER, NEI
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}
 CLASS, LENGTH = "class", "length"  # Slices that every data set, or every text, has.
 NO_CONFIDENCE = 0.5  # Above the champion is as likely as below it where both are alike.
+Confidence = Annotated[float, Range(NO_CONFIDENCE, below=1)]
+Bound = Annotated[float, Range(above=-math.inf, below=math.inf)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +65,12 @@ class EvaluateParams:
     """
 
     champion: str = ""
-    minimum: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    maximum: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    max_regression: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"accuracy": 0.0})
-    confidence: float = 0.95
+    minimum: Mapping[str, Bound] = dataclasses.field(default_factory=dict)
+    maximum: Mapping[str, Bound] = dataclasses.field(default_factory=dict)
+    max_regression: Mapping[str, Amount] = dataclasses.field(default_factory=lambda: {"accuracy": 0.0})
+    confidence: Confidence = 0.95
     test_decisions: Positive = 1
-    bound_confidence: float = NO_CONFIDENCE
+    bound_confidence: Confidence = NO_CONFIDENCE
     slices: tuple[str, ...] = (CLASS,)
     slice_minimum: Share = 0.0
     max_slice_regression: Amount = 0.05
@@ -85,24 +87,10 @@ class EvaluateParams:
         check_fields(self)
         for name in ("minimum", "maximum", "max_regression"):
             for metric, value in getattr(self, name).items():
-                known = BY_NAME.get(metric)
-                if known and known.direction != _SIDES.get(name, known.direction):
-                    raise _wrong_side(name, metric, value)
-                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                    raise InputError(f"{name}.{metric} must be a finite number. Received: {value!r}.")
-                if known and value > (most := known.most):
+                most = BY_NAME[metric].most if metric in BY_NAME else math.inf
+                if value > most:
                     advice = f" Did you mean {value / 100:g}?" if value <= 100 else ""
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
-        for metric, value in self.max_regression.items():
-            if value < 0:
-                raise InputError(f"max_regression.{metric} must not be negative. Received: {value}.")
-        for name, value in (("confidence", self.confidence), ("bound_confidence", self.bound_confidence)):
-            if not NO_CONFIDENCE <= value < 1:
-                advice = f" Did you mean {value / 100:g}?" if 50 <= value < 100 else ""
-                raise InputError(
-                    f"{name} must be at least 0.5, which asks for none, and below 1. Received: "
-                    f"{name}={value!r}.{advice}"
-                )
 
     def check_task(self, task: str, measured: Mapping[str, int | None] = {}) -> None:
         """Check that every metric that is asked for is measured, and slices have the figure that is bounded.
@@ -128,7 +116,11 @@ class EvaluateParams:
                         "it a minimum or a maximum, or a class of keras.metrics with `_direction`."
                     )
                 if known[metric] and known[metric] != _SIDES.get(name, known[metric]):
-                    raise _wrong_side(name, metric, value)
+                    better, other = ("more", "minimum") if name == "maximum" else ("less", "maximum")
+                    raise InputError(
+                        f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models "
+                        f"only. Received: {name}.{metric}={value!r}. Move it to {other}."
+                    )
         if self.slice_minimum and task in (REGRESSION, LANGUAGE_MODEL):
             raise InputError(
                 f"slice_minimum={self.slice_minimum:g} bounds accuracy or F1, which a {task} has not. Leave it out, "
@@ -147,14 +139,6 @@ class EvaluateParams:
                     f"Cannot divide the examples by {name!r}, as slices asks: expected one of {', '.join(kept)}. A "
                     f"column of a CSV file is kept beside the records by data.slice_columns.{did_you_mean(name, kept)}"
                 )
-
-
-def _wrong_side(name: str, metric: str, value: float) -> InputError:
-    better, other = ("more", "minimum") if name == "maximum" else ("less", "maximum")
-    return InputError(
-        f"{metric} cannot have a {name}: {better} of it is better, so that it would bound good models only. Received: "
-        f"{name}.{metric}={value!r}. Move it to {other}."
-    )
 
 
 @dataclasses.dataclass(frozen=True)

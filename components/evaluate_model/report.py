@@ -3,8 +3,6 @@
 It shows the decision, the figures, the training, and examples: mistakes with the worst first, and right answers.
 """
 
-import base64
-import io
 import itertools
 import json
 import re
@@ -16,7 +14,6 @@ import numpy as np
 
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.generation import Alphabet, generate
-from tpu_components.core.examples.images import image_of
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     LANGUAGE_MODEL,
@@ -43,6 +40,7 @@ from tpu_components.core.pages.blocks import (
     Sentences,
     Table,
 )
+from tpu_components.core.pages.pictures import thumbnail
 from tpu_components.core.pages.scores import Score, list_scores, percent, plain_number, table_of
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.results.metric_table import BY_NAME, show
@@ -531,14 +529,10 @@ def _show(key: str, content: np.ndarray | str) -> str:
         if len(plain) <= _TEXT_START + _TEXT_END:
             return plain
         return f"{plain[:_TEXT_START]} […] {plain[-_TEXT_END:]}"
-    image = image_of(content)
-    image.thumbnail((2 * _PICTURE_PIXELS, 2 * _PICTURE_PIXELS))  # Twice: screens of phones are dense.
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
+    source = thumbnail(content, 2 * _PICTURE_PIXELS)  # Twice: screens of phones are dense.
     is_small = max(content.shape[:2]) < _PICTURE_PIXELS
     look = markupsafe.Markup(' class="crisp"' if is_small else "")
-    encoded = base64.b64encode(buffer.getvalue()).decode()
-    return markupsafe.Markup('<img src="data:image/png;base64,{}" alt="{}"{}>').format(encoded, key, look)
+    return markupsafe.Markup('<img src="{}" alt="{}"{}>').format(source, key, look)
 
 
 def _chart_targets(names: Sequence[str], targets: np.ndarray, values: np.ndarray) -> list[Block]:

@@ -1,6 +1,7 @@
 """Rebuilds the model, writes every format, compares the formats in a fresh process, and keeps those that agree."""
 
 import contextlib
+import dataclasses
 import errno
 import io
 import logging
@@ -17,7 +18,7 @@ import numpy as np
 from tpu_components.core.base import progress, typed_values
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.terminal import filter_stderr
-from tpu_components.core.drift.sketches import save_answers, sketch_outputs
+from tpu_components.core.drift.sketches import ANSWERS_FILE, sketch_answers
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import BEST_WEIGHTS_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
@@ -95,14 +96,13 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         if info.task == CLASSIFICATION:
             answers = {name: np.load(work / verification.ANSWERS_FILE.format(name)) for name in formats}
             source = f"its {params.split} split"
-            save_answers(
-                staged,
-                {
-                    name: sketch_outputs(source, info.class_names, own)
-                    for name, own in answers.items()
-                    if np.isfinite(own).all()
-                },
-            )
+            sketches = {
+                name: sketch_answers(source, info.class_names, own.argmax(axis=1), own.max(axis=1).astype(np.float64))
+                for name, own in answers.items()
+                if np.isfinite(own).all()
+            }
+            contents = {name: dataclasses.asdict(sketch) for name, sketch in sketches.items()}
+            storage.write_json(staged / ANSWERS_FILE, contents)
         exported = ExportInfo(
             model=info.name,
             class_names=info.class_names,

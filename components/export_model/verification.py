@@ -9,13 +9,15 @@ answers of a classifier's formats are saved in WORK_DIR. The script must not imp
 unimportable. It answers with the functions by which LiteRT files are served, from a module that imports nothing either.
 """
 
+import bisect
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
 import statistics
 import sys
-import time
+import timeit
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,23 +111,13 @@ def _most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
         compared: Number of examples in the sample.
         disagreeing: Number of examples in the sample that disagree.
     """
+    from scipy import stats
 
-    def logarithm(whole: int, part: int) -> float:
-        return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
+    def is_excluded(among_all: int) -> bool:
+        return bool(stats.hypergeom.cdf(disagreeing, count, among_all, compared) <= _SIGNIFICANCE)
 
-    def is_credible(among_all: int) -> bool:
-        least = max(0, compared - (count - among_all))
-        terms = (
-            logarithm(among_all, some) + logarithm(count - among_all, compared - some) - logarithm(count, compared)
-            for some in range(least, min(disagreeing, among_all) + 1)
-        )
-        return sum(map(math.exp, terms)) > _SIGNIFICANCE
-
-    low, high = disagreeing, count - compared + disagreeing
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if is_credible(middle) else (low, middle - 1)
-    return low
+    possible = range(disagreeing, count - compared + disagreeing + 1)
+    return possible[bisect.bisect_left(possible, True, key=is_excluded) - 1]
 
 
 def _step_by_step(path: Path, num_classes: int) -> Predict:
@@ -263,9 +255,7 @@ class Candidate:
         known, rates = len(self.answers), []
         for _ in range(_REPEATS):
             del self.answers[known:]
-            start = time.perf_counter()
-            self.answer(rest)
-            rates.append(len(rest) / (time.perf_counter() - start))
+            rates.append(len(rest) / timeit.timeit(functools.partial(self.answer, rest), number=1))
         latencies = []
         self.predict(np.asarray(self.examples[:1]))
         for _ in range(_REPEATS):
@@ -273,9 +263,7 @@ class Candidate:
             for run in range(_LATENCY_RUNS):
                 at = run % len(self.examples)
                 example = np.asarray(self.examples[at : at + 1])
-                begin = time.perf_counter()
-                self.predict(example)
-                times.append(time.perf_counter() - begin)
+                times.append(timeit.timeit(functools.partial(self.predict, example), number=1))
             latencies.append(statistics.median(times) * 1e3)
         return {
             "latency_ms": statistics.median(latencies),
@@ -343,10 +331,10 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
         sys.modules[name] = None  # type: ignore[assignment]  # Importing it raises ImportError.
     candidates, facts = dict[str, Candidate](), dict[str, dict[str, Any]]()
     for name, file in (word.strip().split("=") for word in formats):
-        facts[name] = {}
         try:
-            candidates[name] = _load(export_dir / file, work, json.loads((work / TASK_FILE).read_text()))
-            candidates[name].answer_untimed()
+            candidate = _load(export_dir / file, work, json.loads((work / TASK_FILE).read_text()))
+            candidate.answer_untimed()
+            candidates[name] = candidate
         except Exception as error:  # Which error a bad file raises depends on the library.
             facts[name] = _failure(error)
     if not (work / EXPECTED_FILE).is_file():  # The export has failed.
@@ -355,8 +343,8 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
     task = json.loads((work / TASK_FILE).read_text())
     for name, candidate in candidates.items():
         try:
-            facts[name] = facts[name] or _measure(candidate, labels, expected, task)
-            if task["task"] == "classification" and "error" not in facts[name]:
+            facts[name] = _measure(candidate, labels, expected, task)
+            if task["task"] == "classification":
                 np.save(work / ANSWERS_FILE.format(name), np.concatenate(candidate.answers))
         except Exception as error:  # Which error a bad file raises depends on the library.
             facts[name] = _failure(error)

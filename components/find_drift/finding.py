@@ -27,16 +27,16 @@ from tpu_components.core.examples.interface import IMAGE, ImageInput
 from tpu_components.core.examples.records import RAW, DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
 from tpu_components.core.pages import page
+from tpu_components.core.pages.pictures import thumbnail
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.create_tfrecords.copies import thin_out
-from tpu_components.create_tfrecords.data_page import thumbnail
 from tpu_components.create_tfrecords.measuring import FIGURES, measure_pictures
 from tpu_components.find_drift.params import DriftParams, DriftResult
 
 DRIFT_FILE, DRIFT_PAGE_FILE = "drift.json", "drift.html"
 _JOIN = markupsafe.Markup("").join
 _COLOURS = {"these": "orange", "those before": "blue"}
-_MOST_READ, _SHOWN = 200, 6
+_MOST_READ, _SHOWN, _PICTURE_PIXELS = 200, 6, 72
 _FROM, _TO = 0.05, 0.95  # Quantiles of the first and the last image that are shown.
 _SERIES = markupsafe.Markup('<span class="swatch" style="background: var(--{})"></span>{}: <bdi>{}</bdi><br>')
 _PICTURE = markupsafe.Markup('<img src="{}" alt="{}" title="{}: {:.4g}">')
@@ -45,7 +45,7 @@ _PICTURES = markupsafe.Markup(
 )
 _PANEL = markupsafe.Markup(
     "<h3>{name}{verdict}</h3>{chart}{pictures}"
-    '<p class="note">now {now}, before {before}. {measure}: {effect:.3f}; threshold {threshold:g}; p-value {percent} %.'
+    '<p class="note">now {now}, before {before}. {measure}: {effect:.3f}; threshold {threshold:g}; p-value {luck:.2g}.'
     "</p>"
 )
 
@@ -107,7 +107,6 @@ def _show(
         verdict=", drifted" if shift.drifted else "",
         chart=draw_histograms(name, dict(zip(_COLOURS, pair, strict=True)), _COLOURS) if pair else "",
         pictures=_JOIN(rows),
-        percent=shift.percent_by_luck,
     )
 
 
@@ -133,7 +132,9 @@ def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markups
     for figure, values in zip(FIGURES[IMAGE], measured.T, strict=False):
         if figure.name in figures:
             some = np.argsort(values, kind="stable")[np.rint(shares * (len(values) - 1)).astype(int)].tolist()
-            shown = [(thumbnail(pictures[i]), keys[i], keys[i], values[i] * figure.scale) for i in some]
+            shown = [
+                (thumbnail(pictures[i], _PICTURE_PIXELS), keys[i], keys[i], values[i] * figure.scale) for i in some
+            ]
             chosen[figure.name] = _JOIN(_PICTURE.format(*picture) for picture in shown)
     return chosen
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from tpu_components.core.base import fingerprint
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput, UnreadableError
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput
 from tpu_components.core.files import storage
 from tpu_components.core.sources.spans import place_of
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.core.work.workers import in_threads
-from tpu_components.predict_batch.inputs import read_frames, read_input
+from tpu_components.predict_batch.inputs import UNREADABLE, read_frames, read_input
 from tpu_components.predict_batch.params import PARQUET, PredictParams
 from tpu_components.serving.exported import BATCH_SIZE, ExportedModel, load_model
 
@@ -113,7 +113,7 @@ def _read_all(
     def read(key: str, content: Any) -> tuple[str, np.ndarray] | str:
         try:
             return read_input(model, work.root, work.stored, key, content)
-        except UnreadableError as error:
+        except UNREADABLE as error:
             return str(error)
 
     results: Iterator[tuple[str, np.ndarray] | str]

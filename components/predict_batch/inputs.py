@@ -27,6 +27,10 @@ from tpu_components.serving.exported import ExportedModel
 RECORDS = "records"
 
 
+# An example that raises one of these is set aside; the message is the reason.
+UNREADABLE = (InputError, UnreadableError, DamagedRecordError)
+
+
 @dataclasses.dataclass(frozen=True)
 class Inputs:
     """The examples of a source, in an order that does not depend on the file system.
@@ -152,13 +156,10 @@ def read_input(
         content: Its content; None if it is a file below `root`.
 
     Raises:
-        UnreadableError: If it cannot be used.
+        An error of `UNREADABLE`: If it cannot be used.
     """
-    try:
-        content = read_content(root, key, content)
-        return (key, _read_example(model, content)) if stored is None else _read_record(model, content, stored)
-    except (InputError, DamagedRecordError) as error:
-        raise UnreadableError(str(error)) from error
+    content = read_content(root, key, content)
+    return (key, _read_example(model, content)) if stored is None else _read_record(model, content, stored)
 
 
 def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[str, np.ndarray]:
@@ -177,7 +178,7 @@ def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[
     except InputError:  # A ValueError, too.
         raise
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
-        raise UnreadableError(f"no record of create_tfrecords: {error!r}") from error
+        raise DamagedRecordError(f"no record of create_tfrecords: {error!r}") from error
 
 
 def _read_example(model: ExportedModel, content: Any) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import NotNegative, Positive, check_fields
-from tpu_components.core.sources.params import BEAM, FAN_OUT, LOCAL
+from tpu_components.core.sources.params import BEAM, LOCAL
 from tpu_components.core.work.beam.options import require_names
 
 JSONL, PARQUET = "jsonl", "parquet"
@@ -31,7 +31,7 @@ class PredictParams:
         part_examples: Examples per file. A killed process loses at most one file.
         num_workers: Processes to use; 0 means one per core.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
-            Apache Beam runner. The bytes are the same.
+            Apache Beam runner. The bytes are the same, as are those of the commands of `predict_batch.fan_out`.
         beam_options: Options of the Beam pipeline with Beam's own names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`; an option without a value is "". Finished files are stored
             below `temp_location`, which must be in a bucket for a `runner` on other machines.
@@ -48,11 +48,6 @@ class PredictParams:
     beam_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.engine == FAN_OUT:
-            raise InputError(
-                f"engine must be one of {', '.join(ENGINES)}. Received: engine={self.engine!r}. Several commands are "
-                "those of tpu_components.predict_batch.fan_out."
-            )
         check_fields(self)
         if taken := sorted({*self.keep} & {"id", *ANSWER_FIELDS}):
             raise InputError(

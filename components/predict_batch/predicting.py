@@ -60,7 +60,7 @@ def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:
     """Write the missing ones of the wanted files, in worker processes; returns the number of existing ones."""
     finished = state.whole(plan.names[number] for number in wanted)
     missing = [number for number in wanted if plan.names[number] not in finished]
-    num_workers = max(1, min(plan.params.num_workers or os.cpu_count() or 1, len(missing)))
+    num_workers = max(1, min(plan.work.params.num_workers or os.cpu_count() or 1, len(missing)))
     work = dataclasses.replace(plan.work, num_threads=max(1, (os.cpu_count() or 1) // num_workers))
     sizes = {number: len(plan.examples(number)) for number in wanted}
     total = sum(sizes.values())
@@ -98,17 +98,13 @@ def predict_to_file(params: PredictParams, export_dir: Path, file: Path) -> tupl
     folder = file.with_name(f".{file.name}.parts")
     result = predict_batch(params, export_dir, folder)
     parts = sorted(folder.glob(f"predictions-*.{params.form}"))
-    half = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        (_join_tables if params.form == PARQUET else _join_lines)(parts, half)
-        aside = file.with_name(f"{file.stem}.{ASIDE_FILE}")
-        if result.num_set_aside:
-            os.replace(folder / ASIDE_FILE, aside)
-        else:
-            aside.unlink(missing_ok=True)
-        os.replace(half, file)
-    finally:
-        half.unlink(missing_ok=True)
+    whole, aside = folder / "whole", file.with_name(f"{file.stem}.{ASIDE_FILE}")
+    (_join_tables if params.form == PARQUET else _join_lines)(parts, whole)
+    if result.num_set_aside:
+        os.replace(folder / ASIDE_FILE, aside)
+    else:
+        aside.unlink(missing_ok=True)
+    os.replace(whole, file)
     shutil.rmtree(folder, ignore_errors=True)
     return result, aside if result.num_set_aside else None
 

@@ -32,7 +32,6 @@ class Plan:
     """Examples to predict and the files of predictions; the same for all workers.
 
     Attributes:
-        params: Source to read, and the form to write.
         work: Settings of the workers.
         model: The model.
         inputs: The examples.
@@ -40,7 +39,6 @@ class Plan:
         names: Name of each file.
     """
 
-    params: PredictParams
     work: Work
     model: ExportedModel
     inputs: Inputs
@@ -49,7 +47,7 @@ class Plan:
 
     def examples(self, number: int) -> range:
         """Return the indices of the examples of a file."""
-        size = self.params.part_examples
+        size = self.work.params.part_examples
         return range(number * size, min((number + 1) * size, len(self.inputs.keys)))
 
     def contents(self, number: int) -> tuple[list[str], Any, list[dict[str, Any]]]:
@@ -88,7 +86,7 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
     digest = digest_of([*settings, kept, inputs.version, model_digest, code.digest, code.versions()])
     num_files = -(-len(inputs.keys) // params.part_examples)
     names = [file_name(number, num_files, params.form) for number in range(num_files)]
-    return Plan(params, work, model, inputs, digest, names)
+    return Plan(work, model, inputs, digest, names)
 
 
 def publish(plan: Plan, folders: Sequence[ResumeState], directory: Path) -> PredictResult:
@@ -112,7 +110,7 @@ def publish(plan: Plan, folders: Sequence[ResumeState], directory: Path) -> Pred
 
 
 def _summarize(plan: Plan, notes: Sequence[Mapping[str, Any]], staged: Path) -> PredictResult:
-    params, model, num_examples = plan.params, plan.model, len(plan.inputs.keys)
+    params, model, num_examples = plan.work.params, plan.model, len(plan.inputs.keys)
     aside: list[dict[str, Any]] = [item for note in notes for item in note["set_aside"]]
     predicted: Counter[str] = sum((Counter(note["predicted"]) for note in notes), Counter())
     for item in aside[:_SHOWN]:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from tpu_components.core.registry.held_out import spend
-from tpu_components.evaluate_model.estimates import exceeds_margin
+from tpu_components.evaluate_model.estimates import find_chance
 
 WEEKS, RATE = 52, 0.05
 _HARD, _EASY_SHARE, _EASY = 0.1, 0.9, 0.99  # A tenth of the examples is hard; of the others a model has 99 % right.
@@ -105,7 +105,7 @@ def simulate_creep(num_examples: int, num_years: int, planned: int, margin: floa
             rate = spend(RATE, planned, promoted)
             rivals = {champion, best} if anchored else {champion}
             promoted.append(
-                all(exceeds_margin(*_count(right[week], right[rival]), num_examples, -margin, rate) for rival in rivals)
+                all(find_chance(*_count(right[week], right[rival]), num_examples, -margin) <= rate for rival in rivals)
             )
             if promoted[-1]:
                 champion = week

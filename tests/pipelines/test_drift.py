@@ -36,7 +36,7 @@ def test_a_version_keeps_what_its_data_are_compared_by(finished_run, tmp_path, c
     described.chmod(0o644)
     for kept, message in (
         (None, "or from before versions kept it"),
-        ({"kind": 3}, "its sketch is not of this version"),
+        ({"kind": 3}, "none that can be read: of another task"),
     ):
         raw = json.loads(described.read_text())
         described.write_text(json.dumps(raw | {"lineage": {"sketch": kept}}))

@@ -68,11 +68,6 @@ class Shift:
     allowed: float = 0.0
     drifted: bool = False
 
-    @property
-    def percent_by_luck(self) -> str:
-        """The p-value as a percentage, formatted."""
-        return "fewer than 0.01" if self.luck < 1e-4 else f"{float(f'{100 * self.luck:.2g}'):g}"
-
 
 def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_others: int = 0) -> tuple[Shift, ...]:
     """Compare two data sets, all splits together; returns all statistics, the largest effect first.
@@ -124,7 +119,7 @@ def say_rule(shifts: Sequence[Shift]) -> str:
     tests = "; ".join(f"{test} ({', '.join(figures)})" for test, figures in figures_by_test.items())
     return (
         "A figure has drifted if its effect is at least the threshold and the p-value of its test is below "
-        f"{100 * allowed:.3g} %: the {100 * allowed * len(shifts):.3g} % that a confidence of "
+        f"{allowed:.3g}: the {allowed * len(shifts):.3g} that a confidence of "
         f"{1 - allowed * len(shifts):.6g} leaves, divided among {len(shifts)} tests (Bonferroni). Tests: {tests}."
     )
 
@@ -312,8 +307,7 @@ def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
     table = np.rint(np.stack([having, lacking], axis=1))
     if table.sum() <= _MOST_EXACT:
         return float(stats.fisher_exact(table.astype(int)).pvalue)
-    is_empty = not (table.sum(axis=0).all() and table.sum(axis=1).all())
-    return 1.0 if is_empty else float(stats.chi2_contingency(table, correction=False).pvalue)
+    return _luck_of_mix(_join_rare(table))
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:

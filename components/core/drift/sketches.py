@@ -11,14 +11,12 @@ values.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Self
 
 import numpy as np
 
 from tpu_components.core.examples.artifacts import TRAIN, Distribution, Manifest, Split
 from tpu_components.core.examples.interface import CLASSIFICATION, REGRESSION, TASKS
-from tpu_components.core.files import storage
 
 SKETCH = "sketch"  # In the lineage of a version: the sketch of its data.
 ANSWERS_FILE = "answers.json"  # In an export: the sketch of each format's predictions.
@@ -161,7 +159,7 @@ def sketch_answers(
         source: Description of the predictions' origin.
         class_names: Names of the classes.
         predicted: int[predictions]: index of the most probable class.
-        confidences: float[predictions]: probability of that class; must be finite.
+        confidences: float64[predictions]: probability of that class; must be finite.
     """
     counts = np.bincount(predicted, minlength=len(class_names)).tolist()
     bins = np.searchsorted(_EDGES[1:-1], confidences, side="right")
@@ -185,16 +183,6 @@ def sketch_answers(
         class_counts=dict(zip(class_names, counts, strict=True)),
         distributions={CONFIDENCE: confidence},
     )
-
-
-def sketch_outputs(source: str, class_names: Sequence[str], outputs: np.ndarray) -> DataSketch:
-    """Return the sketch of a classifier's predictions from its outputs: probabilities, float[predictions, classes]."""
-    return sketch_answers(source, class_names, outputs.argmax(axis=1), outputs.max(axis=1).astype(np.float64))
-
-
-def save_answers(export_dir: Path, sketches: Mapping[str, DataSketch]) -> None:
-    """Write the sketches of a classifier's predictions, by format, into its export."""
-    storage.write_json(export_dir / ANSWERS_FILE, {name: dataclasses.asdict(own) for name, own in sketches.items()})
 
 
 def count_bins(lows: np.ndarray, highs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,6 @@
 """Reads the sketches of a registered version: of its data, and of the predictions of its exported formats."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
@@ -35,20 +34,15 @@ def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
     Raises:
         InputError: If the registered version has no sketch, or one in an incompatible format.
     """
-    kept: Any = origin.lineage.get(name)
     what = "data" if name == SKETCH else name
     advice = "The next promoted run keeps one" + ("; compare with records until then." if name == SKETCH else ".")
-    if not kept:
-        raise InputError(
-            f"Cannot compare {what} with those of {origin.name}: expected a version that keeps a sketch of its {what}, "
-            f"received one that has none: of another task or tool, or from before versions kept it. {advice}"
-        )
     try:
-        sketch: DataSketch = typed_values.read(kept, DataSketch, name, any_version=True)
+        sketch: DataSketch = typed_values.read(origin.lineage.get(name), DataSketch, name, any_version=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Cannot compare {what} with those of {origin.name}: its sketch is not of this version ({error!r}). "
-            f"{advice}"
+            f"Cannot compare {what} with those of {origin.name}: expected a version that keeps a sketch of its {what}, "
+            "received one that has none that can be read: of another task or tool, or from before versions kept it "
+            f"({error}). {advice}"
         ) from error
     return sketch
 

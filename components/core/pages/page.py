@@ -60,19 +60,17 @@ _STYLE: dict[Any, Any] = {
 _FILES = [Path(__file__).parent / name for name in ("page.css", "page.html.jinja", "blocks.html.jinja")]
 
 
-def environment(templates: Path, **filters: Callable[..., Any]) -> "jinja2.Environment":
+def environment(templates: Path) -> "jinja2.Environment":
     """Return the templates of a folder, which extend `page.html.jinja`; every text in them is escaped."""
     import jinja2  # Imported here, because it takes 30 ms, and most commands write no page.
 
-    jinja = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader([templates, _FILES[0].parent]),
         autoescape=True,  # Names of classes, files, models and layers are untrusted.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja.filters.update(filters)
-    return jinja
 
 
 def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subtitle: str = "") -> str:

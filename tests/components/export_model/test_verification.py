@@ -31,7 +31,7 @@ def _imported():
 
 def test_verification_imports_nothing_of_this_project():
     others = set(_imported()) - set(sys.stdlib_module_names)
-    assert others == {"numpy", "tensorflow", "ai_edge_litert"}
+    assert others == {"numpy", "scipy", "tensorflow", "ai_edge_litert"}
 
 
 def test_verification_cannot_import_this_project_even_if_it_wanted_to(tmp_path):

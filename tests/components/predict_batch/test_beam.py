@@ -60,7 +60,7 @@ def test_where_beam_is_not_installed_it_is_said_what_to_do(export_dir, params, t
     ("fields", "message"),
     [
         ({"engine": "bean"}, "engine must be one of local, beam. Received: engine='bean'. Did you mean 'beam'?"),
-        ({"engine": "fan_out"}, "Several commands are those of tpu_components.predict_batch.fan_out."),
+        ({"engine": "fan_out"}, r"engine must be one of local, beam\. Received: engine='fan_out'"),
         ({"beam_options": {"--region": "us"}}, "must have names of Beam's options, such as .* Received: '--region'"),
     ],
 )

@@ -212,12 +212,14 @@ def test_a_log_without_predictions_of_the_version_is_refused(version, outputs, w
 def test_false_alarms_are_rare(version, outputs, write):
     """Of pairs that are drawn from the same answers; the version's own are one half of them."""
     from tpu_components.core.drift.comparison import find_shifts
-    from tpu_components.core.drift.sketches import sketch_outputs
+    from tpu_components.core.drift.sketches import sketch_answers
 
     generator, alarms = np.random.default_rng(0), 0
-    names = [f"{i}" for i in range(outputs.shape[1])]
+    names, predicted, confidences = [f"{i}" for i in range(outputs.shape[1])], outputs.argmax(1), outputs.max(1)
     for _ in range(500):
         order = generator.permutation(len(outputs))
-        new, old = (sketch_outputs("", names, outputs[part]) for part in (order[:200], order[200:]))
+        new, old = (
+            sketch_answers("", names, predicted[part], confidences[part]) for part in (order[:200], order[200:])
+        )
         alarms += any(shift.drifted for shift in find_shifts(new, old))
     assert alarms <= 5

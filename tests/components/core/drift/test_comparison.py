@@ -295,7 +295,7 @@ def test_the_command_says_what_has_drifted(tmp_path, capsys):
     assert out.startswith("none of 8 figures has drifted\n")
     assert "threshold" in out
     assert (
-        "below 0.125 %: the 1 % that a confidence of 0.99 leaves, divided among 8 tests (Bonferroni). "
+        "below 0.00125: the 0.01 that a confidence of 0.99 leaves, divided among 8 tests (Bonferroni). "
         "Tests: Kolmogorov and Smirnov's test (" in out
     )
     assert "the chi-squared test (classes)." in out
@@ -307,7 +307,7 @@ def test_the_command_says_what_has_drifted(tmp_path, capsys):
     told = " ".join(Page(page.read_text()).words)
     assert "of 8 figures have drifted: " in told
     assert "divided among 8 tests (Bonferroni)" in told
-    assert "; threshold 0.1; p-value 100 %." in told
+    assert "; threshold 0.1; p-value 1." in told
     assert main(["drift", str(tmp_path / "nowhere"), *against]) == 2
     assert "there is no such file" in capsys.readouterr().err
 
