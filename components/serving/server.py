@@ -89,7 +89,7 @@ async def _serve(
     connection = functools.partial(Connection, Places(connection_limit(params.max_connections)))
     server = _Server(
         uvicorn.Config(
-            application.asgi,
+            application,
             http=cast(type[asyncio.Protocol], connection),
             backlog=_ACCEPTED_AT_ONCE,
             lifespan="off",
