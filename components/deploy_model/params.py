@@ -10,7 +10,7 @@ from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Ran
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
-from tpu_components.core.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
+from tpu_components.core.registry.reference import CHAMPION, check_alias, check_registry, is_on_vertex
 from tpu_components.core.registry.signing import is_key_itself
 
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
@@ -105,7 +105,6 @@ class DeployParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_model_name(self.model_name)
         check_alias(self.alias)
         check_registry(self.registry, self.model_name)
         if len(self.notes) > _LONGEST_NOTES:
