@@ -80,22 +80,25 @@ class Application:
                 "is_ready": lambda: self._state == "ready",
             }
         )
+        answer, infer = functools.partial(self._predict, self._answer), functools.partial(self._predict, self._infer)
+        # The name of a route labels the metrics.
         routes = [
-            _route("health", "GET", params.health_route, self._health),
-            _route("predict", "POST", params.predict_route, functools.partial(self._predict, self._answer)),
-            _route("metrics", "GET", "/metrics", self._show_metrics),
+            Route(params.health_route, self._health, name="health"),
+            Route(params.predict_route, answer, methods=["POST"], name="predict"),
+            Route("/metrics", self._show_metrics, name="metrics"),
             # KServe's, see tpu_components.serving.instances.
-            _route("health", "GET", "/v1/models", self._list_models),
-            _route("predict", "POST", "/v1/models/{name}:predict", functools.partial(self._predict, self._answer)),
-            _route("health", "GET", "/v1/models/{name}", self._is_ready),
-            _route("health", "GET", "/v2", self._describe_server),
-            _route("health", "GET", "/v2/health/live", self._is_live),
-            _route("health", "GET", "/v2/health/ready", self._is_ready),
-            _route("health", "GET", "/v2/models/{name}", functools.partial(self._describe, describe_model)),
-            _route("health", "GET", "/v2/models/{name}/ready", self._is_ready),
-            _route("health", "GET", "/v2/models/{name}/config", functools.partial(self._describe, configure_model)),
-            _route("predict", "POST", "/v2/models/{name}/infer", functools.partial(self._predict, self._infer)),
+            Route("/v1/models", self._list_models, name="health"),
+            Route("/v1/models/{name}:predict", answer, methods=["POST"], name="predict"),
+            Route("/v1/models/{name}", self._is_ready, name="health"),
+            Route("/v2", self._describe_server, name="health"),
+            Route("/v2/health/live", self._is_live, name="health"),
+            Route("/v2/health/ready", self._is_ready, name="health"),
+            Route("/v2/models/{name}", functools.partial(self._describe, describe_model), name="health"),
+            Route("/v2/models/{name}/ready", self._is_ready, name="health"),
+            Route("/v2/models/{name}/config", functools.partial(self._describe, configure_model), name="health"),
+            Route("/v2/models/{name}/infer", infer, methods=["POST"], name="predict"),
         ]
+        self._route_names: Mapping[Any, str] = {route.endpoint: route.name for route in routes}
         handlers = {Exception: _fail, **dict.fromkeys((HTTPException, *_STATUSES), self._refuse)}
         self._starlette = Starlette(routes=routes, exception_handlers=handlers)
         self._starlette.router.redirect_slashes = False
@@ -119,7 +122,8 @@ class Application:
             await self._starlette(scope, receive, watch)
         finally:
             seconds, instances = time.perf_counter() - start, state.get("instances", 0)
-            self._metrics.count(state.get("route", "other"), status, seconds, instances)
+            route = self._route_names.get(scope.get("endpoint"), "other")
+            self._metrics.count(route, status, seconds, instances)
             line = {
                 "severity": "ERROR" if status == 500 else "INFO",
                 "method": scope["method"],
@@ -290,16 +294,6 @@ class Application:
         if status == 503:
             headers["Retry-After"] = "1"
         return JSONResponse({"error": message}, status, headers)
-
-
-def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaitable[Response]]) -> Route:
-    """Return a route; its name labels the metrics."""
-
-    async def named(request: Request) -> Response:
-        request.state.route = name
-        return await handle(request)
-
-    return Route(path, named, methods=[method])
 
 
 def _content(body: bytearray, is_image: bool) -> Sequence[Any]:
