@@ -542,7 +542,7 @@ def require_free_bytes(path: Path, num_bytes: int) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write one local file whole or not at all, durable once this returns."""
+    """Write one local file whole or not at all, durable once this returns. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming_full_disk(path):
         handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
