@@ -180,7 +180,6 @@ class Application:
         return JSONResponse({"name": "tpu-pipelines", "version": version, "extensions": _EXTENSIONS})
 
     async def _describe(self, describe: Callable[[str, ExportedModel], dict[str, Any]], request: Request) -> Response:
-        self._require_ready()
         return JSONResponse(describe(self._name_asked(request), self._model))
 
     @property
@@ -188,18 +187,15 @@ class Application:
         return self._params.model_name or self._model.name
 
     def _name_asked(self, request: Request) -> str:
-        """Return the model's name; responds 404 if the path has another one."""
+        """Return the model's name; responds 503 if no model is ready, and 404 if the path has another name."""
+        if self._state != "ready":
+            raise HTTPException(503, f"The server is {self._state}. Try again later.")
         asked = request.path_params.get("name", self._name)
         if asked != self._name:
             raise HTTPException(404, f"There is no model {asked[:40]!r}. Expected {self._name!r} (--model-name).")
         return self._name
 
-    def _require_ready(self) -> None:
-        if self._state != "ready":
-            raise HTTPException(503, f"The server is {self._state}. Try again later.")
-
     async def _predict(self, answer: Answer, request: Request) -> Response:
-        self._require_ready()
         self._name_asked(request)
         self._check_number()
         with self._held.hold() as hold:
