@@ -4,7 +4,6 @@ import collections
 import contextlib
 import functools
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -129,7 +128,7 @@ class GoogleStorage:
     def bucket(self, name: str) -> Any:
         """Return a bucket of the client that this process has."""
         try:
-            return google_client(os.environ.get("STORAGE_EMULATOR_HOST", "")).bucket(name)
+            return google_client().bucket(name)
         except ValueError as error:
             raise InputError(f"{name!r} is no name of a bucket ({error}). Check it.") from error
 
@@ -168,15 +167,11 @@ class GoogleStorage:
 
 
 @functools.cache
-def google_client(emulator_host: str) -> Any:
+def google_client() -> Any:
     """Return the process's client: one per file would look up credentials and connect every time."""
-    import google.cloud.storage as gcs
+    import google.cloud.storage
 
-    if emulator_host:
-        from google.auth.credentials import AnonymousCredentials
-
-        return gcs.Client(project="local", credentials=AnonymousCredentials())
-    return gcs.Client()
+    return google.cloud.storage.Client()
 
 
 class S3:
