@@ -47,7 +47,7 @@ def parse_text(text: str, constant: Callable[[str], Any] | None = None) -> Any:
     try:
         value = json.loads(text, parse_constant=constant)
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from error
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # Raises a UnicodeEncodeError, which is a ValueError.
     return value
