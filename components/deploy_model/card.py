@@ -23,7 +23,6 @@ from tpu_components.core.drift.version_sketches import sketch_of
 from tpu_components.core.examples.artifacts import (
     CODE_FILE,
     COPIES_FILE,
-    EXPORT_FILE,
     TRAIN,
     Manifest,
     ModelInfo,
@@ -123,7 +122,7 @@ class CardFacts:
         model: Info of the trained model.
         has_code: Whether the model contains code of the user, which is needed to rebuild it.
         evaluation: Result of the evaluation.
-        export: Info of the export; None if the export has none.
+        export: Info of the export.
         lineage: Origin of the version.
         champion: Version that the model was compared with; empty if there was none.
         shifts: Drift of the data from the champion's data; None if unknown.
@@ -137,7 +136,7 @@ class CardFacts:
     model: ModelInfo
     has_code: bool
     evaluation: Evaluation
-    export: ExportInfo | None
+    export: ExportInfo
     lineage: Mapping[str, Any]
     champion: str = ""
     shifts: Sequence[Shift] | None = None
@@ -181,7 +180,7 @@ def read_facts(
         model=ModelInfo.load(model_dir),
         has_code=(model_dir / CODE_FILE).is_file(),
         evaluation=evaluation,
-        export=ExportInfo.load(export_dir) if (export_dir / EXPORT_FILE).is_file() else None,
+        export=ExportInfo.load(export_dir),
         lineage=lineage,
         champion=champion,
         shifts=shifts,
@@ -268,7 +267,7 @@ def _front_matter(facts: CardFacts, scores: Sequence[Score]) -> str:
         if math.isfinite(score.number)
     ]
     tags = ["tpu-pipelines", kind, {MULTI_LABEL: "multi-label", REGRESSION: REGRESSION}.get(manifest.task, "")]
-    tags += ["tflite"] if facts.export and {"float", "int8"} & facts.export.formats.keys() else []
+    tags += ["tflite"] if {"float", "int8"} & facts.export.formats.keys() else []
     content: dict[str, Any] = {}
     if licence:  # SPDX ignores case; the hub uses lower case.
         is_known = licence in _HUB_LICENCES.split()

@@ -19,15 +19,10 @@ from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.opening import open_registry
 from tpu_components.core.registry.reference import SIGNATURE_FILE, is_on_vertex, version_name
 from tpu_components.core.registry.signing import try_keys, verify_version
-from tpu_components.core.registry.versions import (
-    RegisteredVersion,
-    Registry,
-    VersionFacts,
-    left_out_formats,
-    model_digest,
-)
+from tpu_components.core.registry.versions import RegisteredVersion, Registry, VersionFacts, model_digest
 from tpu_components.core.registry.vertex import VertexRegistry
 from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.deploy_model.card import read_facts, write_card
 from tpu_components.deploy_model.health_check import HealthCheck, answer_in_fresh_process
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams, DeployResult
@@ -81,7 +76,7 @@ def deploy_model(
             "which the endpoint is checked with before it serves. Leave deploy.endpoint out; it is registered all the "
             "same."
         )
-    if params.endpoint and (reason := left_out_formats(export_dir).get("float")):
+    if params.endpoint and (reason := ExportInfo.load(export_dir).left_out.get("float")):
         raise InputError(
             f"Cannot deploy {export_dir} to the endpoint {params.endpoint!r}: its image serves the float LiteRT file, "
             f"which the export left out, since {reason}. Leave deploy.endpoint out; it is registered all the same. To "

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Range, check_fields
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
-from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
-from tpu_components.core.registry.reference import CHAMPION, check_alias, check_model_name, check_registry, is_on_vertex
+from tpu_components.core.registry.reference import CHAMPION, check_alias, check_registry, is_on_vertex
 from tpu_components.core.registry.signing import is_key_itself
 
 PUBLIC, DEDICATED, PRIVATE = ENDPOINT_ACCESS = ("public", "dedicated", "private")
@@ -26,6 +25,7 @@ _KEY = Pattern(
     r"(projects/[^/\s]+/locations/[^/\s]+/keyRings/[^/\s]+/cryptoKeys/[^/\s]+)?",
     "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
 )
+_ON_GOOGLE = Pattern(r"(gs://.*)?", "on gs://")
 _SERVICE_ACCOUNT = Pattern(r"([^@\s]+@[^@\s]+)?", "like server@my-project.iam.gserviceaccount.com")
 _NETWORK = r"projects/[a-z][^/\s]*/global/networks/[^/\s]+"
 # Vertex AI's form, with room for `-candidate`.
@@ -85,7 +85,7 @@ class DeployParams:
     alias: str = CHAMPION
     health_check_examples: Positive = 32
     health_check_tolerance: Annotated[float, Range(above=0, most=1)] = 0.01
-    artifacts_uri: str = ""
+    artifacts_uri: Annotated[str, _ON_GOOGLE] = ""
     serving_image: str = ""
     endpoint: Annotated[str, _ENDPOINT] = ""
     endpoint_traffic: Annotated[int, Range(1, 100)] = 100
@@ -105,15 +105,12 @@ class DeployParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_model_name(self.model_name)
         check_alias(self.alias)
         check_registry(self.registry, self.model_name)
         if len(self.notes) > _LONGEST_NOTES:
             raise InputError(f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}.")
         if "{{" in self.notes:  # KFP and Argo replace such placeholders in any argument.
             raise InputError(f"notes must be without '{{{{', which a pipeline fills in. Received: {self.notes[:80]!r}.")
-        if self.artifacts_uri and not storage.is_on_google(self.artifacts_uri):
-            raise InputError(f"artifacts_uri must be on gs://. Received: {self.artifacts_uri!r}.")
         if self.endpoint and self.registry and not (self.registry == VERTEX or is_on_vertex(self.registry)):
             raise InputError(
                 f"An endpoint serves what is registered on Vertex AI. Received: endpoint={self.endpoint!r} with "

@@ -7,9 +7,8 @@ import argparse
 import os
 import sys
 
-from tpu_components.core.base.errors import BAD_INPUT, DONE, InputError
+from tpu_components.core.base.errors import DONE
 from tpu_components.core.base.import_path import leave_current_folder
-from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.step import command_line
 from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
 
@@ -30,7 +29,8 @@ def main() -> int:
         help="the export folder of a run, local or on gs:// (default: AIP_STORAGE_URI)",
     )
     command_line.add_params(parser, ServeParams)
-    try:
+
+    def call() -> int:
         parser.set_defaults(**vertex_defaults(os.environ))
         arguments = parser.parse_args()
         arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
@@ -39,10 +39,9 @@ def main() -> int:
         from tpu_components.serving.server import serve
 
         serve(arguments.export_dir, command_line.params_from(arguments, ServeParams))
-    except InputError as error:
-        print(paragraph(f"error: {error}"), file=sys.stderr)
-        return BAD_INPUT
-    return DONE
+        return DONE
+
+    return command_line.exit_code(call, command_line.print_error)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import prometheus_client
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.serving.exported import ExportedModel
@@ -52,7 +52,6 @@ _STATUSES = {InputError: 400, TooLargeError: 413, NoRoomError: 503, ClientDiscon
 
 _PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF|GIF8|BM")  # curl --data-binary names no type of content.
 _EXTENSIONS = ("binary_tensor_data", "model_configuration")  # Triton's, of KServe's V2.
-_OPEN_METRICS = "application/openmetrics-text"
 _METRIC_PREFIX = "tpu_pipelines"
 _BUCKET_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -62,9 +61,7 @@ Answer = Callable[[Request, bytearray, Hold], Awaitable[Response]]
 
 
 class Application:
-    """Serves one model. Responds 503 before the model is loaded and after `stop`.
-
-    `asgi` is the ASGI callable.
+    """Serves one model, as an ASGI application. Responds 503 before the model is loaded and after `stop`.
 
     Args:
         params: Routes and limits.
@@ -83,26 +80,59 @@ class Application:
                 "is_ready": lambda: self._state == "ready",
             }
         )
+        answer, infer = functools.partial(self._predict, self._answer), functools.partial(self._predict, self._infer)
+        # The name of a route labels the metrics.
         routes = [
-            _route("health", "GET", params.health_route, self._health),
-            _route("predict", "POST", params.predict_route, functools.partial(self._predict, self._answer)),
-            _route("metrics", "GET", "/metrics", self._show_metrics),
+            Route(params.health_route, self._health, name="health"),
+            Route(params.predict_route, answer, methods=["POST"], name="predict"),
+            Route("/metrics", self._show_metrics, name="metrics"),
             # KServe's, see tpu_components.serving.instances.
-            _route("health", "GET", "/v1/models", self._list_models),
-            _route("predict", "POST", "/v1/models/{name}:predict", functools.partial(self._predict, self._answer)),
-            _route("health", "GET", "/v1/models/{name}", self._is_ready),
-            _route("health", "GET", "/v2", self._describe_server),
-            _route("health", "GET", "/v2/health/live", self._is_live),
-            _route("health", "GET", "/v2/health/ready", self._is_ready),
-            _route("health", "GET", "/v2/models/{name}", self._describe_model),
-            _route("health", "GET", "/v2/models/{name}/ready", self._is_ready),
-            _route("health", "GET", "/v2/models/{name}/config", self._configure_model),
-            _route("predict", "POST", "/v2/models/{name}/infer", functools.partial(self._predict, self._infer)),
+            Route("/v1/models", self._list_models, name="health"),
+            Route("/v1/models/{name}:predict", answer, methods=["POST"], name="predict"),
+            Route("/v1/models/{name}", self._is_ready, name="health"),
+            Route("/v2", self._describe_server, name="health"),
+            Route("/v2/health/live", self._is_live, name="health"),
+            Route("/v2/health/ready", self._is_ready, name="health"),
+            Route("/v2/models/{name}", functools.partial(self._describe, describe_model), name="health"),
+            Route("/v2/models/{name}/ready", self._is_ready, name="health"),
+            Route("/v2/models/{name}/config", functools.partial(self._describe, configure_model), name="health"),
+            Route("/v2/models/{name}/infer", infer, methods=["POST"], name="predict"),
         ]
+        self._route_names: Mapping[Any, str] = {route.endpoint: route.name for route in routes}
         handlers = {Exception: _fail, **dict.fromkeys((HTTPException, *_STATUSES), self._refuse)}
-        starlette = Starlette(routes=routes, exception_handlers=handlers)
-        starlette.router.redirect_slashes = False
-        self.asgi: ASGIApp = _AccessLog(starlette, self._metrics)
+        self._starlette = Starlette(routes=routes, exception_handlers=handlers)
+        self._starlette.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, count it, and log it as one JSON line on stderr, without its content.
+
+        The content of a request may be private.
+        """
+        start, status = time.perf_counter(), _CLIENT_LEFT
+        state = scope.setdefault("state", {})
+        state["start"] = start
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._starlette(scope, receive, watch)
+        finally:
+            seconds, instances = time.perf_counter() - start, state.get("instances", 0)
+            route = self._route_names.get(scope.get("endpoint"), "other")
+            self._metrics.count(route, status, seconds, instances)
+            line = {
+                "severity": "ERROR" if status == 500 else "INFO",
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round(seconds * 1e3, 2),
+                "instances": instances,
+            }
+            print(json.dumps(line), file=sys.stderr, flush=True)
 
     @contextlib.asynccontextmanager
     async def ready(self, model: ExportedModel) -> AsyncIterator[None]:
@@ -128,8 +158,8 @@ class Application:
         return JSONResponse({"status": self._state}, 200 if self._state == "ready" else 503)
 
     async def _show_metrics(self, request: Request) -> Response:
-        text, content_type = self._metrics.render(request.headers.get("accept", ""))
-        return Response(text, media_type=content_type)
+        content, content_type = self._metrics.render(request.headers.get("accept", ""))
+        return Response(content, media_type=content_type)
 
     async def _is_live(self, request: Request) -> Response:
         return JSONResponse({"live": True})
@@ -149,31 +179,23 @@ class Application:
             version = importlib.metadata.version("tpu-pipelines")
         return JSONResponse({"name": "tpu-pipelines", "version": version, "extensions": _EXTENSIONS})
 
-    async def _describe_model(self, request: Request) -> Response:
-        self._require_ready()
-        return JSONResponse(describe_model(self._name_asked(request), self._model))
-
-    async def _configure_model(self, request: Request) -> Response:
-        self._require_ready()
-        return JSONResponse(configure_model(self._name_asked(request), self._model))
+    async def _describe(self, describe: Callable[[str, ExportedModel], dict[str, Any]], request: Request) -> Response:
+        return JSONResponse(describe(self._name_asked(request), self._model))
 
     @property
     def _name(self) -> str:
         return self._params.model_name or self._model.name
 
     def _name_asked(self, request: Request) -> str:
-        """Return the model's name; responds 404 if the path has another one."""
+        """Return the model's name; responds 503 if no model is ready, and 404 if the path has another name."""
+        if self._state != "ready":
+            raise HTTPException(503, f"The server is {self._state}. Try again later.")
         asked = request.path_params.get("name", self._name)
         if asked != self._name:
             raise HTTPException(404, f"There is no model {asked[:40]!r}. Expected {self._name!r} (--model-name).")
         return self._name
 
-    def _require_ready(self) -> None:
-        if self._state != "ready":
-            raise HTTPException(503, f"The server is {self._state}. Try again later.")
-
     async def _predict(self, answer: Answer, request: Request) -> Response:
-        self._require_ready()
         self._name_asked(request)
         self._check_number()
         with self._held.hold() as hold:
@@ -270,16 +292,6 @@ class Application:
         return JSONResponse({"error": message}, status, headers)
 
 
-def _route(name: str, method: str, path: str, handle: Callable[[Request], Awaitable[Response]]) -> Route:
-    """Return a route; its name labels the metrics."""
-
-    async def named(request: Request) -> Response:
-        request.state.route = name
-        return await handle(request)
-
-    return Route(path, named, methods=[method])
-
-
 def _content(body: bytearray, is_image: bool) -> Sequence[Any]:
     """Return the instances of a body, as parsed JSON."""
     if is_image:
@@ -334,41 +346,7 @@ class Metrics:
         if instances:
             self._seconds.observe(seconds)
 
-    def render(self, accepted: str = "") -> tuple[str, str]:
-        """Return all metrics as text, and the type of this content: OpenMetrics if the header Accept names it."""
-        if _OPEN_METRICS in accepted:
-            return openmetrics.generate_latest(self._all).decode(), openmetrics.CONTENT_TYPE_LATEST
-        return prometheus_client.generate_latest(self._all).decode(), CONTENT_TYPE_PLAIN_0_0_4
-
-
-class _AccessLog:
-    """Counts requests and logs each as one JSON line on stderr, without its content, which may be private."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start, status = time.perf_counter(), _CLIENT_LEFT
-        state = scope.setdefault("state", {})
-        state["start"] = start
-
-        async def watch(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watch)
-        finally:
-            seconds, instances = time.perf_counter() - start, state.get("instances", 0)
-            self._metrics.count(state.get("route", "other"), status, seconds, instances)
-            line = {
-                "severity": "ERROR" if status == 500 else "INFO",
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "ms": round(seconds * 1e3, 2),
-                "instances": instances,
-            }
-            print(json.dumps(line), file=sys.stderr, flush=True)
+    def render(self, accepted: str = "") -> tuple[bytes, str]:
+        """Return all metrics in a format that the header Accept names, by default Prometheus's text, and its type."""
+        encode, content_type = choose_encoder(accepted)
+        return encode(self._all), content_type

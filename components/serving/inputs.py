@@ -150,6 +150,12 @@ def _read_inputs(
     reader: ImageInput | Tokenizer, inputs: Sequence[str], lines: bool, column: str, unread: list[str]
 ) -> Iterator[_Named]:
     """Yield batches of names and inputs. Reports unreadable files of folders on stderr and in `unread`."""
+
+    def read_file(path: str) -> _Named:
+        if isinstance(reader, Tokenizer):
+            return _read_texts(path, reader, lines, column)
+        return [path], _decode_image(path, storage.read_bytes(path), reader)
+
     for argument in inputs:
         if argument == _STDIN:
             yield from _piped(reader)
@@ -159,25 +165,19 @@ def _read_inputs(
             for file in storage.list_files(argument):
                 path = f"{argument}/{file.name}"
                 try:
-                    content = (
-                        _read_texts(path, reader, lines, column)
-                        if isinstance(reader, Tokenizer)
-                        else _read_image(path, reader)
-                    )
+                    content = read_file(path)
                 except InputError as error:
                     unread.append(path)
                     print(paragraph(f"left out: {error}"), file=sys.stderr)
                 else:
                     yield content
-        elif isinstance(reader, Tokenizer):
-            yield _read_texts(argument, reader, lines, column)
-        elif argument.lower().endswith(_ARRAY_SUFFIXES):
+        elif isinstance(reader, ImageInput) and argument.lower().endswith(_ARRAY_SUFFIXES):
             for key, array in _read_arrays(argument).items():
                 images = _check_array(f"{argument}{key}", array, reader.image_shape)
                 many = [f"{argument}{key}[{i}]" for i in range(len(images))]
                 yield many if len(many) > 1 else [f"{argument}{key}"], images
         else:
-            yield _read_image(argument, reader)
+            yield read_file(argument)
 
 
 def _piped(reader: ImageInput | Tokenizer) -> Iterator[_Named]:
@@ -278,10 +278,6 @@ def _read_column(path: str, column: str) -> list[str]:
             "--column."
         )
     return [row[column] for row in rows]
-
-
-def _read_image(path: str, wanted: ImageInput) -> _Named:
-    return [path], _decode_image(path, storage.read_bytes(path), wanted)
 
 
 def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:

@@ -14,7 +14,6 @@ import dataclasses
 import itertools
 import json
 import math
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.images import SERVED_FORMATS, OpenImage, UnreadableImageError, open_image
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, ImageInput
 from tpu_components.core.examples.text import Tokenizer
+from tpu_components.core.files.typed_json import parse_text
 from tpu_components.serving.exported import ExportedModel, PromptReader
 from tpu_components.serving.params import ServeParams
 
@@ -38,7 +38,6 @@ _CONFIG_TYPES = {_BYTES: "TYPE_STRING", "UINT8": "TYPE_UINT8", "FP32": "TYPE_FP3
 _V2_REQUEST_KEYS = ("id", "parameters", "inputs", "outputs")
 _V2_TENSOR_KEYS = ("name", "shape", "datatype", "parameters", "data")
 _MOST_DIMENSIONS, _MOST_SIZE = 8, 2**31 - 1
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MOST_DIGITS = 18
 _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
 
@@ -257,12 +256,8 @@ def load_json(body: bytes | bytearray) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        text = body.decode(json.detect_encoding(body))
-        parsed = json.loads(text, parse_constant=refuse)
-        if _SURROGATE.search(text):  # A lone surrogate cannot be encoded for response or log.
-            json.dumps(parsed, ensure_ascii=False).encode()
-        return parsed
-    except (ValueError, RecursionError) as error:  # Lists nested too deeply raise RecursionError.
+        return parse_text(body.decode(json.detect_encoding(body)), refuse)
+    except ValueError as error:
         raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received another body: {error}.') from error
 
 

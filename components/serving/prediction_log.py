@@ -25,11 +25,17 @@ _END_SECONDS = 2.0
 Content = Callable[[], Sequence[Any]]  # Returns a request's instances; called in the log's thread.
 
 
+@functools.cache
+def report_once(message: str) -> None:
+    """Print an error of the server on stderr, as a JSON line, the first time that it happens."""
+    print(json.dumps({"severity": "ERROR", "message": f"{message}; told once."}), file=sys.stderr, flush=True)
+
+
 class PredictionLog:
     """Logs a share of all predictions to a file, in a thread of its own.
 
-    Responses do not wait for the log: lines that cannot be written in time are dropped, and the first error is reported
-    on stderr.
+    Responses do not wait for the log: lines that cannot be written in time are dropped, and each kind of error is
+    reported once on stderr.
 
     Args:
         path: File to append to.
@@ -60,7 +66,6 @@ class PredictionLog:
         self._waiting: queue.Queue[Callable[[], Iterator[str]] | None] = queue.Queue(
             _MOST_WAITING_BODIES if with_content else _MOST_WAITING
         )
-        self._has_failed = False
         self._random = random.Random()
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
@@ -93,10 +98,7 @@ class PredictionLog:
             try:
                 self._file.write("".join(lines()).encode())
             except Exception as error:  # The log must not stop the server.
-                if not self._has_failed:
-                    message = f"Predictions are missing from the log: {error!r}; told once."
-                    print(json.dumps({"severity": "ERROR", "message": message}), file=sys.stderr, flush=True)
-                self._has_failed = True
+                report_once(f"Predictions are missing from the log: {error!r}")
 
     def _lines(
         self,

@@ -235,16 +235,16 @@ class HeldBytes:
         """Return the error of a request for which there is no room."""
         return NoRoomError(f"The server is busy: it holds {self.total:,} bytes. Try again later.")
 
-    def _make_room(self, hold: "Hold") -> bool:
-        while self.total > self.limit:
-            oldest = next((other for other in self._arriving if other.num_bytes), hold)
+    def make_room(self, hold: "Hold", num_bytes: int) -> None:
+        """Make room for `num_bytes` more of a request; see `Hold.resize`."""
+        while self.total + num_bytes > self.limit:
+            oldest = next((other for other in self._arriving if other is hold or other.num_bytes), hold)
             if oldest is hold:
-                return False
+                raise self.no_room()
             give_way = self._arriving.pop(oldest)
             oldest.resize(0)
             oldest.gave_way = True
             give_way()
-        return True
 
 
 class Hold:
@@ -261,12 +261,10 @@ class Hold:
         Raises:
             NoRoomError: If the limit would be exceeded and no other request can be rejected.
         """
-        before, self.num_bytes = self.num_bytes, num_bytes
-        self._held.total += num_bytes - before
-        if not self._held._make_room(self):
-            self._held.total -= num_bytes - before
-            self.num_bytes = before
-            raise self._held.no_room()
+        more = num_bytes - self.num_bytes
+        self._held.make_room(self, more)
+        self._held.total += more
+        self.num_bytes = num_bytes
 
     @contextlib.contextmanager
     def arriving(self, give_way: Callable[[], None]) -> Iterator[None]:

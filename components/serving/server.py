@@ -4,12 +4,10 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import re
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +25,7 @@ from tpu_components.serving.application import Application
 from tpu_components.serving.connections import Connection, Places, connection_limit
 from tpu_components.serving.exported import ExportedModel, load_model
 from tpu_components.serving.params import ServeParams
-from tpu_components.serving.prediction_log import PredictionLog
+from tpu_components.serving.prediction_log import PredictionLog, report_once
 
 # Longer than the keep-alive of Google's load balancers (600 s), which would otherwise use connections that are closed:
 # https://cloud.google.com/load-balancing/docs/https#timeouts_and_retries
@@ -89,7 +87,7 @@ async def _serve(
     connection = functools.partial(Connection, Places(connection_limit(params.max_connections)))
     server = _Server(
         uvicorn.Config(
-            application.asgi,
+            application,
             http=cast(type[asyncio.Protocol], connection),
             backlog=_ACCEPTED_AT_ONCE,
             lifespan="off",
@@ -139,16 +137,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-@functools.cache
-def _report_once(message: str) -> None:
-    print(json.dumps({"severity": "ERROR", "message": f"{message}; told once."}), file=sys.stderr, flush=True)
-
-
 def _handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Report only once that connections cannot be accepted: asyncio retries and reports every failure."""
     error = context.get("exception")
     if isinstance(error, OSError) and "accept" in context["message"]:
-        _report_once(f"Cannot accept connections: {error.strerror}. Raise the limit (ulimit -n)")
+        report_once(f"Cannot accept connections: {error.strerror}. Raise the limit (ulimit -n)")
     else:
         loop.default_exception_handler(context)
 

@@ -248,8 +248,6 @@ def place_of(config: Config, otherwise: str) -> str:
 def record(place: str, entry: RunDecision) -> None:
     """Write an entry to its file; replaces an earlier state of the entry."""
     content = json.dumps(dataclasses.asdict(entry), indent=2).encode()
-    if not storage.is_remote(place):
-        Path(place).mkdir(parents=True, exist_ok=True)
     storage.write_file(storage.join(place, _name(entry)), content)
 
 
@@ -272,17 +270,16 @@ def entries(
         leave_out: Called with the name of each file that is no decision.
     """
     known = []
-    if storage.is_remote(place) or Path(place).is_dir():
-        for file in storage.list_files(place):
-            content = storage.read_bytes(storage.join(place, file.name))
-            try:
-                entry = typed_values.read(typed_json.decode(content), RunDecision, file.name, any_version=True)
-            except (KeyError, TypeError, ValueError):
-                entry = None
-            if entry and file.name == _name(entry):
-                known.append(entry)
-            else:
-                leave_out(file.name)
+    for file in storage.list_known(place):
+        content = storage.read_bytes(storage.join(place, file.name))
+        try:
+            entry = typed_values.read(typed_json.decode(content), RunDecision, file.name, any_version=True)
+        except (KeyError, TypeError, ValueError):
+            entry = None
+        if entry and file.name == _name(entry):
+            known.append(entry)
+        else:
+            leave_out(file.name)
     for i, entry in enumerate(known):
         if entry.is_open and entry.run and (run := ask(entry.run)):
             known[i] = entry.with_run(run, price(run.machine))

@@ -40,7 +40,7 @@ def _port() -> int:
 
     async def serve() -> None:
         connection: Any = functools.partial(Connection, Places(100))
-        config = uvicorn.Config(application.asgi, http=connection, lifespan="off", ws="none", log_config=None)
+        config = uvicorn.Config(application, http=connection, lifespan="off", ws="none", log_config=None)
         async with application.ready(_model()):
             is_ready.set()
             await _Server(config).serve([listener])

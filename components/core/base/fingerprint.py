@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -268,7 +268,5 @@ def _version(library: str) -> str:
     return ", ".join(importlib.metadata.version(name) for name in names)
 
 
-@functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    """Return the names of the distributions from which each package is imported."""
-    return importlib.metadata.packages_distributions()
+# Names of the distributions from which each package is imported.
+_distributions = functools.cache(importlib.metadata.packages_distributions)

@@ -55,9 +55,9 @@ class _Lines:
 
 
 class _Bar:
-    """A bar on a terminal; None shows nothing."""
+    """A bar on a terminal."""
 
-    def __init__(self, step: str, total: int, unit: str, terminal: TextIO | None) -> None:
+    def __init__(self, step: str, total: int, unit: str, terminal: TextIO) -> None:
         from tqdm import tqdm
 
         self._bar = tqdm(
@@ -68,7 +68,6 @@ class _Bar:
             file=terminal,
             leave=False,
             dynamic_ncols=True,
-            disable=terminal is None,
         )
 
     def update(self, count: int, note: str = "") -> None:
@@ -113,10 +112,10 @@ def _terminal() -> Iterator[TextIO | None]:
 
 @contextlib.contextmanager
 def track(step: str, total: int, unit: str) -> Iterator[Progress]:
-    """Show progress through `total` items while the block runs."""
+    """Show progress through `total` items while the block runs; nothing if `is_quiet`."""
     with _terminal() as terminal:
-        if terminal is None and not is_quiet():
+        if terminal is None or is_quiet():
             yield _Lines(step, total, unit)
             return
-        with contextlib.closing(_Bar(step, total, unit, None if is_quiet() else terminal)) as bar:
+        with contextlib.closing(_Bar(step, total, unit, terminal)) as bar:
             yield bar

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from tpu_components.core.base.errors import InputError
 
 T = TypeVar("T")
+_FIRST_SECONDS, _MOST_SECONDS = 1, 60  # Longest first wait, and longest wait.
 
 
 class PlatformError(RuntimeError):
@@ -42,21 +43,15 @@ class Backoff:
     """Retry policy: exponential backoff with jitter, so that many clients do not retry at the same time.
 
     Attributes:
-        first_seconds: Longest first wait.
-        max_seconds: Longest wait.
         patience_seconds: Time after which a failure is no longer retried.
         sleep: Function that waits.
         clock: Monotonic clock, in seconds.
-        jitter: Function that gives a random number from 0 to 1.
         report: Called with a message about every failure and the time until the next attempt.
     """
 
-    first_seconds: float = 1.0
-    max_seconds: float = 60.0
     patience_seconds: float = 900.0
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    jitter: Callable[[], float] = random.random
     report: Callable[[str], None] = lambda _: None
 
     def __call__(self, call: Callable[[], T]) -> T:
@@ -67,10 +62,10 @@ class Backoff:
         """
         import tenacity
 
-        start, longer = self.clock(), tenacity.wait_exponential(self.first_seconds, self.max_seconds)
+        start, longer = self.clock(), tenacity.wait_exponential(_FIRST_SECONDS, _MOST_SECONDS)
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(OutageError),
-            wait=lambda state: longer(state) * (0.5 + 0.5 * self.jitter()),
+            wait=lambda state: longer(state) * (0.5 + 0.5 * random.random()),
             stop=lambda _: self.clock() - start >= self.patience_seconds,
             sleep=self.sleep,
             before_sleep=self._tell,

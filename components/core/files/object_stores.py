@@ -1,23 +1,25 @@
 """Clients of object stores: Cloud Storage, S3 and what speaks its protocol, the Hugging Face hub."""
 
+import collections
 import contextlib
-import dataclasses
 import functools
 import itertools
-import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 
-_TRANSFER_THREADS = 16
+_THREADS = 16
 _LISTED_LEVELS = 2  # Of folders, as SPLIT/CLASS, that are opened one by one.
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredObject:
-    """An object: its whole name in the bucket, its size in bytes, and a version that changes with its content."""
+class StoredFile(NamedTuple):
+    """One file below a root: its POSIX path relative to it, its size in bytes, and a version that changes with it.
+
+    `version` is the object's CRC32C on gs://, its ETag on s3://, and the modification time in nanoseconds on a disk.
+    Objects that a store lists are relative to the bucket.
+    """
 
     name: str
     num_bytes: int
@@ -53,18 +55,22 @@ def split(uri: str) -> tuple[str, str]:
     return bucket, name
 
 
-def in_threads(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return what `map` yields, from calls in several threads: a request mostly waits."""
+def in_threads(function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+    """Like `map`, but threads prefetch a limited number of results: a request to a bucket mostly waits."""
     from concurrent.futures import ThreadPoolExecutor  # Imported here for the sake of `--help`.
 
-    with ThreadPoolExecutor(_TRANSFER_THREADS) as pool:
-        return list(pool.map(function, *arguments))
+    calls = zip(*arguments, strict=False)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        waiting = collections.deque(pool.submit(function, *call) for call in itertools.islice(calls, _THREADS))
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(pool.submit(function, *call) for call in itertools.islice(calls, 1))
 
 
-Level = tuple[list[StoredObject], list[str]]
+Level = tuple[list[StoredFile], list[str]]
 
 
-def list_by_prefix(list_below: Callable[[str, bool], Level], prefix: str) -> Iterator[StoredObject]:
+def list_by_prefix(list_below: Callable[[str, bool], Level], prefix: str) -> Iterator[StoredFile]:
     """Yield all objects below a prefix, folders at the same time: a service lists some thousands of a folder a second.
 
     Args:
@@ -75,8 +81,8 @@ def list_by_prefix(list_below: Callable[[str, bool], Level], prefix: str) -> Ite
     folders = [prefix]
     for depth in range(_LISTED_LEVELS + 1):
         # Levels are opened until there are folders enough for all threads: each costs a request.
-        is_level = is_folder and depth < _LISTED_LEVELS and len(folders) < _TRANSFER_THREADS
-        levels = in_threads(list_below, folders, itertools.repeat(is_level))
+        is_level = is_folder and depth < _LISTED_LEVELS and len(folders) < _THREADS
+        levels = list(in_threads(list_below, folders, itertools.repeat(is_level)))
         for objects, _ in levels:
             yield from (stored for stored in objects if not stored.name.endswith("/"))
         folders = [folder for _, prefixes in levels for folder in prefixes]
@@ -122,17 +128,17 @@ class GoogleStorage:
     def bucket(self, name: str) -> Any:
         """Return a bucket of the client that this process has."""
         try:
-            return google_client(os.environ.get("STORAGE_EMULATOR_HOST", "")).bucket(name)
+            return google_client().bucket(name)
         except ValueError as error:
             raise InputError(f"{name!r} is no name of a bucket ({error}). Check it.") from error
 
-    def objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+    def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
         """Yield all objects whose names begin with `prefix`, but those that only stand for folders."""
         held = self.bucket(bucket)
 
         def list_below(prefix: str, is_level: bool) -> Level:
             blobs = held.client.list_blobs(held, prefix=prefix, delimiter="/" if is_level else None)
-            objects = [StoredObject(blob.name, blob.size or 0, blob.crc32c or str(blob.generation)) for blob in blobs]
+            objects = [StoredFile(blob.name, blob.size or 0, blob.crc32c or str(blob.generation)) for blob in blobs]
             return objects, sorted(blobs.prefixes)
 
         return list_by_prefix(list_below, prefix)
@@ -161,15 +167,11 @@ class GoogleStorage:
 
 
 @functools.cache
-def google_client(emulator_host: str) -> Any:
+def google_client() -> Any:
     """Return the process's client: one per file would look up credentials and connect every time."""
-    import google.cloud.storage as gcs
+    import google.cloud.storage
 
-    if emulator_host:
-        from google.auth.credentials import AnonymousCredentials
-
-        return gcs.Client(project="local", credentials=AnonymousCredentials())
-    return gcs.Client()
+    return google.cloud.storage.Client()
 
 
 class S3:
@@ -218,7 +220,7 @@ class S3:
                 "access key's rights."
             ) from error
 
-    def objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+    def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
         """See `GoogleStorage.objects`."""
         pages = s3_client().get_paginator("list_objects_v2")
 
@@ -227,7 +229,7 @@ class S3:
             for page in pages.paginate(Bucket=bucket, Prefix=prefix, **({"Delimiter": "/"} if is_level else {})):
                 # The ETag is the content's MD5, or for what came in parts a digest that follows from it.
                 objects += [
-                    StoredObject(entry["Key"], entry["Size"], entry["ETag"].strip('"'))
+                    StoredFile(entry["Key"], entry["Size"], entry["ETag"].strip('"'))
                     for entry in page.get("Contents", ())
                 ]
                 prefixes += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
@@ -306,10 +308,10 @@ class HuggingFaceHub:
                 f"Cannot use {uri!r}: the Hugging Face hub refused ({error}). Check the name, and HF_TOKEN."
             ) from error
 
-    def objects(self, bucket: str, prefix: str) -> Iterator[StoredObject]:
+    def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
         """See `GoogleStorage.objects`."""
         for path, info in self._ask("find", bucket, prefix.rstrip("/"), detail=True).items():
-            yield StoredObject(path.removeprefix(f"{bucket}/"), info["size"], info["blob_id"])
+            yield StoredFile(path.removeprefix(f"{bucket}/"), info["size"], info["blob_id"])
 
     def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """See `GoogleStorage.read`."""

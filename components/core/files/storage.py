@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 try:
     import fcntl
@@ -29,6 +29,7 @@ from tpu_components.core.base import extras
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files.object_stores import ObjectStore, in_threads, split, store_of
+from tpu_components.core.files.object_stores import StoredFile as StoredFile
 
 _GOOGLE = "gs://"
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
@@ -53,17 +54,6 @@ BINARY = getattr(os, "O_BINARY", 0)
 _UNBLOCKED = BINARY | getattr(os, "O_NONBLOCK", 0)
 NO_TRICKS = _UNBLOCKED | getattr(os, "O_NOFOLLOW", 0)  # Also no link that somebody else may have placed.
 _LOCK_POLL_SECONDS = 0.1
-
-
-class StoredFile(NamedTuple):
-    """One file below a root: its POSIX path relative to it, its size in bytes, and a version that changes with it.
-
-    `version` is the object's CRC32C on gs://, its ETag on s3://, and the modification time in nanoseconds on a disk.
-    """
-
-    name: str
-    num_bytes: int
-    version: str
 
 
 def is_remote(uri: str) -> bool:
@@ -129,9 +119,8 @@ def list_known(root: str) -> list[StoredFile]:
 def _in_bucket(root: str, store: ObjectStore) -> Iterator[StoredFile]:
     with store.reach(root) as (bucket, prefix):
         prefix = prefix.rstrip("/") + "/" if prefix else ""
-        files = [
-            StoredFile(blob.name[len(prefix) :], blob.num_bytes, blob.version) for blob in store.objects(bucket, prefix)
-        ]
+        below = store.objects(bucket, prefix)
+        files = [StoredFile(name[len(prefix) :], num_bytes, version) for name, num_bytes, version in below]
     files = [file for file in files if not any(map(is_hidden, file.name.split("/")))]
     yield from sorted(files, key=lambda file: file.name)
 
@@ -328,7 +317,7 @@ def localize(uri: str, into: Path) -> Path:
             paths = [join(str(staged), name) for name in names]
             for folder in {os.path.dirname(path) for path in paths}:
                 os.makedirs(folder, exist_ok=True)
-            in_threads(functools.partial(store.download, bucket), objects, paths)
+            list(in_threads(functools.partial(store.download, bucket), objects, paths))
     return target / PurePosixPath(prefix).name if objects == [prefix] else target
 
 
@@ -348,7 +337,8 @@ def upload(path: Path, uri: str) -> None:
         raise InputError(f"Cannot upload to {uri!r}: expected gs://BUCKET/… or s3://BUCKET/…. Check the path.")
     with store.reach(uri) as (bucket, prefix):
         below = (f"{prefix.rstrip('/')}/{file.relative_to(path).as_posix()}".lstrip("/") for file in files)
-        in_threads(functools.partial(store.upload, bucket), [prefix] if path.is_file() else below, map(str, files))
+        names = [prefix] if path.is_file() else below
+        list(in_threads(functools.partial(store.upload, bucket), names, map(str, files)))
 
 
 @contextlib.contextmanager
@@ -552,7 +542,7 @@ def require_free_bytes(path: Path, num_bytes: int) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write one local file whole or not at all, durable once this returns."""
+    """Write one local file whole or not at all, durable once this returns. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming_full_disk(path):
         handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)

@@ -43,9 +43,7 @@ class VertexService:
 
     @functools.cached_property
     def _credentials(self) -> Any:
-        if self._given_credentials is not None:
-            return self._given_credentials
-        return sign_in()
+        return self._given_credentials or sign_in()
 
     def _client(self, kind: str, region: str) -> Any:
         if (kind, region) not in self._clients:

@@ -20,7 +20,7 @@ from tpu_components.core.registry.reference import (
     VERSION_NUMBER,
     VERSIONS_DIR,
     check_alias,
-    check_model_name,
+    check_registry,
     version_name,
 )
 from tpu_components.core.registry.signing import sign_version, verify_version
@@ -55,7 +55,8 @@ class ModelRegistry:
     def __init__(self, root: Path | str, model_name: str) -> None:
         if not str(root) or storage.is_remote(str(root)):
             raise InputError(f"A registry is a folder on this machine. Received: {str(root)!r}.")
-        self.root, self.model_name = Path(root), check_model_name(model_name)
+        check_registry(str(root), model_name)
+        self.root, self.model_name = Path(root), model_name
         self.directory = self.root / model_name
 
     def require(self) -> None:

@@ -12,7 +12,6 @@ import datetime
 import io
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -139,8 +138,6 @@ class HeldOutSet:
         if not storage.exists(uri):
             content = io.BytesIO()
             np.save(content, self.examples)
-            if not storage.is_remote(self.place):
-                Path(self.place, self.name).mkdir(parents=True, exist_ok=True)
             storage.write_file(self.examples_uri, content.getvalue())
             storage.write_file(uri, json.dumps(dataclasses.asdict(decision), indent=2).encode())
 

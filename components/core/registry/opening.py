@@ -14,7 +14,6 @@ from tpu_components.core.registry.reference import (
     VERSION_OR_ALIAS,
     VERTEX_MODEL_NAME,
     VERTEX_ROOT,
-    check_registry,
     is_on_vertex,
 )
 from tpu_components.core.registry.versions import VERSION_FILE, RegisteredVersion, Registry, Version
@@ -90,7 +89,6 @@ def open_registry(root: Path | str, model_name: str) -> Registry:
     Raises:
         InputError: If `root` or `model_name` is invalid.
     """
-    check_registry(str(root), model_name)
     if not is_on_vertex(str(root)):
         return ModelRegistry(root, model_name)
     from tpu_components.core.registry.vertex import VertexRegistry  # Here, because that module imports this one.

@@ -66,7 +66,7 @@ def is_on_vertex(root: str) -> bool:
 
 
 def check_registry(root: str, model_name: str) -> None:
-    """Check the root of a registry and the name of a model.
+    """Check the root of a registry and the name of a model in it.
 
     Raises:
         InputError: If one of them is invalid.
@@ -76,22 +76,15 @@ def check_registry(root: str, model_name: str) -> None:
             f"Cannot use the registry {root!r}: expected a folder, or projects/PROJECT/locations/REGION/models for "
             "Vertex AI's. The model's name and version do not belong there: deploy.model_name, deploy.alias."
         )
-    if is_on_vertex(root) and not re.fullmatch(VERTEX_MODEL_NAME, model_name):
-        raise InputError(
-            f"Cannot use the model name {model_name!r} on Vertex AI: expected lower-case letters, digits, '-' and '_', "
-            "not a digit or '-' first, at most 63. Set deploy.model_name."
+    form, words = MODEL_NAME, "letters, digits, '-', '_' and '.', at most 64"
+    if is_on_vertex(root):
+        form = VERTEX_MODEL_NAME
+        words = (
+            "lower-case letters, digits, '-' and '_', not a digit or '-' first, at most 63, on Vertex AI. Set "
+            "deploy.model_name"
         )
-
-
-def check_model_name(name: str) -> str:
-    """Return the name of a model if it is valid.
-
-    Raises:
-        InputError: If it is not valid.
-    """
-    if not re.fullmatch(MODEL_NAME, name):
-        raise InputError(f"Cannot use the model name {name!r}: expected letters, digits, '-', '_' and '.', at most 64.")
-    return name
+    if not re.fullmatch(form, model_name):
+        raise InputError(f"Cannot use the model name {model_name!r}: expected {words}.")
 
 
 def check_alias(alias: str) -> str:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -285,7 +286,7 @@ def _key_file(key: bytes, what: str, kind: str) -> Iterator[Path]:
             file.write(key)
         yield Path(f"/dev/fd/{reading}")
     except Exception as error:  # Other kinds of keys, encrypted keys and plain text raise different errors.
-        reason = _in_one_line(str(error) or type(error).__name__)
+        reason = textwrap.shorten(str(error) or type(error).__name__, _MOST_CHARACTERS, placeholder=" …")
         raise InputError(
             f"Cannot {what}: expected a {kind} {_WANTED}, received something else ({reason}). Check the path."
         ) from error
@@ -311,9 +312,5 @@ def _fault(error: Exception) -> str:
     differences = [str(difference) for difference in ast.literal_eval(words)]
     for library, ours in _DIFFERENCES.items():
         differences = [re.sub(library, ours, difference, flags=re.DOTALL) for difference in differences]
-    return _in_one_line(f"other files than were signed, {'; '.join(differences)}")
-
-
-def _in_one_line(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}…"
+    faults = f"other files than were signed, {'; '.join(differences)}"
+    return textwrap.shorten(faults, _MOST_CHARACTERS, placeholder=" …")

@@ -16,7 +16,6 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import (
     ARCHITECTURE_FILE,
     BEST_WEIGHTS_FILE,
-    EXPORT_FILE,
     FLOAT_TFLITE_FILE,
     INT8_TFLITE_FILE,
     SAVED_MODEL_DIR,
@@ -347,18 +346,13 @@ def model_digest(model_dir: Path) -> str:
     return _digest_files(model_dir, (ARCHITECTURE_FILE, BEST_WEIGHTS_FILE), *info.class_names, *words)
 
 
-def left_out_formats(export_dir: Path) -> Mapping[str, str]:
-    """Return the formats that an export lacks, with the reasons; empty if unknown."""
-    return ExportInfo.load(export_dir).left_out if (export_dir / EXPORT_FILE).is_file() else {}
-
-
 def version_digest(model_dir: Path, export_dir: Path) -> str:
     """Return the SHA-256 that identifies a version: of the trained model and the exported files.
 
     Raises:
         InputError: If a file is missing.
     """
-    left_out = left_out_formats(export_dir)
+    left_out = ExportInfo.load(export_dir).left_out
     names = [name for form, name in (("float", FLOAT_TFLITE_FILE), ("int8", INT8_TFLITE_FILE)) if form not in left_out]
     if not names:
         saved_model = sorted(path for path in (export_dir / SAVED_MODEL_DIR).rglob("*") if path.is_file())

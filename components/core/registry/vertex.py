@@ -36,7 +36,6 @@ class VertexVersion:
 
     Attributes:
         number: Version id, `1` for the first.
-        digest: Digest of the files, as in `as_label`.
         model_digest: Digest of the trained model, as in `as_label`; empty for a version of another tool.
         parent: Version that the model was compared with; empty if there was none.
         uri: Folder on gs:// with `model/` and `export/`.
@@ -44,7 +43,6 @@ class VertexVersion:
     """
 
     number: str
-    digest: str
     model_digest: str
     parent: str
     uri: str
@@ -178,7 +176,6 @@ class VertexRegistry:
 def _read(model: Any) -> VertexVersion:
     return VertexVersion(
         number=model.version_id,
-        digest=model.labels.get(DIGEST_LABEL, ""),
         model_digest=model.labels.get(MODEL_LABEL, ""),
         parent=model.labels.get(PARENT_LABEL, ""),
         uri=model.artifact_uri.rstrip("/").removesuffix(f"/{EXPORT_DIR}"),

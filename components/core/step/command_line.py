@@ -200,7 +200,12 @@ def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tu
 
     leave_current_folder()
     arguments = parser.parse_args()
-    return exit_code(call, lambda error: print(paragraph(f"error: {error}"), file=sys.stderr))
+    return exit_code(call, print_error)
+
+
+def print_error(error: Any) -> None:
+    """Print an error on stderr."""
+    print(paragraph(f"error: {error}"), file=sys.stderr)
 
 
 def exit_code(work: Callable[[], int], tell: Callable[[Any], None]) -> int:

@@ -1,20 +1,16 @@
 """Distributes work to processes of this machine, or to threads for reads from a bucket."""
 
-import collections
 import contextlib
-import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor
 from typing import Any
 
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.import_path import safe_children
 from tpu_components.core.base.retries import PlatformError
-from tpu_components.core.files import storage
-
-_REMOTE_THREADS = 16
+from tpu_components.core.files import object_stores, storage
 
 
 @contextlib.contextmanager
@@ -97,12 +93,4 @@ def in_threads(function: Callable[..., Any], place: str, *arguments: Iterable[An
 
     Threads hide the latency of a bucket; on a local disk they would not be faster.
     """
-    if not storage.is_remote(place):
-        yield from map(function, *arguments)
-        return
-    calls = zip(*arguments, strict=False)
-    with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
-        waiting = collections.deque(pool.submit(function, *call) for call in itertools.islice(calls, _REMOTE_THREADS))
-        while waiting:
-            yield waiting.popleft().result()
-            waiting.extend(pool.submit(function, *call) for call in itertools.islice(calls, 1))
+    yield from (object_stores.in_threads if storage.is_remote(place) else map)(function, *arguments)

@@ -177,7 +177,6 @@ def without_what_may_be_unknown(facts):
         copies={},
         model=dataclasses.replace(facts.model, training={}),
         evaluation=evaluation,
-        export=None,
         lineage={},
         champion="",
         shifts=None,
@@ -255,7 +254,7 @@ def test_its_sections_are_those_of_the_hubs_template(kind):
 def test_of_what_nobody_knows_the_card_has_no_section(kind):
     facts = facts_of(kind)
     missing = set(sections(write_card(facts))) - set(sections(text := write_card(without_what_may_be_unknown(facts))))
-    assert missing >= {"Environmental Impact", "Technical Specifications", "Speeds, Sizes, Times"}
+    assert missing >= {"Environmental Impact", "Compute Infrastructure", "Speeds, Sizes, Times"}
     assert "None" not in text
     assert "Champion" not in text
 

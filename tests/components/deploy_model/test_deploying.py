@@ -156,14 +156,16 @@ def test_an_evaluation_of_another_model_is_refused(params, folders, registry):
     assert registry.versions() == ()
 
 
+def test_an_export_without_its_description_is_not_even_registered(params, folders, registry):
+    (folders["export_dir"] / "export.json").unlink()
+    with pytest.raises(InputError, match=r"export\.json': there is no such file.* that export_model wrote"):
+        deploy_model(params, **folders)
+    assert registry.versions() == ()
+
+
 def broken_file(folders):
     (folders["export_dir"] / "model.tflite").write_bytes(b"not a model")
     return r"a fresh process got no answer: .*it is damaged"
-
-
-def missing_file(folders):
-    (folders["export_dir"] / "export.json").unlink()
-    return r"a fresh process got no answer: .*there is no export\.json"
 
 
 def other_model(folders):
@@ -180,7 +182,7 @@ def not_a_number(folders):
     return "a probability differs by nan"
 
 
-@pytest.mark.parametrize("spoil", [broken_file, missing_file, other_model, not_a_number])
+@pytest.mark.parametrize("spoil", [broken_file, other_model, not_a_number])
 def test_a_failed_health_check_leaves_the_alias(
     in_fresh_process, params, folders, registry, trained_digits, exported_digits, tmp_path, spoil
 ):

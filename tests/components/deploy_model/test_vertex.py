@@ -610,9 +610,9 @@ def test_the_champion_is_where_the_alias_stands(world, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model_name": "My.Model"}, r"model name 'My\.Model' on Vertex AI"),
+        ({"model_name": "My.Model"}, r"model name 'My\.Model': expected lower-case .* on Vertex AI"),
         ({"registry": "projects/p/locations/us-west1/models/digits"}, "expected a folder, or projects/PROJECT"),
-        ({"artifacts_uri": "/tmp"}, "artifacts_uri must be on gs://. Received: '/tmp'"),
+        ({"artifacts_uri": "/tmp"}, "artifacts_uri must be on gs://. Received: artifacts_uri='/tmp'"),
         ({"endpoint": "Digits"}, "Received: endpoint='Digits'"),
         ({"registry": "/registry"}, "endpoint='digits' with registry='/registry'"),
         ({"endpoint_traffic": 0}, "endpoint_traffic must be from 1 to 100. Received: endpoint_traffic=0"),

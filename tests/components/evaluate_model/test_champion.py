@@ -8,6 +8,7 @@ import h5py
 import pytest
 
 from tests.components.judging import said
+from tests.registered import write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import file_sha256
 from tpu_components.core.examples.example_ids import load_identities
@@ -24,12 +25,8 @@ _FACTS = {"metrics": {}, "reasons": [], "lineage": {}}
 @pytest.fixture
 def registry(trained_digits, tmp_path):
     """The small model is version 0001, and the champion."""
-    export = tmp_path / "export"
-    export.mkdir()
-    for name in ("model.tflite", "model_int8.tflite"):
-        (export / name).write_bytes(b"")
     registry = ModelRegistry(tmp_path / "registry", "digits")
-    registry.register(trained_digits, export, **_FACTS)
+    registry.register(trained_digits, write_model(tmp_path, "none")[1], **_FACTS)
     registry.promote("0001", "champion", "first", "")
     return registry
 

@@ -67,7 +67,7 @@ async def call(app, method, path, *chunks):
     scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
     # A server prints the stack trace of what an application raises; the answer has been sent by then.
     with contextlib.suppress(MemoryError, ValueError):
-        await app.asgi(scope, receive, send)
+        await app(scope, receive, send)
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], headers, json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
 

@@ -56,9 +56,9 @@ def ask(method, path, body=None, ready=True, headers=(), **params):
         scope = {"type": "http", "method": method, "path": path, "query_string": b""}
         scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in dict(headers).items()]
         if not ready:
-            return await app.asgi(scope, receive, send)
+            return await app(scope, receive, send)
         async with app.ready(MODEL):
-            return await app.asgi(scope, receive, send)
+            return await app(scope, receive, send)
 
     asyncio.run(scenario())
     text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
@@ -199,7 +199,7 @@ def test_metrics_are_as_prometheus_reads_them():
     metrics.count("predict", 200, 99.0, 1)
     metrics.count("predict", 400, 0.004, 0)
     metrics.count("other", 404, 0.0, 0)
-    text, _ = metrics.render()
+    text = metrics.render()[0].decode()
     lines = text.splitlines()
     assert 'tpu_pipelines_requests_total{route="predict",status="200"} 2.0' in lines
     assert 'tpu_pipelines_requests_total{route="other",status="404"} 1.0' in lines
@@ -240,10 +240,10 @@ def test_the_server_counts_by_route_and_never_by_what_a_client_writes():
     async def scenario():
         for path in ("/secret/1", "/secret/2", "/health"):
             scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
-            await app.asgi(scope, None, lambda message: asyncio.sleep(0))
+            await app(scope, None, lambda message: asyncio.sleep(0))
 
     asyncio.run(scenario())
-    text, _ = app._metrics.render()
+    text = app._metrics.render()[0].decode()
     assert 'requests_total{route="other",status="404"} 2.0' in text
     assert 'requests_total{route="health",status="503"} 1.0' in text
     assert "secret" not in text

@@ -3,6 +3,7 @@ import sys
 import pytest
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.retries import PlatformError
 from tpu_components.serving import __main__ as serving_main
 from tpu_components.serving import server
 from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
@@ -79,3 +80,13 @@ def test_every_command_that_serves_heeds_the_flag_and_the_variable(command, tmp_
     monkeypatch.delenv("TPU_PIPELINES_VERIFY_KEY")
     assert serve() == 0
     assert keys[2:] == [""]
+
+
+def test_an_outage_while_the_model_is_fetched_is_said_without_a_stack_trace(monkeypatch, capsys):
+    def serve(uri, params, version=""):
+        raise PlatformError("Cloud Storage does not answer.")
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(sys, "argv", ["serving", "gs://bucket/export"])
+    assert serving_main.main() == 1
+    assert capsys.readouterr().err == "error: Cloud Storage does not answer.\n"

@@ -183,9 +183,10 @@ def test_a_run_that_is_deleted_meanwhile_is_an_error():
         wait(plan, submission, platform, sleep=Clock().sleep)
 
 
-def test_outages_are_waited_out_longer_and_longer():
+def test_outages_are_waited_out_longer_and_longer(monkeypatch):
+    monkeypatch.setattr("random.random", lambda: 1.0)
     clock, told = Clock(), []
-    backoff = Backoff(sleep=clock.sleep, clock=clock.seconds, jitter=lambda: 1.0, report=told.append)
+    backoff = Backoff(sleep=clock.sleep, clock=clock.seconds, report=told.append)
     platform = Platform({"digits-0": [DONE]}, outages=8)
     plan = make_plan()
     assert submit(plan, Retrying(platform, backoff)).job_id == "digits-0"
@@ -194,17 +195,18 @@ def test_outages_are_waited_out_longer_and_longer():
     assert platform.created == ["digits-0"]
 
 
-def test_waits_differ_between_those_who_wait():
+def test_waits_differ_between_those_who_wait(monkeypatch):
+    monkeypatch.setattr("random.random", iter([0.0, 0.5, 1.0]).__next__)
     clock = Clock()
-    parts = iter([0.0, 0.5, 1.0])
-    backoff = Backoff(sleep=clock.sleep, clock=clock.seconds, jitter=lambda: next(parts))
+    backoff = Backoff(sleep=clock.sleep, clock=clock.seconds)
     Retrying(Platform(outages=3), backoff).get("digits-0")
     assert clock.slept == [0.5, 1.5, 4.0]
 
 
-def test_an_outage_without_end_is_an_error_that_says_what_to_do():
+def test_an_outage_without_end_is_an_error_that_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("random.random", lambda: 1.0)
     clock = Clock()
-    backoff = Backoff(sleep=clock.sleep, clock=clock.seconds, jitter=lambda: 1.0)
+    backoff = Backoff(sleep=clock.sleep, clock=clock.seconds)
     with pytest.raises(PlatformError, match=r"Gave up after 903 s: 503 Try later\. .* run the same command again"):
         Retrying(Platform(outages=1000), backoff).get("digits-0")
 

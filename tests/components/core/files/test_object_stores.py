@@ -218,7 +218,7 @@ def test_folders_are_listed_at_the_same_time_and_every_object_once():
         rest = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         here = [name for name in rest if not is_level or "/" not in name[:-1]]
         folders = {name.partition("/")[0] + "/" for name in rest if is_level and "/" in name[:-1]}
-        objects = [object_stores.StoredObject(prefix + name, 0, "") for name in here if name]
+        objects = [object_stores.StoredFile(prefix + name, 0, "") for name in here if name]
         return objects, sorted(prefix + folder for folder in folders)
 
     def listed(prefix):

@@ -367,6 +367,7 @@ def test_what_is_missing_on_a_bucket_is_refused_by_name(bucket, tmp_path):
 
 
 def test_missing_credentials_are_named_with_the_way_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(object_stores, "google_client", object_stores.google_client.__wrapped__)
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(

@@ -11,8 +11,8 @@ from tpu_components.core.base.retries import Backoff, PlatformError
 from tpu_components.core.step.notification import message, post
 
 JOB = "projects/my-project/locations/us-west1/pipelineJobs/digits-1"
-AT_ONCE = Backoff(first_seconds=0.001, max_seconds=0.002)
-IMPATIENT = Backoff(first_seconds=0.001, max_seconds=0.002, patience_seconds=0.05)
+AT_ONCE = Backoff(sleep=lambda _: None)
+IMPATIENT = Backoff(sleep=lambda _: None, patience_seconds=0.05)
 
 
 @pytest.fixture

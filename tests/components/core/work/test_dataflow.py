@@ -23,7 +23,7 @@ options = json.loads(sys.argv[1])
 pipeline = apache_beam.Pipeline(options=as_beams_own(options))
 pipeline | apache_beam.Create([1])
 try:
-    DataflowJob(pipeline, options, "a step", Backoff(0.1, sleep=lambda _: time.sleep(0.1))).run()
+    DataflowJob(pipeline, options, "a step", Backoff(sleep=lambda _: time.sleep(0.1))).run()
 except Exception as error:
     print(f"{type(error).__name__}: {error}")
 """
