@@ -23,19 +23,22 @@ _MOST_WAITING_BODIES = 32
 _END_SECONDS = 2.0
 
 Content = Callable[[], Sequence[Any]]  # Returns a request's instances; called in the log's thread.
+_reported = set[str]()
 
 
-@functools.cache
-def report_once(message: str) -> None:
-    """Print an error of the server on stderr, as a JSON line, the first time that it happens."""
-    print(json.dumps({"severity": "ERROR", "message": f"{message}; told once."}), file=sys.stderr, flush=True)
+def report_once(what: str, reason: str) -> None:
+    """Print an error of the server on stderr, as a JSON line, the first time that it happens, for whatever reason."""
+    if what not in _reported:
+        _reported.add(what)
+        message = f"{what}: {reason}; told once."
+        print(json.dumps({"severity": "ERROR", "message": message}), file=sys.stderr, flush=True)
 
 
 class PredictionLog:
     """Logs a share of all predictions to a file, in a thread of its own.
 
-    Responses do not wait for the log: lines that cannot be written in time are dropped, and each kind of error is
-    reported once on stderr.
+    Responses do not wait for the log: lines that cannot be written in time are dropped. The process reports its
+    first error on stderr.
 
     Args:
         path: File to append to.
@@ -98,7 +101,7 @@ class PredictionLog:
             try:
                 self._file.write("".join(lines()).encode())
             except Exception as error:  # The log must not stop the server.
-                report_once(f"Predictions are missing from the log: {error!r}")
+                report_once("Predictions are missing from the log", repr(error))
 
     def _lines(
         self,

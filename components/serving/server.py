@@ -141,7 +141,7 @@ def _handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     """Report only once that connections cannot be accepted: asyncio retries and reports every failure."""
     error = context.get("exception")
     if isinstance(error, OSError) and "accept" in context["message"]:
-        report_once(f"Cannot accept connections: {error.strerror}. Raise the limit (ulimit -n)")
+        report_once("Cannot accept connections", f"{error.strerror}. Raise the limit (ulimit -n)")
     else:
         loop.default_exception_handler(context)
 
