@@ -28,7 +28,7 @@ from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
-from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies, judge_quota
+from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Policies, judge_quota
 from tpu_pipelines.doctor.images import look_at_image, repository_of
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.beam_job import is_on_dataflow
@@ -274,8 +274,8 @@ class VertexChecks:
                 self._agent,
                 f"v1/projects/{project}/locations/{location}/repositories/{repository}:getIamPolicy",
             )
-            granted = Policies(self._apis, project).granted(agent, lambda: self._apis.get(_REGISTRY, path))
-            return _judge(granted, _PULLER, agent, role)
+            policies = Policies(self._apis, project)
+            return policies.judge(agent, _PULLER, role, lambda: self._apis.get(_REGISTRY, path))
 
         def bind() -> tuple[Command, ...]:
             return (_bind(f"gcloud artifacts repositories add-iam-policy-binding {place}", self._agent, role),)
@@ -344,7 +344,7 @@ class VertexChecks:
         """
 
         def ask() -> str:
-            return _judge(self._policies.granted(member()), needed, member(), role)
+            return self._policies.judge(member(), needed, role)
 
         def member() -> str:
             return f"serviceAccount:{account or self._account}"
@@ -353,31 +353,26 @@ class VertexChecks:
 
     def _its_buckets(self) -> Iterator[Check]:
         """Yield the checks that the account may use the bucket that it writes to, and the bucket of the data."""
-        needed: dict[str, tuple[Sequence[str], str]] = {}
-        needed[split(self._settings.bucket)[0]] = (_WRITER, "roles/storage.objectAdmin")
-        if storage.is_on_google(data := self._config.data_location):
-            needed.setdefault(split(data)[0], (_READER, "roles/storage.objectViewer"))
-        for name, (permissions, role) in needed.items():
+        own, data = split(self._settings.bucket)[0], self._config.data_location
+        yield self._its_bucket(own, _WRITER, "roles/storage.objectAdmin")
+        if storage.is_on_google(data) and split(data)[0] != own:
+            yield self._its_bucket(split(data)[0], _READER, "roles/storage.objectViewer")
 
-            def bind(name: str = name, role: str = role) -> tuple[Command, ...]:
-                return (_bind_bucket(name, self._member, role),)
+    def _its_bucket(self, name: str, needed: Sequence[str], role: str) -> Check:
+        def ask() -> str:
+            return self._policies.judge(self._member, needed, role, policy)
 
-            ask = functools.partial(self._its_bucket, name, permissions, role)
-            yield Check(f"its buckets: {name}", ask, commands=bind)
-
-    def _its_bucket(self, name: str, permissions: Sequence[str], role: str) -> str:
         def policy() -> dict[str, Any]:
             return self._apis.get(STORAGE, f"storage/v1/b/{name}/iam", optionsRequestedPolicyVersion=3)
 
-        return _judge(self._policies.granted(self._member, policy), permissions, self._member, role)
+        return Check(f"its buckets: {name}", ask, commands=lambda: (_bind_bucket(name, self._member, role),))
 
     def _runner_acting(self) -> str:
         """Check that the pipeline's account may create the training job, which runs as the same account."""
         if not self._settings.service_account:
             return "the training runs as Vertex AI's own agent"
         path = f"{self._account_path}:getIamPolicy"
-        granted = self._policies.granted(self._member, lambda: self._apis.post(IAM, path, {}))
-        return _judge(granted, _ACT_AS, self._member, _ACTING)
+        return self._policies.judge(self._member, _ACT_AS, _ACTING, lambda: self._apis.post(IAM, path, {}))
 
     # What it trains on
 
@@ -458,10 +453,10 @@ class VertexChecks:
             state = self._apis.get(_KEYS, f"v1/{name}").get("primary", {}).get("state", "without a version")
         if state != "ENABLED":
             raise LackError(f"{name} is {state}", "enable its primary version, or name another key")
-        granted = Policies(self._apis, name.split("/")[1]).granted(
-            self._agent, lambda: self._apis.get(_KEYS, f"v1/{name}:getIamPolicy")
+        policies = Policies(self._apis, name.split("/")[1])
+        return policies.judge(
+            self._agent, _ENCRYPTER, _ENCRYPTING, lambda: self._apis.get(_KEYS, f"v1/{name}:getIamPolicy")
         )
-        return _judge(granted, _ENCRYPTER, self._agent, _ENCRYPTING)
 
     def _bind_key(self) -> tuple[Command, ...]:
         _, project, _, location, _, ring, _, key = self._settings.encryption_key.split("/")
@@ -552,20 +547,3 @@ def _quota_of(machine: MachineSpec) -> tuple[str, int]:
 def _denied(needed: Sequence[str], answer: Mapping[str, Any]) -> list[str]:
     """Return the permissions that an answer of `testIamPermissions` lacks."""
     return [permission for permission in needed if permission not in answer.get("permissions", ())]
-
-
-def _judge(granted: Granted, needed: Sequence[str], member: str, role: str) -> str:
-    """Return a sentence if a member has the needed permissions.
-
-    Raises:
-        LackError: If it lacks some; names the role.
-        CannotAskError: If it may lack some.
-    """
-    name = member.partition(":")[2]
-    denied, perhaps = granted.lacks(tuple(needed))
-    said = f"{name} lacks {role} ({', '.join(denied)})"
-    if perhaps:
-        raise CannotAskError(f"{said}, as far as can be seen: {perhaps}")
-    if denied:
-        raise LackError(said)
-    return f"{name} has {role}'s part of it"
