@@ -7,8 +7,9 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError
+from tpu_components.core.files.object_stores import split
 from tpu_components.core.files.vertex_clients import sign_in
-from tpu_pipelines.doctor.findings import CannotAskError, LackError
+from tpu_pipelines.doctor.findings import CannotAskError, Command, LackError, lacking
 
 STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
 _EVERYONE = ("allUsers", "allAuthenticatedUsers")
@@ -22,13 +23,12 @@ class GoogleApis:
     """Client of Google Cloud's APIs, with the credentials of the signed-in user.
 
     Args:
-        project: Google Cloud project.
         address: URL of every API, in which `{host}` is replaced by the API's host; empty is https://{host}.
         credentials: Google's credentials; by default the environment's.
     """
 
-    def __init__(self, project: str, address: str = "", credentials: Any = None) -> None:
-        self.project, self._address, self._given = project, address or "https://{host}", credentials
+    def __init__(self, address: str = "", credentials: Any = None) -> None:
+        self._address, self._given = address or "https://{host}", credentials
 
     @functools.cached_property
     def credentials(self) -> Any:
@@ -75,7 +75,7 @@ class GoogleApis:
 
             if not isinstance(self.credentials, Credentials):
                 return ""
-            apis = GoogleApis(self.project, self._address, google.auth.default()[0])
+            apis = GoogleApis(self._address, google.auth.default()[0])
         try:
             # Needs the user's consent: https://openid.net/specs/openid-connect-core-1_0.html#UserInfo
             email = str(apis.get("openidconnect.googleapis.com", "v1/userinfo").get("email", ""))
@@ -86,6 +86,21 @@ class GoogleApis:
     def get(self, host: str, path: str, **query: Any) -> dict[str, Any]:
         """Send a GET and return the JSON of the answer; errors as in `send`."""
         return dict(self.send("GET", host, path, params=query).json())
+
+    def find(self, host: str, path: str, name: str, remedy: str = "") -> dict[str, Any]:
+        """Return something that a run needs; other errors as in `send`.
+
+        Args:
+            host: Host of the API.
+            path: Path of what is needed.
+            name: Its name in messages.
+            remedy: What to do if it does not exist; by default the check's commands.
+
+        Raises:
+            LackError: If it does not exist.
+        """
+        with lacking(f"there is no {name}", remedy):
+            return self.get(host, path)
 
     def post(self, host: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a POST that changes nothing and return the JSON of the answer; errors as in `send`."""
@@ -114,6 +129,14 @@ class GoogleApis:
         if response.status_code == 404:
             raise MissingError(text)
         raise CannotAskError(f"{host} does not say: {response.status_code} {text}")
+
+
+def create_bucket(uri: str, region: str, project: str) -> Command:
+    """Return the command that creates a bucket; an empty region or project is gcloud's own."""
+    name, place = f"gs://{split(uri)[0]}", {"location": region, "project": project}
+    flags = "".join(f" --{flag}={value}" for flag, value in place.items() if value)
+    create = f"gcloud storage buckets create {name}{flags} --uniform-bucket-level-access"
+    return Command(create, f"gcloud storage buckets describe {name}")
 
 
 def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
