@@ -231,11 +231,23 @@ class Examination:
         self, paid: PaidMachine, outcome: Outcome, data: DataFacts, has_namesakes: bool, target: str
     ) -> MachineReport:
         params, machine, program = self._params, paid.slice, outcome.cost
-        batch_size = params.training.batch_size_per_replica * machine.devices
+        batch_size, timeout = params.training.batch_size_per_replica * machine.devices, paid.timeout_seconds
+        step = epoch = None
         measured = data.host.feed_per_second * machine.hosts  # Each of several hosts reads its share.
         feed = host_feed(data.host.feed_per_second, data.host.cpus, machine.host, _most_fed(data)) * machine.hosts
         if outcome.is_resident:
             measured = feed = order_rate(data.num_examples, batch_size)
+        if program is not None:
+            summed = gradient_bytes(outcome.parameters) if self._program.backend == "tensorflow" else 0
+            step = time_step(program, machine, summed)
+            epoch_at = functools.partial(time_epoch, step, data.num_examples, batch_size)
+            epoch = epoch_at(feed)
+            # The timeout follows from the slower rate: what is assumed of a host must not stop a training early.
+            timeout = timeout or timeout_seconds(params.run_epochs * epoch_at(min(feed, measured)).seconds)
+            if not outcome.is_resident:  # The spread of the host's rate widens the interval.
+                slow, fast = (epoch_at(feed * times) for times in data.host.spread)
+                epoch = dataclasses.replace(epoch, low_seconds=fast.low_seconds, high_seconds=slow.high_seconds)
+        is_known = outcome.verdict in PASSING
         report = MachineReport(
             machine=machine.name,
             region=paid.region,
@@ -264,34 +276,14 @@ class Examination:
             feed_per_second=feed,
             stage=f"{outcome.stage} of {len(params.training.stages)}" if outcome.stage else "",
             is_resident=outcome.is_resident,
+            step=step,
+            epoch=epoch,
+            timeout_seconds=timeout if is_known else 0,
+            cost=self._cost(paid, epoch, timeout) if is_known else None,
+            layers=time_layers(program, machine) if program else (),
+            host_calls=program.host_calls if program else (),
+            unknown_loops=program.unknown_loops if program else 0,
         )
-        if program is not None:
-            summed = gradient_bytes(outcome.parameters) if self._program.backend == "tensorflow" else 0
-            step = time_step(program, machine, summed)
-
-            def epoch_at(host_rate: float) -> EpochTime:
-                return time_epoch(step, data.num_examples, batch_size, host_rate)
-
-            epoch = epoch_at(feed)
-            # The timeout follows from the slower rate: what is assumed of a host must not stop a training early.
-            slowest = epoch_at(min(feed, measured))
-            timeout = paid.timeout_seconds or timeout_seconds(params.run_epochs * slowest.seconds)
-            if not outcome.is_resident:  # The spread of the host's rate widens the interval.
-                slow, fast = (epoch_at(feed * times) for times in data.host.spread)
-                epoch = dataclasses.replace(epoch, low_seconds=fast.low_seconds, high_seconds=slow.high_seconds)
-            report = dataclasses.replace(
-                report,
-                step=step,
-                epoch=epoch,
-                timeout_seconds=timeout,
-                cost=self._cost(paid, epoch, timeout),
-                layers=time_layers(program, machine),
-                host_calls=program.host_calls,
-                unknown_loops=program.unknown_loops,
-            )
-        elif outcome.verdict == MAY_FIT:
-            limit = paid.timeout_seconds
-            report = dataclasses.replace(report, timeout_seconds=limit, cost=self._cost(paid, None, limit))
         broken = (*self._objections(outcome, batch_size, machine), *self._broken_budgets(paid, report))
         return dataclasses.replace(report, broken=broken)
 
