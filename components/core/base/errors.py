@@ -26,6 +26,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def chain_of(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes: the errors that it was raised from, or while they were handled."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
+
+
 def describe(error: BaseException) -> str:
     r"""Return an error's kind and the first line of its message.
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import jax, keras, tf
 from tpu_components.core.examples.feeding import steps_per_epoch
@@ -335,7 +335,7 @@ def read_outcome(raw: Any) -> Outcome:
 
 
 def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:
-    chain = _chain(error)
+    chain = chain_of(error)  # Keras wraps the errors of layers.
     text = "\n".join(str(link) for link in chain)
     verdict = DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in text else DOES_NOT_COMPILE
     layer, source = _where(chain, text, task)
@@ -358,14 +358,6 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
     return Outcome(verdict, reason, layer, source, seconds, peak_bytes=needed_bytes)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and its causes, because Keras wraps the errors of layers."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
-        chain.append(cause)
-    return chain
-
-
 def _frames(chain: Sequence[BaseException]) -> Iterator[tuple[types.FrameType, int]]:
     """Yield the frames that errors passed through, from the outermost, each with its line."""
     for error in chain:
@@ -374,7 +366,7 @@ def _frames(chain: Sequence[BaseException]) -> Iterator[tuple[types.FrameType, i
 
 def _is_of_the_step(error: BaseException, task: Task) -> bool:
     """Return whether an error comes from a layer's computation, and not from the construction of the model."""
-    chain = _chain(error)
+    chain = chain_of(error)
     return bool(_where(chain, "", task)[0]) or any(
         isinstance(link, NotImplementedError) or _is_data_dependent(link) for link in chain
     )
