@@ -1,7 +1,7 @@
 """The TPU compiler in a process of its own: builds the training step on abstract shapes, lowers and compiles it.
 
 The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
-the process, sends it a `Task` and reads the `Outcome` of each `Compilation` from a pipe.
+the process, sends it a `Task` and receives the `Outcome` of each `Compilation` through a pipe.
 """
 
 import ast
@@ -9,15 +9,16 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-import json
 import math
 import os
+import pickle
 import re
 import sys
 import time
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -458,36 +459,29 @@ def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, 
     return layer, source
 
 
-def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[dict[str, Any]]:
+def compile_in_turn(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[Outcome]:
+    """Yield the outcome of each compilation; see `compile_step`."""
     objection = None  # It is the same on every machine.
-    for number, compilation in enumerate(compilations):
-        yield {"started": number}
+    for compilation in compilations:
         keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
         keras.config.set_dtype_policy(task.training.precision)
         keras.config.disable_flash_attention()  # As in training: see device.prepare.
         keras.config.disable_traceback_filtering()  # The frames name the layer that failed.
-        try:
-            outcome = compile_step(task, compilation, cache_dir)
-            if outcome.verdict in (FITS, MAY_FIT):
-                objection = _objection(task) if objection is None else objection
-                outcome = dataclasses.replace(outcome, objection=objection)
-            yield {"done": number, "outcome": dataclasses.asdict(outcome)}
-        except InputError as error:
-            yield {"done": number, "input_error": str(error)}
+        outcome = compile_step(task, compilation, cache_dir)
+        if outcome.verdict in (FITS, MAY_FIT):
+            objection = _objection(task) if objection is None else objection
+            outcome = dataclasses.replace(outcome, objection=objection)
+        yield outcome
 
 
 def main() -> None:
-    """Read a request from stdin, and write each outcome as a JSON line to the pipe given as argument."""
-    request = json.load(sys.stdin)
-    end_with(request["parent"])
-    task = typed_values.read(request["task"], Task)
-    compilations = typed_values.read(request["compilations"], tuple[Compilation, ...])
-    with os.fdopen(int(sys.argv[1]), "w") as pipe, contextlib.suppress(BrokenPipeError):
-        for message in _serve(task, compilations, Path(request["cache_dir"])):
-            pipe.write(json.dumps(message) + "\n")
-            pipe.flush()
+    """Read a request from stdin, and send each outcome through the pipe given as argument."""
+    task, compilations, cache_dir, parent = pickle.load(sys.stdin.buffer)
+    end_with(parent)
+    with Connection(int(sys.argv[1]), readable=False) as pipe, contextlib.suppress(BrokenPipeError):
+        try:
+            for outcome in compile_in_turn(task, compilations, cache_dir):
+                pipe.send(outcome)
+        except InputError as error:
+            pipe.send(InputError(str(error)))
     os._exit(0)  # Nothing is left to save, and libtpu's exit handlers can hang.
-
-
-if __name__ == "__main__":
-    main()
