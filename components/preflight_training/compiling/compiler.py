@@ -22,7 +22,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.fingerprint import code_of
@@ -287,7 +286,8 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         reader = code_of([hlo.__name__]).digest
         key = digest_of([text, layers, dataclasses.asdict(compilation), versions(), reader])
         path = cache_dir / f"program-{key}.json"
-        if (known := compile_cache.recall(path, read_outcome)) is not None:
+        known: Outcome | None = compile_cache.recall(path, Outcome)
+        if known is not None:
             return dataclasses.replace(known, stage=stage)
         start = time.monotonic()
         compiled_text, stats = compile_program()
@@ -328,11 +328,6 @@ def _least_memory(model: Any, task: Task, compilation: Compilation) -> Outcome:
     )
     shards = compilation.devices if task.training.sharding == FULLY_SHARDED else 1
     return Outcome(MAY_FIT, parameters=_count_parameters(model), peak_bytes=state // shards + batch)
-
-
-def read_outcome(raw: Any) -> Outcome:
-    """Read an outcome from its JSON form."""
-    return typed_values.read(raw, Outcome)
 
 
 def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:

@@ -78,7 +78,7 @@ def compile_all(task: Task, compilations: Sequence[Compilation], limits: Limits,
     paths = [cache_dir / f"request-{_key(task, compilation)}.json" for compilation in compilations]
     outcomes: dict[int, Outcome] = {}
     for i, path in enumerate(paths):
-        if (known := compile_cache.recall(path, compiler.read_outcome)) is not None:
+        if (known := compile_cache.recall(path, Outcome)) is not None:
             outcomes[i] = dataclasses.replace(known, is_cached=True)
     while missing := [i for i in range(len(compilations)) if i not in outcomes]:
         # A child that dies ends one compilation; the next child does the others.

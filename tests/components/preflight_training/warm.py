@@ -53,7 +53,7 @@ class WarmCompiler:
         for message in self._ask(request):
             if "input_error" in message:
                 raise InputError(message["input_error"])
-            yield compiler.read_outcome(message["outcome"])
+            yield typed_values.read(message["outcome"], Outcome)
 
     @contextlib.contextmanager
     def takes_over(self) -> Iterator[None]:
