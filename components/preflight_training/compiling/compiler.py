@@ -28,7 +28,7 @@ from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import jax, keras, tf
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
-from tpu_components.core.machines.machine_spec import GPU
+from tpu_components.core.machines.machine_spec import GPU, TPU, Slice
 from tpu_components.core.models.lookup import build_model, source_files
 from tpu_components.core.models.step.compiling import compile_model
 from tpu_components.core.models.step.hyperparameters import TrainParams
@@ -65,24 +65,19 @@ class Compilation:
     """One program to compile.
 
     Attributes:
-        machine: Short name of the slice.
-        topology: Name of the slice for libtpu; empty for GPUs.
-        chips_per_host_bounds: One host's part of the topology; empty is libtpu's default.
-        devices: Number of replicas, at most the number of devices of the topology.
-        bytes_per_cycle: Bytes that a device's memory moves in a cycle.
+        machine: Slice to compile for, with a replica on each device.
         batch_size_per_replica: Examples per replica and step.
         is_resident: Whether the training split lies in the devices' memory.
-        chip_config: Configuration of a chip; empty is libtpu's default.
     """
 
-    machine: str
-    topology: str
-    chips_per_host_bounds: tuple[int, ...]
-    devices: int
-    bytes_per_cycle: float
+    machine: Slice
     batch_size_per_replica: int
     is_resident: bool = False
-    chip_config: str = ""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of all replicas in a step."""
+        return self.batch_size_per_replica * self.machine.devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,13 +128,10 @@ def versions() -> dict[str, str]:
 def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
     """Return the built and compiled Keras model in its largest stage, and the number of the stage."""
     model = build_model(task.training.model, task.interface, task.training.model_parameters)
-    batch_size = compilation.batch_size_per_replica * compilation.devices
-    steps = steps_per_epoch(task.num_examples, batch_size)
+    steps, replicas = steps_per_epoch(task.num_examples, compilation.batch_size), compilation.machine.devices
     stage = freeze_least(model, task.training)
     weights = [1.0] * task.interface.num_classes if task.training.weighs_classes else []
-    compile_model(
-        model, task.interface, stage.settings, compilation.devices, steps, jit_compile=True, class_weights=weights
-    )
+    compile_model(model, task.interface, stage.settings, replicas, steps, jit_compile=True, class_weights=weights)
     return model, stage.number
 
 
@@ -181,20 +173,22 @@ def _objection(task: Task) -> str:
 Lowered = tuple[str, Callable[[], tuple[str, Any]]]
 
 
-def _topology(compilation: Compilation) -> Any:
+def _devices_of(machine: Slice) -> list[Any]:
+    """Return the devices of a slice, which the TPU compiler knows by name."""
     from jax.experimental import topologies
 
     options = {
-        "chips_per_host_bounds": compilation.chips_per_host_bounds,
-        "chip_config_name": compilation.chip_config,
+        "chips_per_host_bounds": machine.chips_per_host_bounds,
+        "chip_config_name": machine.generation.chip_config,
     }
     known = {name: value for name, value in options.items() if value}
-    return topologies.get_topology_desc(platform="tpu", topology_name=compilation.topology, **known)
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=machine.libtpu_topology, **known)
+    return list(topology.devices[: machine.devices])
 
 
 def _lower_jax(model: Any, task: Task, compilation: Compilation) -> Lowered:
-    devices = _topology(compilation).devices[: compilation.devices]
-    lowered = trace_program(model, task, compilation, devices, "tpu").lower(lowering_platforms=("tpu",))
+    devices = _devices_of(compilation.machine)
+    lowered = trace_program(model, task, compilation, devices, TPU).lower(lowering_platforms=(TPU,))
 
     def compile_program() -> tuple[str, Any]:
         compiled = lowered.compile()
@@ -216,7 +210,7 @@ def trace_program(model: Any, task: Task, compilation: Compilation, devices: Seq
     import numpy as np
     from jax.sharding import Mesh
 
-    shapes = task.interface.batch_shapes(compilation.batch_size_per_replica * compilation.devices)
+    shapes = task.interface.batch_shapes(compilation.batch_size)
     program = plan_program(model, shapes, task.num_examples, task.training, compilation.is_resident, accelerator)
     return program.trace(Mesh(np.array(devices), (BATCH_AXIS,)))
 
@@ -242,7 +236,7 @@ def _lower_tensorflow(model: Any, task: Task, compilation: Compilation) -> Lower
         _drop_copies(module, ir)
 
     def compile_program() -> tuple[str, Any]:
-        device = _topology(compilation).devices[0]
+        device = _devices_of(compilation.machine)[0]
         # JAX's own options, so that the figures of the two backends are comparable.
         options = get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[0]]))
         with context:
@@ -279,7 +273,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
     try:
         model, stage = _without_values(build) if is_jax else build()
         layers = [layer.name for layer in model._flatten_layers(include_self=False)]
-        if not compilation.topology:
+        if compilation.machine.is_gpu:
             return dataclasses.replace(_least_memory(model, task, compilation), stage=stage)
         lower = _lower_jax if is_jax else _lower_tensorflow
         text, compile_program = lower(model, task, compilation)
@@ -302,7 +296,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         compile_seconds=time.monotonic() - start,
         peak_bytes=stats.peak_memory_in_bytes,
         held_bytes=held_bytes(stats),
-        cost=read_cost(compiled_text, layers, compilation.bytes_per_cycle),
+        cost=read_cost(compiled_text, layers, compilation.machine.generation.device_bytes_per_cycle),
         parameters=_count_parameters(model),
         stage=stage,
     )
@@ -320,13 +314,14 @@ def _least_memory(model: Any, task: Task, compilation: Compilation) -> Outcome:
     No compiler for GPUs runs without one. On the JAX backend, tracing the step finds mistakes of the model.
     """
     if task.training.backend == "jax":
-        trace_program(model, task, dataclasses.replace(compilation, devices=1), jax.devices("cpu")[:1], GPU)
+        alone = dataclasses.replace(compilation, machine=dataclasses.replace(compilation.machine, devices=1))
+        trace_program(model, task, alone, jax.devices("cpu")[:1], GPU)
     shapes = [(variable.shape, variable.dtype) for variable in (*model.variables, *model.optimizer.variables)]
     state, batch = (
         sum(math.prod(shape) * jax.numpy.dtype(kind).itemsize for shape, kind in each)
         for each in (shapes, task.interface.batch_shapes(compilation.batch_size_per_replica))
     )
-    shards = compilation.devices if task.training.sharding == FULLY_SHARDED else 1
+    shards = compilation.machine.devices if task.training.sharding == FULLY_SHARDED else 1
     return Outcome(MAY_FIT, parameters=_count_parameters(model), peak_bytes=state // shards + batch)
 
 

@@ -148,8 +148,8 @@ def _listen(
             said = time.monotonic()
             progress.say(
                 "preflight_training",
-                f"{compilations[current].machine}: still compiling after {seconds:,.0f} s; an awkward shape takes the "
-                f"compiler minutes, once. Given up after {limits.timeout_seconds:,.0f} s",
+                f"{compilations[current].machine.name}: still compiling after {seconds:,.0f} s; an awkward shape takes "
+                f"the compiler minutes, once. Given up after {limits.timeout_seconds:,.0f} s",
             )
         if seconds > limits.timeout_seconds:
             reason = f"not compiled after {limits.timeout_seconds:,.0f} s; raise preflight.compile_timeout_seconds"

@@ -120,7 +120,7 @@ def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield _run(request["code"], request["arguments"])
         return
     task, cache_dir = typed_values.read(request["task"], Task), Path(request["cache_dir"])
-    compilations = [Compilation(**one) for one in request["compilations"]]
+    compilations = typed_values.read(request["compilations"], tuple[Compilation, ...])
     try:
         for outcome in compiler.compile_in_turn(task, compilations, cache_dir):
             yield {"outcome": asdict(outcome)}
