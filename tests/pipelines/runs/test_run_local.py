@@ -450,10 +450,12 @@ def test_a_champion_that_knows_other_classes_is_refused_before_any_work(finished
     registry = f"deploy.registry={finished_run[0] / 'registry'}"
     source = ("--set", f"data.source=images:{tmp_path / 'pets'}", "--set", registry)
     done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source)
-    assert_user_error(done, "knows the classes ['0', '1'", "the data set has ['cat', 'dog']", "--set deploy.model_name")
+    assert_user_error(
+        done, "the classes ['0', '1'", "the data set's is classification with ['cat', 'dog']", "--set deploy.model_name"
+    )
     start = ("--set", "deploy=false", "--set", f"training.initial_model={finished_run[0] / 'digits' / 'model'}")
     done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source, *start)
-    assert_user_error(done, "Cannot use the initial model", "knows the classes ['0', '1'", "start with new weights")
+    assert_user_error(done, "Cannot use the initial model", "the classes ['0', '1'", "start with new weights")
     assert not (tmp_path / "w" / "digits").exists()
 
 
