@@ -16,7 +16,7 @@ _EVERYONE = ("allUsers", "allAuthenticatedUsers")
 # https://cloud.google.com/storage/docs/access-control/iam#convenience-values: who has these roles in the project.
 _CONVENIENCE = {"projectOwner": "roles/owner", "projectEditor": "roles/editor", "projectViewer": "roles/viewer"}
 Policy = Mapping[str, Any]
-_TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 20
 
 
 class GoogleApis:
@@ -120,7 +120,7 @@ class GoogleApis:
         address = emulator or self._address.replace("{host}", host)
         try:
             session = requests if emulator else self._session  # An emulator needs no sign-in.
-            response = session.request(method, f"{address}/{path}", timeout=_TIMEOUT_SECONDS, **options)
+            response = session.request(method, f"{address}/{path}", timeout=TIMEOUT_SECONDS, **options)
         except (requests.RequestException, exceptions.GoogleAuthError) as error:
             raise CannotAskError(f"{host} does not answer: {error}") from error
         if response.ok:

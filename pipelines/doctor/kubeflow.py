@@ -21,7 +21,7 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, answer, lacking
-from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis, create_bucket, judge_quota
+from tpu_pipelines.doctor.google_apis import STORAGE, TIMEOUT_SECONDS, GoogleApis, create_bucket, judge_quota
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.kubeflow import Kubeflow
@@ -29,7 +29,6 @@ from tpu_pipelines.platforms.tpu_pod import KEYS, node_selectors, steps_on_s3
 
 # As gcloud names them; the location is a region, or a zone of it.
 _GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>(?P<region>[^_]+?)(?P<zone>-[a-z])?)_(?P<cluster>.+)")
-_TIMEOUT_SECONDS = 20
 # kubeflow/pipelines, backend/src/apiserver/config/config.json (DefaultPipelineRunnerServiceAccount), and with several
 # users manifests/kustomize/env/platform-agnostic-multi-user: the profile's own.
 _RUNNER, _RUNNER_OF_A_PROFILE = "pipeline-runner", "default-editor"
@@ -192,7 +191,7 @@ class KubeflowChecks:
         apis = {"custom_object": CustomObjectsApi, "access_review": AuthorizationV1Api}
         api = next((api for end, api in apis.items() if method.endswith(end)), CoreV1Api)(self._kubernetes)
         try:
-            return getattr(api, method)(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
+            return getattr(api, method)(*arguments, **options, _request_timeout=TIMEOUT_SECONDS)
         except ApiException as error:
             if error.status == 404:
                 raise MissingError(str(error.reason)) from error
