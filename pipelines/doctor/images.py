@@ -68,7 +68,8 @@ def find_image(image: str, apis: GoogleApis) -> Image:
         return _get(apis, host, f"v2/{path}/{what}")
 
     response = get(f"manifests/{reference or 'latest'}")
-    manifest, variables = response.json(), []
+    manifest = response.json()
+    variables: list[str] = []
     if "manifests" in manifest:
         entries = [entry.get("platform", {}) for entry in manifest["manifests"]]
     elif "config" in manifest:
