@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import tf
@@ -138,10 +137,10 @@ def remembered(cache_dir: Path, key: Sequence[Any], find: Callable[[], DataFacts
     """
     digest = digest_of([*key, platform.node(), _cpus(), code_of([__name__]).digest])
     path = cache_dir / f"data-{digest}.json"
-    if (known := compile_cache.recall(path, lambda raw: typed_values.read(raw, DataFacts))) is not None:
-        return known
-    facts = find()
-    compile_cache.keep(path, dataclasses.asdict(facts))
+    facts: DataFacts | None = compile_cache.recall(path, DataFacts)
+    if facts is None:
+        facts = find()
+        compile_cache.keep(path, dataclasses.asdict(facts))
     return facts
 
 

@@ -59,9 +59,9 @@ class Accuracy:
         )
         tried = "" if self.held_out is None else f"; held out, the interval held {self.held_out} of these {self.steps}"
         return (
-            f"{generation}: the compiler's estimate times {self.factor:g}, nine of ten meant to be at {self.low:g} to "
-            f"{self.high:g} times it, by published step times: {self.steps}, through {self.programs} compiled "
-            f"program{'s' * (self.programs != 1)}{few}{tried}"
+            f"{generation}: the compiler's estimate times {self.factor:g}, nine of ten meant to take "
+            f"{self.low / self.factor:.2g} to {self.high / self.factor:.2g} times as long, by published step times: "
+            f"{self.steps}, through {self.programs} compiled program{'s' * (self.programs != 1)}{few}{tried}"
         )
 
 

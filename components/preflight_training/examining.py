@@ -149,11 +149,11 @@ class Examination:
         decoded_bytes = num_examples * input_bytes(interface.input, with_margin=True)
         residency = training.residency
         may_be_resident = is_resident(residency, self._program.backend, decoded_bytes, training.in_memory_mib)
-        programs = [(paid.slice, training.batch_size_per_replica) for paid in self._machines]
-        self._outcomes = self._compile(programs, may_be_resident)
+        machines, batch_size = [paid.slice for paid in self._machines], training.batch_size_per_replica
+        self._outcomes = self._compile(machines, batch_size, may_be_resident)
         if may_be_resident and residency != DEVICE:
             too_large = [i for i, outcome in enumerate(self._outcomes) if outcome.verdict == DOES_NOT_FIT]
-            again = self._compile([programs[i] for i in too_large], False)
+            again = self._compile([machines[i] for i in too_large], batch_size, False)
             for i, outcome in zip(too_large, again, strict=True):
                 self._outcomes[i] = outcome
 
@@ -188,54 +188,55 @@ class Examination:
             learning_rate=params.training.learning_rate,
         )
 
-    def _compile(self, programs: Sequence[tuple[Slice, int]], is_resident: bool) -> list[Outcome]:
-        """Compile for slices, each with a batch size per replica."""
-        compilations = [
-            Compilation(
-                machine=machine.name,
-                topology=machine.libtpu_topology,
-                chips_per_host_bounds=machine.chips_per_host_bounds or (),
-                chip_config=machine.generation.chip_config,
-                devices=machine.devices,
-                bytes_per_cycle=machine.generation.device_bytes_per_cycle,
-                batch_size_per_replica=batch_size,
-                is_resident=is_resident and not machine.is_gpu,
-            )
-            for machine, batch_size in programs
-        ]
+    def _compile(self, machines: Sequence[Slice], batch_size: int, is_resident: bool) -> list[Outcome]:
+        """Compile for slices, with a batch size per replica; then check what else has to fit beside the program."""
+        compilations = [Compilation(machine, batch_size, is_resident and not machine.is_gpu) for machine in machines]
         limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
         outcomes = sandbox.compile_all(self._task, compilations, limits, self._cache_dir)
-        if is_resident:
-            outcomes = [self._beside_validation(*each) for each in zip(outcomes, programs, strict=True)]
-        pairs = zip(outcomes, compilations, programs, strict=True)
-        return [
-            _within(dataclasses.replace(outcome, is_resident=compilation.is_resident), program[0])
-            for outcome, compilation, program in pairs
-        ]
+        return [self._within(*each) for each in zip(outcomes, compilations, strict=True)]
 
-    def _beside_validation(self, outcome: Outcome, program: tuple[Slice, int]) -> Outcome:
-        """Add the validation split to the memory of a program with a resident training split, as training does."""
-        num_bytes = self._validation_bytes
-        if outcome.verdict != FITS or not num_bytes:
-            return outcome
-        needed = outcome.held_bytes + num_bytes
-        if needed > program[0].generation.hbm_usable_bytes:
+    def _within(self, outcome: Outcome, compilation: Compilation) -> Outcome:
+        """Return an outcome with the data that the program does not hold; it may not fit because of them.
+
+        A resident training split takes the validation split beside it. On a GPU, what is known to be needed may exceed
+        the memory.
+        """
+        capacity, is_resident = compilation.machine.generation.hbm_usable_bytes, compilation.is_resident
+        beside = self._validation_bytes if is_resident and outcome.verdict == FITS else 0
+        peak, held = outcome.peak_bytes + beside, outcome.held_bytes + beside
+        outcome = dataclasses.replace(outcome, is_resident=is_resident, peak_bytes=peak, held_bytes=held)
+        if outcome.verdict == MAY_FIT and peak > capacity:
+            needed = f"weights, optimizer state and a batch take at least {peak:,} bytes of {capacity:,}"
+            return dataclasses.replace(outcome, verdict=DOES_NOT_FIT, reason=needed)
+        if beside and held > capacity:
             reason = (
-                f"the {num_bytes:,} bytes that it is validated on have no room beside the program and the training "
-                "split"
+                f"the {beside:,} bytes that it is validated on have no room beside the program and the training split"
             )
-            return Outcome(DOES_NOT_FIT, reason, compile_seconds=outcome.compile_seconds, peak_bytes=needed)
-        return dataclasses.replace(outcome, peak_bytes=outcome.peak_bytes + num_bytes, held_bytes=needed)
+            seconds = outcome.compile_seconds
+            return Outcome(DOES_NOT_FIT, reason, compile_seconds=seconds, peak_bytes=held, is_resident=is_resident)
+        return outcome
 
     def _report(
         self, paid: PaidMachine, outcome: Outcome, data: DataFacts, has_namesakes: bool, target: str
     ) -> MachineReport:
         params, machine, program = self._params, paid.slice, outcome.cost
-        batch_size = params.training.batch_size_per_replica * machine.devices
+        batch_size, timeout = params.training.batch_size_per_replica * machine.devices, paid.timeout_seconds
+        step = epoch = None
         measured = data.host.feed_per_second * machine.hosts  # Each of several hosts reads its share.
         feed = host_feed(data.host.feed_per_second, data.host.cpus, machine.host, _most_fed(data)) * machine.hosts
         if outcome.is_resident:
             measured = feed = order_rate(data.num_examples, batch_size)
+        if program is not None:
+            summed = gradient_bytes(outcome.parameters) if self._program.backend == "tensorflow" else 0
+            step = time_step(program, machine, summed)
+            epoch_at = functools.partial(time_epoch, step, data.num_examples, batch_size)
+            epoch = epoch_at(feed)
+            # The timeout follows from the slower rate: what is assumed of a host must not stop a training early.
+            timeout = timeout or timeout_seconds(params.run_epochs * epoch_at(min(feed, measured)).seconds)
+            if not outcome.is_resident:  # The spread of the host's rate widens the interval.
+                slow, fast = (epoch_at(feed * times) for times in data.host.spread)
+                epoch = dataclasses.replace(epoch, low_seconds=fast.low_seconds, high_seconds=slow.high_seconds)
+        is_known = outcome.verdict in PASSING
         report = MachineReport(
             machine=machine.name,
             region=paid.region,
@@ -264,34 +265,14 @@ class Examination:
             feed_per_second=feed,
             stage=f"{outcome.stage} of {len(params.training.stages)}" if outcome.stage else "",
             is_resident=outcome.is_resident,
+            step=step,
+            epoch=epoch,
+            timeout_seconds=timeout if is_known else 0,
+            cost=self._cost(paid, epoch, timeout) if is_known else None,
+            layers=time_layers(program, machine) if program else (),
+            host_calls=program.host_calls if program else (),
+            unknown_loops=program.unknown_loops if program else 0,
         )
-        if program is not None:
-            summed = gradient_bytes(outcome.parameters) if self._program.backend == "tensorflow" else 0
-            step = time_step(program, machine, summed)
-
-            def epoch_at(host_rate: float) -> EpochTime:
-                return time_epoch(step, data.num_examples, batch_size, host_rate)
-
-            epoch = epoch_at(feed)
-            # The timeout follows from the slower rate: what is assumed of a host must not stop a training early.
-            slowest = epoch_at(min(feed, measured))
-            timeout = paid.timeout_seconds or timeout_seconds(params.run_epochs * slowest.seconds)
-            if not outcome.is_resident:  # The spread of the host's rate widens the interval.
-                slow, fast = (epoch_at(feed * times) for times in data.host.spread)
-                epoch = dataclasses.replace(epoch, low_seconds=fast.low_seconds, high_seconds=slow.high_seconds)
-            report = dataclasses.replace(
-                report,
-                step=step,
-                epoch=epoch,
-                timeout_seconds=timeout,
-                cost=self._cost(paid, epoch, timeout),
-                layers=time_layers(program, machine),
-                host_calls=program.host_calls,
-                unknown_loops=program.unknown_loops,
-            )
-        elif outcome.verdict == MAY_FIT:
-            limit = paid.timeout_seconds
-            report = dataclasses.replace(report, timeout_seconds=limit, cost=self._cost(paid, None, limit))
         broken = (*self._objections(outcome, batch_size, machine), *self._broken_budgets(paid, report))
         return dataclasses.replace(report, broken=broken)
 
@@ -370,7 +351,7 @@ class Examination:
 
         def attempt(batch_size: int) -> Trial:
             progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
-            (tried,) = self._compile([(machine, batch_size)], outcome.is_resident)
+            (tried,) = self._compile([machine], batch_size, outcome.is_resident)
             return Trial({FITS: True, DOES_NOT_FIT: False}.get(tried.verdict), tried.peak_bytes)
 
         if machine.is_gpu:
@@ -380,15 +361,6 @@ class Examination:
         if outcome.verdict != FITS or self._params.training.sharding == FULLY_SHARDED:
             return None  # A fully sharded step gathers all weights, whatever the batch.
         return estimate_largest_batch(attempt, asked, outcome.peak_bytes, capacity)
-
-
-def _within(outcome: Outcome, machine: Slice) -> Outcome:
-    """Return an outcome of a GPU as one that does not fit, if what is known to be needed exceeds the memory."""
-    capacity = machine.generation.hbm_usable_bytes
-    if outcome.verdict != MAY_FIT or outcome.peak_bytes <= capacity:
-        return outcome
-    needed = f"weights, optimizer state and a batch take at least {outcome.peak_bytes:,} bytes of {capacity:,}"
-    return dataclasses.replace(outcome, verdict=DOES_NOT_FIT, reason=needed)
 
 
 def _most_fed(data: DataFacts) -> float:

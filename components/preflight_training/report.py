@@ -12,7 +12,7 @@ from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Fields, Figure, Section, Sentences, Table, cut
 from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts, HostRate
-from tpu_components.preflight_training.estimate import HELD_OUT, INTERVALS, EpochTime, LayerTime, StepTime
+from tpu_components.preflight_training.estimate import INTERVALS, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.findings import LEFT_OUT, PASSING, MachineReport, PreflightReport, cheapest
 from tpu_components.preflight_training.formatting import decimals, dollars, memory, number, percent, time
 from tpu_components.preflight_training.largest_batch import LargestBatch
@@ -224,18 +224,6 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
     ]
 
 
-def _intervals(machines: Sequence[MachineReport]) -> str:
-    """State the 90 % interval of each machine, or of several machines with the same interval."""
-    labels: dict[str, list[str]] = {}
-    for machine in machines:
-        if step := machine.step:
-            interval = f"{step.low_ms / step.total_ms:.2g}–{step.high_ms / step.total_ms:.2g}"
-            labels.setdefault(interval, []).append(machine.label)
-    alike = "; ".join(f"{interval} ({', '.join(names)})" for interval, names in labels.items())
-    held = " of ".join(map(str, HELD_OUT))
-    return f"so many times step, epoch and price: meant to hold nine of ten, held out {held}: {alike}" if alike else ""
-
-
 def _describe(report: PreflightReport, machine: MachineReport, is_short: bool = False) -> list[Block]:
     """Describe a machine; the short form has the longest layers only."""
     return [
@@ -344,7 +332,7 @@ def _compare(machines: Sequence[MachineReport]) -> list[Block]:
     fastest = min((machine.epoch_seconds for machine in machines if machine.passed), default=0.0)
     longest = max((machine.epoch.seconds for machine in machines if machine.epoch), default=0.0)
     rows = [_comparison_row(machine, machine is best, fastest, longest) for machine in machines]
-    return [Table(_COMPARISON, rows), Fields([*_COMPARISON_NOTES, ("within", _intervals(machines))])]
+    return [Table(_COMPARISON, rows), Fields(_COMPARISON_NOTES)]
 
 
 def _comparison_row(machine: MachineReport, is_best: bool, fastest: float, longest: float) -> tuple[str | Cell, ...]:

@@ -64,7 +64,7 @@ def examine(
 
 
 def _asked(config: Config, target: str, settings: Settings, context: str) -> list[Check]:
-    image, apis = compiling.IMAGE, GoogleApis(settings.project, settings.google_endpoint)
+    image, apis = compiling.IMAGE, GoogleApis(settings.google_endpoint)
     if target == "kubeflow":
         from tpu_pipelines.doctor.kubeflow import KubeflowChecks
 

@@ -125,15 +125,10 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
         if role == "champion"
         else "Remove training.initial_model to start with new weights."
     )
-    if info.task != config.data.asked:
+    if (info.task, info.class_names) != (config.data.asked, class_names):
         raise InputError(
-            f"Cannot use the {role}, {place}: its task is {info.task}, and the data set's is {config.data.asked}. "
-            f"{advice}"
-        )
-    if info.class_names != class_names:
-        raise InputError(
-            f"Cannot use the {role}, {place}: it knows the classes {list(info.class_names)}, and the data set has "
-            f"{list(class_names)}. {advice}"
+            f"Cannot use the {role}, {place}: its task is {info.task} with the classes {list(info.class_names)}, and "
+            f"the data set's is {config.data.asked} with {list(class_names)}. {advice}"
         )
 
 

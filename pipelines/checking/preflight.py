@@ -152,11 +152,8 @@ def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> M
     if configured is None:
         return machine
     region = configured.region if configured.region in machine.slice.regions else ""
-    machine = dataclasses.replace(machine, region=region, timeout_seconds=configured.timeout_seconds)
-    try:
-        return dataclasses.replace(machine, spot=configured.spot)
-    except InputError:  # Not available as a spot machine.
-        return machine
+    spot = configured.spot and machine.slice.hosts == 1  # Slices of several hosts are no spot machines.
+    return dataclasses.replace(machine, region=region, spot=spot, timeout_seconds=configured.timeout_seconds)
 
 
 def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:

@@ -68,32 +68,26 @@ def check_run_dir(config: Config, run_dir: Path) -> None:
 def _check_apart(config: Config, place: Path) -> None:
     """Check that a folder that the run replaces or cleans holds neither its inputs nor its registry."""
     ours = place.resolve()
-    registry = None
-    if config.deploy and not is_on_vertex(config.deploy.registry):
-        registry = Path(config.deploy.registry).resolve()
-    if registry and (ours.is_relative_to(registry) or registry.is_relative_to(ours)):
-        raise InputError(
-            f"Refused to write into {place}: the registry, {registry}, lies there, or around it. Use another "
-            "--workspace, --set name=… or --set deploy.registry=…"
-        )
-    for what, read in _reads(config):
-        if not read or storage.is_remote(read) or not os.path.exists(read):
-            continue
-        theirs = Path(read).resolve()
+    for what, named in _others(config):
+        theirs = Path(named).resolve()
         if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
             raise InputError(
-                f"Refused to write into {place}: {what} {read!r} lies there, or around it, and a run replaces what "
+                f"Refused to write into {place}: {what} {named!r} lies there, or around it, and a run replaces what "
                 "its folder holds, moves it and deletes the oldest earlier runs. Use another --workspace or "
-                "--set name=…, or copy what is read to another place."
+                f"--set name=…, or another place for {what}."
             )
 
 
-def _reads(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the key and the path of each input of a run."""
-    yield "data.source", config.data_location
-    yield "gate.champion", config.gate.champion
-    yield "training.initial_model", config.training.initial_model
-    if config.training.model.endswith((".py", ".keras")):
-        yield "model", config.training.model
-    yield from (("model.files", file) for file in config.model_files)
-    yield from (("model.parameters", file) for file in named_files(config.training.model_parameters))
+def _others(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the key and the path of a run's registry, and of each input that exists; only those on this machine."""
+    if config.deploy and not is_on_vertex(config.deploy.registry) and not storage.is_remote(config.deploy.registry):
+        yield "deploy.registry", config.deploy.registry
+    inputs = [
+        ("data.source", config.data_location),
+        ("gate.champion", config.gate.champion),
+        ("training.initial_model", config.training.initial_model),
+        ("model", config.training.model if config.training.model.endswith((".py", ".keras")) else ""),
+        *(("model.files", file) for file in config.model_files),
+        *(("model.parameters", file) for file in named_files(config.training.model_parameters)),
+    ]
+    yield from ((what, path) for what, path in inputs if not storage.is_remote(path) and os.path.exists(path))

@@ -65,20 +65,20 @@ class Finding:
         return f"{self.about}: {self.said}" + (f" → {self.remedy}" if self.remedy else "")
 
 
-class LackError(Exception):
-    """Error for something that a run needs and that is missing; without a remedy, the check's commands are one."""
+class _CheckError(Exception):
+    """Base of the errors of a check; without a remedy, the check's commands are one."""
 
     def __init__(self, said: str, remedy: str = "") -> None:
         super().__init__(said)
         self.remedy = remedy
 
 
-class CannotAskError(Exception):
+class LackError(_CheckError):
+    """Error for something that a run needs and that is missing."""
+
+
+class CannotAskError(_CheckError):
     """Error for a question that a service does not answer to this user, with what to do nevertheless."""
-
-    def __init__(self, said: str, remedy: str = "") -> None:
-        super().__init__(said)
-        self.remedy = remedy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ def answer(check: Check) -> Iterator[Finding]:
     try:
         said = check.ask()
         yield from [Finding(check.about, Status.OK, said)] if isinstance(said, str) else said
-    except (LackError, CannotAskError, PlatformError, InputError) as error:
+    except (_CheckError, PlatformError, InputError) as error:
         is_mistake = check.cost < Cost.REQUEST and isinstance(error, InputError)
         state = Status.ERROR if is_mistake or isinstance(error, LackError) else Status.UNKNOWN
         commands: tuple[Command, ...] = ()

@@ -1,35 +1,34 @@
 """A read-only REST client of Google Cloud's APIs, and the permissions of an account from the IAM policies."""
 
-import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError
+from tpu_components.core.files.object_stores import split
 from tpu_components.core.files.vertex_clients import sign_in
-from tpu_pipelines.doctor.findings import CannotAskError, LackError
+from tpu_pipelines.doctor.findings import CannotAskError, Command, LackError, lacking
 
 STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
 _EVERYONE = ("allUsers", "allAuthenticatedUsers")
 # https://cloud.google.com/storage/docs/access-control/iam#convenience-values: who has these roles in the project.
 _CONVENIENCE = {"projectOwner": "roles/owner", "projectEditor": "roles/editor", "projectViewer": "roles/viewer"}
 Policy = Mapping[str, Any]
-_TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 20
 
 
 class GoogleApis:
     """Client of Google Cloud's APIs, with the credentials of the signed-in user.
 
     Args:
-        project: Google Cloud project.
         address: URL of every API, in which `{host}` is replaced by the API's host; empty is https://{host}.
         credentials: Google's credentials; by default the environment's.
     """
 
-    def __init__(self, project: str, address: str = "", credentials: Any = None) -> None:
-        self.project, self._address, self._given = project, address or "https://{host}", credentials
+    def __init__(self, address: str = "", credentials: Any = None) -> None:
+        self._address, self._given = address or "https://{host}", credentials
 
     @functools.cached_property
     def credentials(self) -> Any:
@@ -76,7 +75,7 @@ class GoogleApis:
 
             if not isinstance(self.credentials, Credentials):
                 return ""
-            apis = GoogleApis(self.project, self._address, google.auth.default()[0])
+            apis = GoogleApis(self._address, google.auth.default()[0])
         try:
             # Needs the user's consent: https://openid.net/specs/openid-connect-core-1_0.html#UserInfo
             email = str(apis.get("openidconnect.googleapis.com", "v1/userinfo").get("email", ""))
@@ -87,6 +86,21 @@ class GoogleApis:
     def get(self, host: str, path: str, **query: Any) -> dict[str, Any]:
         """Send a GET and return the JSON of the answer; errors as in `send`."""
         return dict(self.send("GET", host, path, params=query).json())
+
+    def find(self, host: str, path: str, name: str, remedy: str = "") -> dict[str, Any]:
+        """Return something that a run needs; other errors as in `send`.
+
+        Args:
+            host: Host of the API.
+            path: Path of what is needed.
+            name: Its name in messages.
+            remedy: What to do if it does not exist; by default the check's commands.
+
+        Raises:
+            LackError: If it does not exist.
+        """
+        with lacking(f"there is no {name}", remedy):
+            return self.get(host, path)
 
     def post(self, host: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a POST that changes nothing and return the JSON of the answer; errors as in `send`."""
@@ -106,7 +120,7 @@ class GoogleApis:
         address = emulator or self._address.replace("{host}", host)
         try:
             session = requests if emulator else self._session  # An emulator needs no sign-in.
-            response = session.request(method, f"{address}/{path}", timeout=_TIMEOUT_SECONDS, **options)
+            response = session.request(method, f"{address}/{path}", timeout=TIMEOUT_SECONDS, **options)
         except (requests.RequestException, exceptions.GoogleAuthError) as error:
             raise CannotAskError(f"{host} does not answer: {error}") from error
         if response.ok:
@@ -117,29 +131,12 @@ class GoogleApis:
         raise CannotAskError(f"{host} does not say: {response.status_code} {text}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Granted:
-    """Permissions that policies give to an account.
-
-    Attributes:
-        surely: Permissions that it has.
-        maybe: Permissions that it has if it is in a group or if a condition holds; neither is visible.
-        unread: Reason for which a policy that may grant more could not be read; empty if all policies were read.
-    """
-
-    surely: frozenset[str]
-    maybe: frozenset[str]
-    unread: str = ""
-
-    def lacks(self, permissions: tuple[str, ...]) -> tuple[list[str], str]:
-        """Return the permissions that are not certain, and why the account may have them.
-
-        The reason is empty if the account certainly lacks them.
-        """
-        lacking = [permission for permission in permissions if permission not in self.surely]
-        if lacking and set(lacking) <= self.maybe:
-            return lacking, "a group or a condition may grant it, which cannot be seen"
-        return lacking, self.unread if lacking else ""
+def create_bucket(uri: str, region: str, project: str) -> Command:
+    """Return the command that creates a bucket; an empty region or project is gcloud's own."""
+    name, place = f"gs://{split(uri)[0]}", {"location": region, "project": project}
+    flags = "".join(f" --{flag}={value}" for flag, value in place.items() if value)
+    create = f"gcloud storage buckets create {name}{flags} --uniform-bucket-level-access"
+    return Command(create, f"gcloud storage buckets describe {name}")
 
 
 def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
@@ -166,43 +163,56 @@ class Policies:
         self._apis, self._project = apis, project
         self._permissions: dict[str, frozenset[str]] = {}
 
-    def granted(self, member: str, own: Callable[[], Policy] | None = None) -> Granted:
-        """Return the permissions of a member.
+    def judge(self, member: str, needed: Sequence[str], role: str, own: Callable[[], Policy] | None = None) -> str:
+        """Return a sentence if a member has the needed permissions.
 
         Args:
             member: Member, as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
+            needed: Names of the permissions.
+            role: Role that contains them, for messages.
             own: Reads the resource's own policy. The policies of the project and above it are always included.
+
+        Raises:
+            LackError: If it lacks some; names the role.
+            CannotAskError: If it may lack some: a policy cannot be read, or the member has them only if it is in a
+                group or if a condition holds, and neither is visible.
         """
-        unread = [error for _, error in self._above if error]
-        surely, maybe = _roles((policy for policy, _ in self._above), member, frozenset())
+        name, policies, unread = member.partition(":")[2], [*self._above[0]], [*self._above[1]]
         if own:
             try:
-                mine, may = _roles([own()], member, surely)
-                surely, maybe = surely | mine, maybe | may
+                policies.append(own())
             except (CannotAskError, MissingError) as error:
                 unread.append(str(error))
-        return Granted(self._permissions_of(surely), self._permissions_of(maybe), "; ".join(unread))
+        surely, maybe = _roles(policies, member)
+        held = self._permissions_of(surely)
+        denied = [permission for permission in needed if permission not in held]
+        if not denied:
+            return f"{name} has {role}'s part of it"
+        said = f"{name} lacks {role} ({', '.join(denied)})"
+        if self._permissions_of(maybe).issuperset(denied):
+            unread = ["a group or a condition may grant it, which cannot be seen"]
+        if unread:
+            raise CannotAskError(f"{said}, as far as can be seen: {'; '.join(unread)}")
+        raise LackError(said)
 
     @functools.cached_property
-    def _above(self) -> list[tuple[Policy, str]]:
-        """The policies of the project, its folders and its organisation; or the reason for which one cannot be read.
+    def _above(self) -> tuple[list[Policy], list[str]]:
+        """The policies of the project, its folders and its organisation; and the reason for which one cannot be read.
 
         By google/cloud/resourcemanager/v3/projects.proto, GetIamPolicy leaves out what is inherited.
         """
-        policies: list[tuple[Policy, str]] = []
-        name = f"projects/{self._project}"
-        while name:
-            body = {"options": {"requestedPolicyVersion": 3}}
-            try:
-                policies.append((self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body), ""))
+        policies: list[Policy] = []
+        name, body = f"projects/{self._project}", {"options": {"requestedPolicyVersion": 3}}
+        try:
+            while name:
+                policies.append(self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body))
                 is_top = name.startswith("organizations/")
                 name = "" if is_top else self._apis.get(RESOURCES, f"v3/{name}").get("parent", "")
-            except (CannotAskError, MissingError) as error:
-                policies.append(({}, f"the policy of {name} cannot be read: {error}"))
-                break
-        return policies
+        except (CannotAskError, MissingError) as error:
+            return policies, [f"the policy of {name} cannot be read: {error}"]
+        return policies, []
 
-    def _permissions_of(self, roles: frozenset[str]) -> frozenset[str]:
+    def _permissions_of(self, roles: set[str]) -> frozenset[str]:
         """Return the permissions of some roles: google/iam/admin/v1/iam.proto, GetRole."""
         for role in roles - self._permissions.keys():
             try:
@@ -213,25 +223,24 @@ class Policies:
         return frozenset().union(*(self._permissions[role] for role in roles))
 
 
-def _roles(policies: Iterable[Policy], member: str, held: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+def _roles(policies: Iterable[Policy], member: str) -> tuple[set[str], set[str]]:
     """Return the roles that policies certainly bind to a member, and those that they may bind.
 
     Args:
-        policies: IAM policies.
-        member: Member, as in `Policies.granted`.
-        held: Roles that the member has in the project.
+        policies: IAM policies, that of a resource after those of its project.
+        member: Member, as in `Policies.judge`.
     """
-    surely, maybe = set(), set()
+    surely, maybe = set[str](), set[str]()
     for policy in policies:
         for binding in policy.get("bindings", ()):
             members = binding.get("members", ())
             is_named = member in members or any(other in members for other in _EVERYONE)
-            is_named = is_named or any(_CONVENIENCE.get(other.partition(":")[0]) in held for other in members)
+            is_named = is_named or any(_CONVENIENCE.get(other.partition(":")[0]) in surely for other in members)
             if is_named and not binding.get("condition"):
                 surely.add(binding["role"])
             elif is_named or any(other.startswith(("group:", "domain:", "principalSet:")) for other in members):
                 maybe.add(binding["role"])
-    return frozenset(surely), frozenset(maybe - surely)
+    return surely, maybe
 
 
 def _message(response: Any) -> str:

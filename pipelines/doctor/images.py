@@ -8,10 +8,9 @@ from typing import Any
 from tpu_components.core.base.container_images import is_in_registry, is_pinned
 from tpu_components.core.base.retries import MissingError
 from tpu_pipelines.doctor.findings import CannotAskError, LackError
-from tpu_pipelines.doctor.google_apis import GoogleApis
+from tpu_pipelines.doctor.google_apis import TIMEOUT_SECONDS, GoogleApis
 
 PLATFORM = "linux/amd64"  # Of every host that Vertex AI and GKE have TPUs in.
-_TIMEOUT_SECONDS = 20
 # https://distribution.github.io/distribution/spec/manifest-v2-2 and https://github.com/opencontainers/image-spec.
 _MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
@@ -69,19 +68,19 @@ def find_image(image: str, apis: GoogleApis) -> Image:
         return _get(apis, host, f"v2/{path}/{what}")
 
     response = get(f"manifests/{reference or 'latest'}")
-    manifest, digest = response.json(), f"sha256:{hashlib.sha256(response.content).hexdigest()}"
+    manifest = response.json()
     variables: list[str] = []
     if "manifests" in manifest:
-        answer = [entry.get("platform", {}) for entry in manifest["manifests"]]
+        entries = [entry.get("platform", {}) for entry in manifest["manifests"]]
     elif "config" in manifest:
-        answer = [get(f"blobs/{manifest['config']['digest']}").json()]
-        variables = answer[0].get("config", {}).get("Env") or []
+        entries = [get(f"blobs/{manifest['config']['digest']}").json()]
+        variables = entries[0].get("config", {}).get("Env") or []
     else:
         raise CannotAskError(f"{host} has a manifest of an unknown kind: {manifest.get('mediaType', 'none named')}")
-    platforms = dict.fromkeys(f"{entry.get('os')}/{entry.get('architecture')}" for entry in answer)
-    digest = reference if separator else digest
+    digest = reference if separator else f"sha256:{hashlib.sha256(response.content).hexdigest()}"
+    platforms = dict.fromkeys(f"{entry.get('os')}/{entry.get('architecture')}" for entry in entries)
+    platforms.pop("unknown/unknown", None)  # That of attestations.
     python = dict(variable.partition("=")[::2] for variable in variables).get("PYTHON_VERSION", "")
-    platforms = {entry: None for entry in platforms if "unknown" not in entry}  # Those are of attestations.
     return Image(digest, tuple(platforms), python)
 
 
@@ -138,10 +137,10 @@ def _get(apis: GoogleApis, host: str, path: str) -> Any:
     # As Docker: a registry on this machine, or one of a cluster, speaks HTTP.
     url = f"{'http' if ':' in host else 'https'}://{host}/{path}"
     try:
-        response = requests.get(url, headers=headers, timeout=_TIMEOUT_SECONDS)
+        response = requests.get(url, headers=headers, timeout=TIMEOUT_SECONDS)
         if response.status_code == 401 and (token := _anonymous_token(response.headers.get("WWW-Authenticate", ""))):
             headers["Authorization"] = f"Bearer {token}"
-            response = requests.get(url, headers=headers, timeout=_TIMEOUT_SECONDS)
+            response = requests.get(url, headers=headers, timeout=TIMEOUT_SECONDS)
     except requests.RequestException as error:
         raise CannotAskError(f"{host} does not answer: {error}") from error
     if response.status_code == 404:
@@ -162,6 +161,6 @@ def _anonymous_token(challenge: str) -> str:
     realm = fields.pop("realm", "")
     if not challenge.startswith("Bearer ") or not realm.startswith("https://"):
         return ""
-    response = requests.get(realm, params=fields, timeout=_TIMEOUT_SECONDS)
+    response = requests.get(realm, params=fields, timeout=TIMEOUT_SECONDS)
     match = response.json() if response.ok else {}
     return str(match.get("token") or match.get("access_token") or "")

@@ -21,14 +21,14 @@ from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, answer, lacking
-from tpu_pipelines.doctor.google_apis import STORAGE, GoogleApis, judge_quota
+from tpu_pipelines.doctor.google_apis import STORAGE, TIMEOUT_SECONDS, GoogleApis, create_bucket, judge_quota
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.platforms.tpu_pod import KEYS, node_selectors, steps_on_s3
 
-_GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>[^_]+)_(?P<cluster>.+)")  # As gcloud names them.
-_TIMEOUT_SECONDS = 20
+# As gcloud names them; the location is a region, or a zone of it.
+_GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>(?P<region>[^_]+?)(?P<zone>-[a-z])?)_(?P<cluster>.+)")
 # kubeflow/pipelines, backend/src/apiserver/config/config.json (DefaultPipelineRunnerServiceAccount), and with several
 # users manifests/kustomize/env/platform-agnostic-multi-user: the profile's own.
 _RUNNER, _RUNNER_OF_A_PROFILE = "pipeline-runner", "default-editor"
@@ -51,6 +51,7 @@ class KubeflowChecks:
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
         self._settings, self._apis, self._context, self._image = settings, apis, context, image
+        self._gke = _GKE_CONTEXT.fullmatch(context)  # The cluster on GKE; None elsewhere.
         self._beam_image = (("Beam image", BEAM_IMAGE, "BEAM_"),) if config.data.engine == BEAM else ()
         require_machine(config, "kubeflow")
         self._machines = config.machines
@@ -138,19 +139,16 @@ class KubeflowChecks:
         if not storage.is_on_google(root):
             raise CannotAskError(f"{root} cannot be asked from here")
         name, _ = split(root)
-        with lacking(f"there is no gs://{name}"):
-            self._apis.get(STORAGE, f"storage/v1/b/{name}")
+        self._apis.find(STORAGE, f"storage/v1/b/{name}", f"gs://{name}")
         return f"gs://{name}; whether pods may write there, their node's account decides"
 
     def _create_bucket(self) -> tuple[Command, ...]:
         if not storage.is_on_google(self._settings.bucket):
             return ()
-        name, context = split(self._settings.bucket)[0], _GKE_CONTEXT.fullmatch(self._context)
-        region = self._settings.region or (re.sub("-[a-z]$", "", context["location"]) if context else "")
-        project = self._settings.project or (context["project"] if context else "")
-        create = f"gcloud storage buckets create gs://{name} --uniform-bucket-level-access"
-        create += f" --location={region}" * bool(region) + f" --project={project}" * bool(project)
-        return (Command(create, f"gcloud storage buckets describe gs://{name}"),)
+        cluster = self._gke.groupdict() if self._gke else {}
+        region = self._settings.region or cluster.get("region", "")
+        project = self._settings.project or cluster.get("project", "")
+        return (create_bucket(self._settings.bucket, region, project),)
 
     def _s3(self) -> str:
         """Check the secret of the pods that use s3://; its content is nobody's to read here."""
@@ -193,7 +191,7 @@ class KubeflowChecks:
         apis = {"custom_object": CustomObjectsApi, "access_review": AuthorizationV1Api}
         api = next((api for end, api in apis.items() if method.endswith(end)), CoreV1Api)(self._kubernetes)
         try:
-            return getattr(api, method)(*arguments, **options, _request_timeout=_TIMEOUT_SECONDS)
+            return getattr(api, method)(*arguments, **options, _request_timeout=TIMEOUT_SECONDS)
         except ApiException as error:
             if error.status == 404:
                 raise MissingError(str(error.reason)) from error
@@ -206,8 +204,7 @@ class KubeflowChecks:
         selector = ",".join(f"{key}={value}" for key, value in node_selectors(machine, self._settings).items())
         if nodes := self._ask("list_node", label_selector=selector).items:
             return f"{len(nodes)} with {selector}"
-        context = _GKE_CONTEXT.fullmatch(self._context)
-        said = f"no node has {selector}"
+        context, said = self._gke, f"no node has {selector}"
         if not context or machine.machine_type == "cloud-tpu":  # Vertex's name for these machines is not GKE's.
             raise CannotAskError(f"{said}; whether a node pool would add one, only the cluster's owner can say")
         # google/container/v1/cluster_service.proto: Cluster.node_pools, autopilot, autoscaling.
@@ -225,9 +222,9 @@ class KubeflowChecks:
 
     def _quota(self, machine: MachineSpec) -> str:
         """Check Compute Engine's quota of GPUs in the cluster's region: compute.regions.get, `quotas`."""
-        if not (context := _GKE_CONTEXT.fullmatch(self._context)):
+        if not (context := self._gke):
             raise CannotAskError("only a cluster on GKE has one")
-        region = re.sub("-[a-z]$", "", context["location"])
+        region = context["region"]
         name, needed = "PREEMPTIBLE_" * machine.spot + machine.slice.generation.compute_quota, machine.slice.chips
         place = f"compute/v1/projects/{context['project']}/regions/{region}"
         quotas = {quota["metric"]: quota for quota in self._apis.get("compute.googleapis.com", place).get("quotas", ())}
@@ -242,8 +239,7 @@ class KubeflowChecks:
         (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x needs a workload policy, which a person
         chooses (src/xpk/core/system_characteristics.py: requires_workload_policy).
         """
-        context = _GKE_CONTEXT.fullmatch(self._context)
-        generation, hosts = machine.slice.generation, machine.slice.hosts
+        context, generation, hosts = self._gke, machine.slice.generation, machine.slice.hosts
         if not context or machine.machine_type == "cloud-tpu" or generation.name == "7x":
             return ()
         name = f"{generation.accelerator}-{machine.name}{'-spot' * machine.spot}"
@@ -256,7 +252,7 @@ class KubeflowChecks:
         # By default a node may only read from buckets: https://cloud.google.com/kubernetes-engine/docs/how-to/access-scopes
         flags += " --scopes=cloud-platform"
         # A machine is in one zone, and not every zone of a region has this machine type.
-        if not re.search("-[a-z]$", context["location"]):
+        if not context["zone"]:
             where = f"name={machine.machine_type} AND zone~^{context['location']}-"
             zone = f"gcloud compute machine-types list --filter='{where}' --format='value(zone)' --limit=1"
             flags += f' --node-locations="$({zone} --project={context["project"]})"'

@@ -28,7 +28,7 @@ from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
-from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Granted, Policies, judge_quota
+from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Policies, create_bucket, judge_quota
 from tpu_pipelines.doctor.images import look_at_image, repository_of
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.beam_job import is_on_dataflow
@@ -54,7 +54,6 @@ _ACT_AS = ("iam.serviceAccounts.actAs",)  # custom_job.proto, service_account: o
 _ENCRYPTER = ("cloudkms.cryptoKeyVersions.useToEncrypt", "cloudkms.cryptoKeyVersions.useToDecrypt")
 _USER, _ACTING = "roles/aiplatform.user", "roles/iam.serviceAccountUser"
 _ENCRYPTING = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
-_NAME_ACCOUNT = "set TPU_PIPELINES_SERVICE_ACCOUNT"
 _PULLER = ("artifactregistry.repositories.downloadArtifacts",)
 
 
@@ -73,6 +72,7 @@ class VertexChecks:
         require_machine(config, "vertex")
         self._machines = [in_region(entry, settings) for entry in config.machines]
         self._deploy = config.deploy or DeployParams("", config.name)
+        self._serving_image = self._deploy.serving_image or SERVING_IMAGE
         self._policies = Policies(apis, settings.project)
         self._who = '"user:$(gcloud config get account)"'
 
@@ -105,30 +105,27 @@ class VertexChecks:
                 for entry in dict.fromkeys(self._machines)
             ),
         ]
-        for setting, check in (
-            (settings.network, Check("network", self._network)),
-            (settings.network_attachment, Check("attachment", self._attachment)),
-            (settings.encryption_key, Check("key", self._key, commands=self._bind_key)),
-            (settings.tensorboard, Check("tensorboard", self._tensorboard)),
-        ):
-            if setting:
-                checks.append(check)
-        if steps := other_steps_image():
-            checks += self._of_image("steps' image", steps, "STEPS_", Cost.REQUEST)
-        if self._config.data.engine == BEAM:
-            checks += self._of_image("Beam image", BEAM_IMAGE, "BEAM_")
-        if has_dataflow:
-            checks.append(self._role("its Dataflow", _STARTER, "roles/dataflow.developer"))
-            checks.append(self._role("Dataflow's workers", _WORKER, "roles/dataflow.worker", worker))
-        if is_deployed:
-            checks += self._of_image("serving image", self._deploy.serving_image or SERVING_IMAGE, "SERVING_")
-            checks.append(Check("registry", self._models))
-        if is_deployed and self._deploy.endpoint:
-            checks.append(Check("endpoint", self._endpoint))
-        if is_deployed and self._deploy.endpoint_access == PRIVATE:
-            checks.append(Check("endpoint's network", self._connection_policy))
-        others = (dataclasses.replace(check, needs="sign-in") for check in checks)
-        return [Check("sign-in", self._sign_in, Cost.REQUEST), *others]
+        # Checks of what only some configurations use.
+        optional: Sequence[tuple[object, Sequence[Check]]] = (
+            (settings.network, [Check("network", self._network)]),
+            (settings.network_attachment, [Check("attachment", self._attachment)]),
+            (settings.encryption_key, [Check("key", self._key, commands=self._bind_key)]),
+            (settings.tensorboard, [Check("tensorboard", self._tensorboard)]),
+            (other_steps_image(), self._of_image("steps' image", other_steps_image(), "STEPS_", Cost.REQUEST)),
+            (self._config.data.engine == BEAM, self._of_image("Beam image", BEAM_IMAGE, "BEAM_")),
+            (has_dataflow, [self._role("its Dataflow", _STARTER, "roles/dataflow.developer")]),
+            (has_dataflow, [self._role("Dataflow's workers", _WORKER, "roles/dataflow.worker", worker)]),
+            (is_deployed, self._of_image("serving image", self._serving_image, "SERVING_")),
+            (is_deployed, [Check("registry", self._models)]),
+            (is_deployed and self._deploy.endpoint, [Check("endpoint", self._endpoint)]),
+            (
+                is_deployed and self._deploy.endpoint_access == PRIVATE,
+                [Check("endpoint's network", self._connection_policy)],
+            ),
+        )
+        checks += [check for is_used, others in optional if is_used for check in others]
+        needing = (dataclasses.replace(check, needs="sign-in") for check in checks)
+        return [Check("sign-in", self._sign_in, Cost.REQUEST), *needing]
 
     # Who asks, and where
 
@@ -159,8 +156,8 @@ class VertexChecks:
         """Check that the services are enabled: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
         project = self._settings.project
         needed = [_VERTEX_AI, STORAGE]
-        beam, serving = self._config.data.engine == BEAM, self._deploy.serving_image or SERVING_IMAGE
-        images = (self._image, other_steps_image(), BEAM_IMAGE if beam else "", serving)
+        beam_image = BEAM_IMAGE if self._config.data.engine == BEAM else ""
+        images = (self._image, other_steps_image(), beam_image, self._serving_image)
         if any(map(repository_of, filter(None, images))):
             needed.append(_REGISTRY)
         if not self._settings.service_account or self._settings.network:
@@ -213,8 +210,7 @@ class VertexChecks:
 
     def _bucket(self) -> Iterator[Finding]:
         name, region = split(self._settings.bucket)[0], self._settings.region
-        with lacking(f"there is no gs://{name}"):
-            bucket = self._apis.get(STORAGE, f"storage/v1/b/{name}")
+        bucket = self._apis.find(STORAGE, f"storage/v1/b/{name}", f"gs://{name}")
         location, kind = bucket.get("location", "").lower(), bucket.get("locationType", "region")
         remedy = f"use one in {region}: gcloud storage buckets create gs://NAME --location={region}"
         training = dict.fromkeys(machine.region for machine in self._machines)
@@ -241,12 +237,11 @@ class VertexChecks:
 
     def _create_bucket(self) -> tuple[Command, ...]:
         """Return the commands for a bucket that the user may write to, where the model's code travels through it."""
-        name, project = split(self._settings.bucket)[0], self._settings.project
-        create = f"gcloud storage buckets create gs://{name} --location={self._settings.region} --project={project}"
-        commands = [Command(f"{create} --uniform-bucket-level-access", f"gcloud storage buckets describe gs://{name}")]
-        if bundle_of(self._config.training.model):
-            commands.append(_bind_bucket(name, self._who, "roles/storage.objectAdmin"))
-        return tuple(commands)
+        bucket = self._settings.bucket
+        create = create_bucket(bucket, self._settings.region, self._settings.project)
+        if not bundle_of(self._config.training.model):
+            return (create,)
+        return create, _bind_bucket(split(bucket)[0], self._who, "roles/storage.objectAdmin")
 
     # What it runs in
 
@@ -274,8 +269,8 @@ class VertexChecks:
                 self._agent,
                 f"v1/projects/{project}/locations/{location}/repositories/{repository}:getIamPolicy",
             )
-            granted = Policies(self._apis, project).granted(agent, lambda: self._apis.get(_REGISTRY, path))
-            return _judge(granted, _PULLER, agent, role)
+            policies = Policies(self._apis, project)
+            return policies.judge(agent, _PULLER, role, lambda: self._apis.get(_REGISTRY, path))
 
         def bind() -> tuple[Command, ...]:
             return (_bind(f"gcloud artifacts repositories add-iam-policy-binding {place}", self._agent, role),)
@@ -312,9 +307,8 @@ class VertexChecks:
 
     def _service_account(self) -> str:
         account = self._account
-        with lacking(f"there is no {account}", "" if self._settings.service_account else _NAME_ACCOUNT):
-            answer = self._apis.get(IAM, self._account_path)
-        if answer.get("disabled"):
+        remedy = "" if self._settings.service_account else "set TPU_PIPELINES_SERVICE_ACCOUNT"
+        if self._apis.find(IAM, self._account_path, account, remedy).get("disabled"):
             raise LackError(f"{account} is disabled", f"gcloud iam service-accounts enable {account}")
         return account
 
@@ -344,7 +338,7 @@ class VertexChecks:
         """
 
         def ask() -> str:
-            return _judge(self._policies.granted(member()), needed, member(), role)
+            return self._policies.judge(member(), needed, role)
 
         def member() -> str:
             return f"serviceAccount:{account or self._account}"
@@ -353,31 +347,26 @@ class VertexChecks:
 
     def _its_buckets(self) -> Iterator[Check]:
         """Yield the checks that the account may use the bucket that it writes to, and the bucket of the data."""
-        needed: dict[str, tuple[Sequence[str], str]] = {}
-        needed[split(self._settings.bucket)[0]] = (_WRITER, "roles/storage.objectAdmin")
-        if storage.is_on_google(data := self._config.data_location):
-            needed.setdefault(split(data)[0], (_READER, "roles/storage.objectViewer"))
-        for name, (permissions, role) in needed.items():
+        own, data = split(self._settings.bucket)[0], self._config.data_location
+        yield self._its_bucket(own, _WRITER, "roles/storage.objectAdmin")
+        if storage.is_on_google(data) and split(data)[0] != own:
+            yield self._its_bucket(split(data)[0], _READER, "roles/storage.objectViewer")
 
-            def bind(name: str = name, role: str = role) -> tuple[Command, ...]:
-                return (_bind_bucket(name, self._member, role),)
+    def _its_bucket(self, name: str, needed: Sequence[str], role: str) -> Check:
+        def ask() -> str:
+            return self._policies.judge(self._member, needed, role, policy)
 
-            ask = functools.partial(self._its_bucket, name, permissions, role)
-            yield Check(f"its buckets: {name}", ask, commands=bind)
-
-    def _its_bucket(self, name: str, permissions: Sequence[str], role: str) -> str:
         def policy() -> dict[str, Any]:
             return self._apis.get(STORAGE, f"storage/v1/b/{name}/iam", optionsRequestedPolicyVersion=3)
 
-        return _judge(self._policies.granted(self._member, policy), permissions, self._member, role)
+        return Check(f"its buckets: {name}", ask, commands=lambda: (_bind_bucket(name, self._member, role),))
 
     def _runner_acting(self) -> str:
         """Check that the pipeline's account may create the training job, which runs as the same account."""
         if not self._settings.service_account:
             return "the training runs as Vertex AI's own agent"
         path = f"{self._account_path}:getIamPolicy"
-        granted = self._policies.granted(self._member, lambda: self._apis.post(IAM, path, {}))
-        return _judge(granted, _ACT_AS, self._member, _ACTING)
+        return self._policies.judge(self._member, _ACT_AS, _ACTING, lambda: self._apis.post(IAM, path, {}))
 
     # What it trains on
 
@@ -431,11 +420,10 @@ class VertexChecks:
     def _network(self) -> str:
         """Check the network: by custom_job.proto, private services access must be configured for it."""
         network = self._settings.network
-        with lacking(f"there is no {network}", "check TPU_PIPELINES_NETWORK"):
-            peerings = self._apis.get(_COMPUTE, f"compute/v1/{network}").get("peerings", ())
+        known = self._apis.find(_COMPUTE, f"compute/v1/{network}", network, "check TPU_PIPELINES_NETWORK")
         if not any(
             entry.get("name", "").startswith("servicenetworking") and entry.get("state") == "ACTIVE"
-            for entry in peerings
+            for entry in known.get("peerings", ())
         ):
             raise LackError(
                 f"{network} has no private services access",
@@ -447,21 +435,20 @@ class VertexChecks:
     def _attachment(self) -> str:
         """Check the network attachment: https://cloud.google.com/vertex-ai/docs/general/vpc-psc-i-setup."""
         name = self._settings.network_attachment
-        with lacking(f"there is no {name}", "check TPU_PIPELINES_NETWORK_ATTACHMENT"):
-            self._apis.get(_COMPUTE, f"compute/v1/{name}")
+        self._apis.find(_COMPUTE, f"compute/v1/{name}", name, "check TPU_PIPELINES_NETWORK_ATTACHMENT")
         return name
 
     def _key(self) -> str:
         """Check that the service agent may use the key: https://cloud.google.com/vertex-ai/docs/general/cmek."""
         name = self._settings.encryption_key
-        with lacking(f"there is no {name}", "check TPU_PIPELINES_ENCRYPTION_KEY"):
-            state = self._apis.get(_KEYS, f"v1/{name}").get("primary", {}).get("state", "without a version")
+        known = self._apis.find(_KEYS, f"v1/{name}", name, "check TPU_PIPELINES_ENCRYPTION_KEY")
+        state = known.get("primary", {}).get("state", "without a version")
         if state != "ENABLED":
             raise LackError(f"{name} is {state}", "enable its primary version, or name another key")
-        granted = Policies(self._apis, name.split("/")[1]).granted(
-            self._agent, lambda: self._apis.get(_KEYS, f"v1/{name}:getIamPolicy")
+        policies = Policies(self._apis, name.split("/")[1])
+        return policies.judge(
+            self._agent, _ENCRYPTER, _ENCRYPTING, lambda: self._apis.get(_KEYS, f"v1/{name}:getIamPolicy")
         )
-        return _judge(granted, _ENCRYPTER, self._agent, _ENCRYPTING)
 
     def _bind_key(self) -> tuple[Command, ...]:
         _, project, _, location, _, ring, _, key = self._settings.encryption_key.split("/")
@@ -552,20 +539,3 @@ def _quota_of(machine: MachineSpec) -> tuple[str, int]:
 def _denied(needed: Sequence[str], answer: Mapping[str, Any]) -> list[str]:
     """Return the permissions that an answer of `testIamPermissions` lacks."""
     return [permission for permission in needed if permission not in answer.get("permissions", ())]
-
-
-def _judge(granted: Granted, needed: Sequence[str], member: str, role: str) -> str:
-    """Return a sentence if a member has the needed permissions.
-
-    Raises:
-        LackError: If it lacks some; names the role.
-        CannotAskError: If it may lack some.
-    """
-    name = member.partition(":")[2]
-    denied, perhaps = granted.lacks(tuple(needed))
-    said = f"{name} lacks {role} ({', '.join(denied)})"
-    if perhaps:
-        raise CannotAskError(f"{said}, as far as can be seen: {perhaps}")
-    if denied:
-        raise LackError(said)
-    return f"{name} has {role}'s part of it"

@@ -33,7 +33,7 @@ def _codes() -> dict[str, Code]:
     """Return the code of every step. The references between files are cached by the files' contents."""
     own = digest_files({"": Path(fingerprint.__file__)})
     memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
-    kept = compile_cache.recall(memo, _read_references) or {}
+    kept = _read_references(compile_cache.recall(memo, Mapping[str, Any]) or {})
     fingerprint.references_known.update(kept)
     tracer = Tracer()
     codes = {step: tracer.code_of([f"tpu_components.{step}.component"]) for step in STEPS}
@@ -43,7 +43,7 @@ def _codes() -> dict[str, Code]:
     return codes
 
 
-def _read_references(content: Any) -> dict[str, fingerprint.References]:
+def _read_references(content: Mapping[str, Any]) -> dict[str, fingerprint.References]:
     return {
         key: (tuple((int(level), str(name)) for level, name in imports), frozenset(map(str, names)))
         for key, (imports, names) in content.items()

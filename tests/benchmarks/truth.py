@@ -276,7 +276,12 @@ def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) 
     asked = program["input"]
     one = ImageInput((asked["side"],) * 2 + (3,), "encoded") if "side" in asked else TextInput(**asked)
     batch_size = raw.get("batch_per_device") or program["batch_per_device"]
-    compilation = Compilation(raw["generation"], topology, (), 1, generation.device_bytes_per_cycle, batch_size)
+    machine = next(entry for entry in load_catalogue().slices if entry.generation.name == raw["generation"])
+    plain = dataclasses.replace(generation, chip_config="")
+    machine = dataclasses.replace(
+        machine, generation=plain, libtpu_topology=topology, chips_per_host_bounds=None, devices=1
+    )
+    compilation = Compilation(machine, batch_size)
     found = []
     for depth in program.get("depths", [None]):
         parameters = program["parameters"] | ({"depth": depth} if depth else {})

@@ -58,6 +58,14 @@ def reading(place: str | Path, expected: str, advice: str, *errors: type[Excepti
         raise InputError(f"Cannot read {place}: expected {expected}, received {received}. {advice}") from error
 
 
+def chain_of(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes: the errors that it was raised from, or while they were handled."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
+
+
 def describe(error: BaseException) -> str:
     r"""Return an error's kind and the first line of its message.
 

@@ -161,7 +161,7 @@ def _claim_backend(backend: str) -> None:
 
 def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, Any]:
     if accelerator == "tpu":
-        return _connect_tensorflow_tpu(tf, num_replicas)
+        return _connect_tensorflow_tpu(num_replicas)
     gpus = tf.config.list_physical_devices("GPU")
     if accelerator == "gpu" and not gpus:
         raise InputError(
@@ -192,7 +192,7 @@ def _prepare_tensorflow(accelerator: str, num_replicas: int) -> tuple[str, int, 
     return "cpu", num_replicas, strategy
 
 
-def _connect_tensorflow_tpu(tf: Any, num_replicas: int) -> tuple[str, int, Any]:
+def _connect_tensorflow_tpu(num_replicas: int) -> tuple[str, int, Any]:
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(tpu="local")
         strategy = tf.distribute.TPUStrategy(resolver)

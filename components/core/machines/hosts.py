@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base import progress, termination
-from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.errors import InputError, chain_of, describe
 from tpu_components.core.base.frameworks import jax
 from tpu_components.core.base.partition import Share
 from tpu_components.core.base.terminal import paragraph
@@ -401,12 +401,10 @@ def _of_another_host(error: BaseException) -> BaseException | None:
     """Return the error in the chain of causes that shows the loss of another host; None if there is none."""
     from jax.errors import JaxRuntimeError
 
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in chain_of(error):
         # Gloo connects CPUs. A step that runs synchronously raises its message as a ValueError.
         if "Gloo" in str(cause) or (isinstance(cause, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(cause)):
             return cause
-        cause = cause.__cause__ or cause.__context__
     return None
 
 

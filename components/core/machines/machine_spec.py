@@ -450,11 +450,9 @@ class MachineSpec:
         if self.region and self.region not in machine.regions:
             raise InputError(_explain_region(machine, self.region))
         if self.spot and machine.hosts > 1:
-            siblings = [entry for entry in load_catalogue().slices if entry.generation == machine.generation]
-            single = [entry for entry in siblings if entry.hosts == 1]
             raise InputError(
                 f"Spot machines are single hosts, and {machine.name} has {machine.hosts}. Received: spot=True. "
-                f"Set spot: false; nearest single host: {_names(_nearest(single, machine.chips))}."
+                f"Set spot: false, or take a single host: {_of_one_host(machine.generation)}."
             )
         self._check_reservation()
         able = machine.generation.boot_disk_types
@@ -547,11 +545,10 @@ class MachineSpec:
         for machine in self.candidates:
             entry = machine.slice
             if entry.hosts > 1:
-                same = [other for other in load_catalogue().slices if other.generation == entry.generation]
                 raise InputError(
                     f"{reason}, and {entry.name} has {entry.hosts} hosts. Use "
-                    f"{_names(_nearest([other for other in same if other.hosts == 1], entry.chips))}, or another of "
-                    f"one host; `tpu-pipelines preflight` takes {entry.name} all the same."
+                    f"{_of_one_host(entry.generation)}, or another of one host; `tpu-pipelines preflight` takes "
+                    f"{entry.name} all the same."
                 )
 
     @property
@@ -606,42 +603,27 @@ def _names(slices: Iterable[Slice]) -> str:
     return ", ".join(entry.name for entry in slices)
 
 
-def _distance(entry: Slice, chips: float) -> float:
-    return abs(math.log(entry.chips / max(chips, 1)))
-
-
-def _nearest(slices: Iterable[Slice], chips: float) -> list[Slice]:
-    """Return the largest slice with at most this number of chips, and the smallest with at least this number."""
-    by_size = sorted({entry.chips: entry for entry in reversed(list(slices))}.values(), key=lambda entry: entry.chips)
-    below = [entry for entry in by_size if entry.chips <= chips][-1:]
-    return below + [entry for entry in by_size if entry.chips >= chips and entry not in below][:1]
-
-
-def _nearest_of_each_generation(slices: Iterable[Slice], chips: float) -> list[Slice]:
+def _nearest_of_each_generation(slices: Iterable[Slice], chips: int) -> list[Slice]:
     generations: defaultdict[str, list[Slice]] = defaultdict(list)
     for entry in slices:
         generations[entry.generation.name].append(entry)
-    return [min(entries, key=lambda entry: _distance(entry, chips)) for entries in generations.values()]
+    return [min(entries, key=lambda entry: abs(math.log(entry.chips / chips))) for entries in generations.values()]
+
+
+def _of_one_host(generation: Generation) -> str:
+    """Return the names of the generation's slices of one host."""
+    return _names(entry for entry in load_catalogue().slices if entry.generation == generation and entry.hosts == 1)
 
 
 def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
-    """Explain why no slice has this name, and name the nearest slices."""
+    """Explain why no slice has this name, and name the slices of its generation."""
     names = [entry.name for entry in catalogue.generations if re.match(rf"(tpu)?{entry.name}([-:]|$)", plain)]
     family = max(names, key=len, default="")
-    size = plain.removeprefix("tpu").removeprefix(family).removeprefix("-")
-    count = int(size) if size.isdecimal() else 0
-    siblings = [entry for entry in catalogue.slices if entry.generation.name == family]
-    if plain.startswith("tpu7x") and count:
-        # Google's tools disagree: the number is of chips for some, and of cores (two per chip) for others.
-        nearest = _names(entry for entry in siblings if entry.chips in (count, count / 2)) or _names(siblings)
-        return f"{name!r} may count chips or cores. Expected 7x- and the number of chips: {nearest}."
-    if siblings and count:
-        unit, per_chip = ("cores", 2) if siblings[0].name == f"{family}-{2 * siblings[0].chips}" else ("chips", 1)
-        nearest = _names(_nearest(siblings, count / per_chip))
-        what = f"machine of {count} GPUs" if siblings[0].is_gpu else f"slice of {count} {unit}"
-        return f"There is no {family} {what}. Received: {name!r}. Nearest: {nearest}."
-    if siblings:
-        return f"There is no machine {name!r}. Expected one of {_names(siblings)}."
+    if siblings := [entry for entry in catalogue.slices if entry.generation.name == family]:
+        # Google's tools disagree about 7x: the number is of chips for some, and of cores (two per chip) for others.
+        counts_cores = siblings[0].name == f"{family}-{2 * siblings[0].chips}"
+        unit = "GPUs" if siblings[0].is_gpu else "cores" if counts_cores else "chips"
+        return f"There is no machine {name!r}. Expected one of {_names(siblings)}; the number counts {unit}."
     if same_machine := [str(entry) for entry in catalogue.slices if entry.machine_type == plain]:
         return f"{name!r} is a machine type, not a short name. Expected one of {', '.join(same_machine)}."
     return (
@@ -651,52 +633,38 @@ def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
 
 
 def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
-    """Explain why no slice has these fields of Vertex's machine spec, and name the nearest slices."""
-    catalogue = load_catalogue()
-    machine_type = wanted["machine_type"]
-    candidates = [entry for entry in catalogue.slices if entry.machine_type == machine_type]
-    if not candidates:
-        known = dict.fromkeys(entry.machine_type for entry in catalogue.slices)
+    """Explain that no slice has these fields of Vertex's machine spec, and name the nearest slices with theirs."""
+    slices, machine_type = load_catalogue().slices, wanted["machine_type"]
+    generations = {entry.generation for entry in slices if entry.machine_type == machine_type}
+    if not generations:
+        known = dict.fromkeys(entry.machine_type for entry in slices)
         return (
             f"There is no machine type {machine_type!r}. Expected one of {', '.join(known)}."
             f"{did_you_mean(machine_type, known)}"
         )
-    taken, foreign = ["tpu_topology"], ["accelerator_type", "accelerator_count"]
-    if candidates[0].accelerator_type:
-        taken, foreign = foreign, taken
-    if wanted["tpu_topology"]:
-        chips = math.prod(map(int, re.findall(r"\d+", wanted["tpu_topology"])))
-    else:
-        chips = wanted["accelerator_count"] // (1 if candidates[0].is_gpu else len(taken))
-    generations = {entry.generation.name for entry in candidates}
+    chips = math.prod(map(int, re.findall(r"\d+", wanted["tpu_topology"])))
 
     def difference(entry: Slice) -> tuple[int, float]:
-        return sum(entry.vertex_fields[key] != wanted[key] for key in VERTEX_FIELDS), _distance(entry, chips)
+        ratio = entry.chips / chips if wanted["tpu_topology"] else entry.devices / max(wanted["accelerator_count"], 1)
+        return sum(entry.vertex_fields[key] != wanted[key] for key in VERTEX_FIELDS), abs(math.log(ratio))
 
-    siblings = [entry for entry in catalogue.slices if entry.generation.name in generations]
-    nearest = ", ".join(map(str, sorted(siblings, key=difference)[:2]))
-    if received := ", ".join(f"{key}={wanted[key]!r}" for key in foreign if wanted[key]):
-        return (
-            f"{machine_type} takes {' and '.join(taken)}, not {' and '.join(foreign)}. Received: {received}. "
-            f"Leave that out. Nearest: {nearest}."
-        )
-    for key in taken:
-        expected = dict.fromkeys(str(entry.vertex_fields[key]) for entry in candidates)
-        candidates = [entry for entry in candidates if entry.vertex_fields[key] == wanted[key]]
-        if not candidates:
-            break
-    return f"{machine_type} has no {key}={wanted[key]!r}. Expected one of {', '.join(expected)}. Nearest: {nearest}."
+    nearest = sorted((entry for entry in slices if entry.generation in generations), key=difference)[:2]
+    described = [f"{entry.name} has {_fields(entry.vertex_fields)}" for entry in nearest]
+    return f"No machine has {_fields(wanted)}. Nearest: {'; '.join(described)}. `tpu-pipelines machines` lists all."
+
+
+def _fields(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in values.items() if value)
 
 
 def _explain_region(machine: Slice, region: str) -> str:
     """Explain that a slice cannot train in a region; name its regions, and the slices of this region."""
     generation = machine.generation
-    same = [
+    there = [
         entry
         for entry in load_catalogue().slices
-        if machine.targets[0] in entry.targets and entry.is_gpu == machine.is_gpu
+        if machine.targets[0] in entry.targets and entry.is_gpu == machine.is_gpu and region in entry.regions
     ]
-    there = [entry for entry in same if region in entry.regions]
     if region in generation.serving_only_regions:
         reason = f"{region} serves on {generation.name}, but does not train on it."
     elif machine.hosts > 1 and region in generation.regions:

@@ -7,30 +7,31 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.files import storage, typed_json
 
 _MAX_BYTES = 64 * 2**20  # A hundred times the size of the result for a program of a thousand layers.
 # Also a home that is a file, or a file in the way.
 _MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
-T = TypeVar("T")
 
 
-def recall(path: Path, read: Callable[[Any], T]) -> T | None:
+def recall(path: Path, kind: Any) -> Any:
     """Return the cached value of a path; None if it is missing or ignored.
 
     Args:
         path: The file; its name is the key.
-        read: Converts the JSON to a value, or raises LookupError, TypeError, ValueError or AttributeError.
+        kind: Type of the value; see `typed_values.read`.
     """
     try:
         kept = typed_json.decode(_read_own(path))
-        return read(kept["content"]) if kept["sha256"] == digest_of([path.name, kept["content"]]) else None
-    except (OSError, LookupError, TypeError, ValueError, AttributeError):
+        is_whole = kept["sha256"] == digest_of([path.name, kept["content"]])
+        return typed_values.read(kept["content"], kind) if is_whole else None
+    except (OSError, LookupError, TypeError, ValueError):
         return None
 
 

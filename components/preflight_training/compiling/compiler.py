@@ -1,7 +1,7 @@
 """The TPU compiler in a process of its own: builds the training step on abstract shapes, lowers and compiles it.
 
 The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
-the process, sends it a `Task` and reads the `Outcome` of each `Compilation` from a pipe.
+the process, sends it a `Task` and receives the `Outcome` of each `Compilation` through a pipe.
 """
 
 import ast
@@ -9,26 +9,26 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-import json
 import math
 import os
+import pickle
 import re
 import sys
 import time
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.base import typed_values
 from tpu_components.core.base.digest import digest_of
-from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.errors import InputError, chain_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import jax, keras, tf
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
-from tpu_components.core.machines.machine_spec import GPU
+from tpu_components.core.machines.machine_spec import GPU, TPU, Slice
 from tpu_components.core.models.lookup import build_model, source_files
 from tpu_components.core.models.step.compiling import compile_model
 from tpu_components.core.models.step.hyperparameters import TrainParams
@@ -65,24 +65,19 @@ class Compilation:
     """One program to compile.
 
     Attributes:
-        machine: Short name of the slice.
-        topology: Name of the slice for libtpu; empty for GPUs.
-        chips_per_host_bounds: One host's part of the topology; empty is libtpu's default.
-        devices: Number of replicas, at most the number of devices of the topology.
-        bytes_per_cycle: Bytes that a device's memory moves in a cycle.
+        machine: Slice to compile for, with a replica on each device.
         batch_size_per_replica: Examples per replica and step.
         is_resident: Whether the training split lies in the devices' memory.
-        chip_config: Configuration of a chip; empty is libtpu's default.
     """
 
-    machine: str
-    topology: str
-    chips_per_host_bounds: tuple[int, ...]
-    devices: int
-    bytes_per_cycle: float
+    machine: Slice
     batch_size_per_replica: int
     is_resident: bool = False
-    chip_config: str = ""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of all replicas in a step."""
+        return self.batch_size_per_replica * self.machine.devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,13 +128,10 @@ def versions() -> dict[str, str]:
 def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
     """Return the built and compiled Keras model in its largest stage, and the number of the stage."""
     model = build_model(task.training.model, task.interface, task.training.model_parameters)
-    batch_size = compilation.batch_size_per_replica * compilation.devices
-    steps = steps_per_epoch(task.num_examples, batch_size)
+    steps, replicas = steps_per_epoch(task.num_examples, compilation.batch_size), compilation.machine.devices
     stage = freeze_least(model, task.training)
     weights = [1.0] * task.interface.num_classes if task.training.weighs_classes else []
-    compile_model(
-        model, task.interface, stage.settings, compilation.devices, steps, jit_compile=True, class_weights=weights
-    )
+    compile_model(model, task.interface, stage.settings, replicas, steps, jit_compile=True, class_weights=weights)
     return model, stage.number
 
 
@@ -181,20 +173,22 @@ def _objection(task: Task) -> str:
 Lowered = tuple[str, Callable[[], tuple[str, Any]]]
 
 
-def _topology(compilation: Compilation) -> Any:
+def _devices_of(machine: Slice) -> list[Any]:
+    """Return the devices of a slice, which the TPU compiler knows by name."""
     from jax.experimental import topologies
 
     options = {
-        "chips_per_host_bounds": compilation.chips_per_host_bounds,
-        "chip_config_name": compilation.chip_config,
+        "chips_per_host_bounds": machine.chips_per_host_bounds,
+        "chip_config_name": machine.generation.chip_config,
     }
     known = {name: value for name, value in options.items() if value}
-    return topologies.get_topology_desc(platform="tpu", topology_name=compilation.topology, **known)
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=machine.libtpu_topology, **known)
+    return list(topology.devices[: machine.devices])
 
 
 def _lower_jax(model: Any, task: Task, compilation: Compilation) -> Lowered:
-    devices = _topology(compilation).devices[: compilation.devices]
-    lowered = trace_program(model, task, compilation, devices, "tpu").lower(lowering_platforms=("tpu",))
+    devices = _devices_of(compilation.machine)
+    lowered = trace_program(model, task, compilation, devices, TPU).lower(lowering_platforms=(TPU,))
 
     def compile_program() -> tuple[str, Any]:
         compiled = lowered.compile()
@@ -216,7 +210,7 @@ def trace_program(model: Any, task: Task, compilation: Compilation, devices: Seq
     import numpy as np
     from jax.sharding import Mesh
 
-    shapes = task.interface.batch_shapes(compilation.batch_size_per_replica * compilation.devices)
+    shapes = task.interface.batch_shapes(compilation.batch_size)
     program = plan_program(model, shapes, task.num_examples, task.training, compilation.is_resident, accelerator)
     return program.trace(Mesh(np.array(devices), (BATCH_AXIS,)))
 
@@ -242,7 +236,7 @@ def _lower_tensorflow(model: Any, task: Task, compilation: Compilation) -> Lower
         _drop_copies(module, ir)
 
     def compile_program() -> tuple[str, Any]:
-        device = _topology(compilation).devices[0]
+        device = _devices_of(compilation.machine)[0]
         # JAX's own options, so that the figures of the two backends are comparable.
         options = get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[0]]))
         with context:
@@ -279,14 +273,15 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
     try:
         model, stage = _without_values(build) if is_jax else build()
         layers = [layer.name for layer in model._flatten_layers(include_self=False)]
-        if not compilation.topology:
+        if compilation.machine.is_gpu:
             return dataclasses.replace(_least_memory(model, task, compilation), stage=stage)
         lower = _lower_jax if is_jax else _lower_tensorflow
         text, compile_program = lower(model, task, compilation)
         reader = code_of([hlo.__name__]).digest
         key = digest_of([text, layers, dataclasses.asdict(compilation), versions(), reader])
         path = cache_dir / f"program-{key}.json"
-        if (known := compile_cache.recall(path, read_outcome)) is not None:
+        known: Outcome | None = compile_cache.recall(path, Outcome)
+        if known is not None:
             return dataclasses.replace(known, stage=stage)
         start = time.monotonic()
         compiled_text, stats = compile_program()
@@ -301,7 +296,7 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         compile_seconds=time.monotonic() - start,
         peak_bytes=stats.peak_memory_in_bytes,
         held_bytes=held_bytes(stats),
-        cost=read_cost(compiled_text, layers, compilation.bytes_per_cycle),
+        cost=read_cost(compiled_text, layers, compilation.machine.generation.device_bytes_per_cycle),
         parameters=_count_parameters(model),
         stage=stage,
     )
@@ -319,23 +314,19 @@ def _least_memory(model: Any, task: Task, compilation: Compilation) -> Outcome:
     No compiler for GPUs runs without one. On the JAX backend, tracing the step finds mistakes of the model.
     """
     if task.training.backend == "jax":
-        trace_program(model, task, dataclasses.replace(compilation, devices=1), jax.devices("cpu")[:1], GPU)
+        alone = dataclasses.replace(compilation, machine=dataclasses.replace(compilation.machine, devices=1))
+        trace_program(model, task, alone, jax.devices("cpu")[:1], GPU)
     shapes = [(variable.shape, variable.dtype) for variable in (*model.variables, *model.optimizer.variables)]
     state, batch = (
         sum(math.prod(shape) * jax.numpy.dtype(kind).itemsize for shape, kind in each)
         for each in (shapes, task.interface.batch_shapes(compilation.batch_size_per_replica))
     )
-    shards = compilation.devices if task.training.sharding == FULLY_SHARDED else 1
+    shards = compilation.machine.devices if task.training.sharding == FULLY_SHARDED else 1
     return Outcome(MAY_FIT, parameters=_count_parameters(model), peak_bytes=state // shards + batch)
 
 
-def read_outcome(raw: Any) -> Outcome:
-    """Read an outcome from its JSON form."""
-    return typed_values.read(raw, Outcome)
-
-
 def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:
-    chain = _chain(error)
+    chain = chain_of(error)  # Keras wraps the errors of layers.
     text = "\n".join(str(link) for link in chain)
     verdict = DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in text else DOES_NOT_COMPILE
     layer, source = _where(chain, text, task)
@@ -358,14 +349,6 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
     return Outcome(verdict, reason, layer, source, seconds, peak_bytes=needed_bytes)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and its causes, because Keras wraps the errors of layers."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
-        chain.append(cause)
-    return chain
-
-
 def _frames(chain: Sequence[BaseException]) -> Iterator[tuple[types.FrameType, int]]:
     """Yield the frames that errors passed through, from the outermost, each with its line."""
     for error in chain:
@@ -374,7 +357,7 @@ def _frames(chain: Sequence[BaseException]) -> Iterator[tuple[types.FrameType, i
 
 def _is_of_the_step(error: BaseException, task: Task) -> bool:
     """Return whether an error comes from a layer's computation, and not from the construction of the model."""
-    chain = _chain(error)
+    chain = chain_of(error)
     return bool(_where(chain, "", task)[0]) or any(
         isinstance(link, NotImplementedError) or _is_data_dependent(link) for link in chain
     )
@@ -466,36 +449,29 @@ def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, 
     return layer, source
 
 
-def _serve(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[dict[str, Any]]:
+def compile_in_turn(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[Outcome]:
+    """Yield the outcome of each compilation; see `compile_step`."""
     objection = None  # It is the same on every machine.
-    for number, compilation in enumerate(compilations):
-        yield {"started": number}
+    for compilation in compilations:
         keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
         keras.config.set_dtype_policy(task.training.precision)
         keras.config.disable_flash_attention()  # As in training: see device.prepare.
         keras.config.disable_traceback_filtering()  # The frames name the layer that failed.
-        try:
-            outcome = compile_step(task, compilation, cache_dir)
-            if outcome.verdict in (FITS, MAY_FIT):
-                objection = _objection(task) if objection is None else objection
-                outcome = dataclasses.replace(outcome, objection=objection)
-            yield {"done": number, "outcome": dataclasses.asdict(outcome)}
-        except InputError as error:
-            yield {"done": number, "input_error": str(error)}
+        outcome = compile_step(task, compilation, cache_dir)
+        if outcome.verdict in (FITS, MAY_FIT):
+            objection = _objection(task) if objection is None else objection
+            outcome = dataclasses.replace(outcome, objection=objection)
+        yield outcome
 
 
 def main() -> None:
-    """Read a request from stdin, and write each outcome as a JSON line to the pipe given as argument."""
-    request = json.load(sys.stdin)
-    end_with(request["parent"])
-    task = typed_values.read(request["task"], Task)
-    compilations = typed_values.read(request["compilations"], tuple[Compilation, ...])
-    with os.fdopen(int(sys.argv[1]), "w") as pipe, contextlib.suppress(BrokenPipeError):
-        for message in _serve(task, compilations, Path(request["cache_dir"])):
-            pipe.write(json.dumps(message) + "\n")
-            pipe.flush()
+    """Read a request from stdin, and send each outcome through the pipe given as argument."""
+    task, compilations, cache_dir, parent = pickle.load(sys.stdin.buffer)
+    end_with(parent)
+    with Connection(int(sys.argv[1]), readable=False) as pipe, contextlib.suppress(BrokenPipeError):
+        try:
+            for outcome in compile_in_turn(task, compilations, cache_dir):
+                pipe.send(outcome)
+        except InputError as error:
+            pipe.send(InputError(str(error)))
     os._exit(0)  # Nothing is left to save, and libtpu's exit handlers can hang.
-
-
-if __name__ == "__main__":
-    main()

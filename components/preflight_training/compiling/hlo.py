@@ -16,8 +16,13 @@ import numpy as np
 from tpu_components.core.models.step.program import LOOP_NAME
 
 SUBLANES = 8  # Rows of a vector register; a column has 128, as the matrix unit does on most chips.
-_BYTES = {"pred": 1, "s4": 1, "u4": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2}
-_BYTES |= {"s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16}
+_BYTES = {
+    **dict.fromkeys(("pred", "s4", "u4", "s8", "u8"), 1),
+    **dict.fromkeys(("s16", "u16", "bf16", "f16"), 2),
+    **dict.fromkeys(("s32", "u32", "f32"), 4),
+    **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
+    "c128": 16,
+}
 _COLLECTIVES = (
     "all-reduce",
     "all-gather",

@@ -2,15 +2,16 @@
 
 import contextlib
 import dataclasses
-import json
+import multiprocessing
 import os
-import select
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,15 @@ def compile_all(task: Task, compilations: Sequence[Compilation], limits: Limits,
     paths = [cache_dir / f"request-{_key(task, compilation)}.json" for compilation in compilations]
     outcomes: dict[int, Outcome] = {}
     for i, path in enumerate(paths):
-        if (known := compile_cache.recall(path, compiler.read_outcome)) is not None:
+        if (known := compile_cache.recall(path, Outcome)) is not None:
             outcomes[i] = dataclasses.replace(known, is_cached=True)
     while missing := [i for i in range(len(compilations)) if i not in outcomes]:
         # A child that dies ends one compilation; the next child does the others.
-        for position, outcome in _run_child(task, [compilations[i] for i in missing], limits, cache_dir):
-            outcomes[missing[position]] = outcome
+        children = _run_child(task, [compilations[i] for i in missing], limits, cache_dir)
+        for outcome, i in zip(children, missing, strict=False):
+            outcomes[i] = outcome
             if outcome.verdict in (compiler.FITS, compiler.MAY_FIT, compiler.DOES_NOT_FIT):
-                compile_cache.keep(paths[missing[position]], dataclasses.asdict(outcome))
+                compile_cache.keep(paths[i], dataclasses.asdict(outcome))
     return [outcomes[i] for i in range(len(compilations))]
 
 
@@ -94,79 +96,71 @@ def _key(task: Task, compilation: Compilation) -> str:
     return digest_of([dataclasses.asdict(task), dataclasses.asdict(compilation), digests, compiler.versions()])
 
 
-def _run_child(
-    task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path
-) -> Iterator[tuple[int, Outcome]]:
-    """Yield the number and the outcome of each compilation, up to the one that ended the process, if one did."""
-    request = {
-        "task": dataclasses.asdict(task),
-        "compilations": [dataclasses.asdict(compilation) for compilation in compilations],
-        "cache_dir": str(cache_dir),
-        "parent": os.getpid(),
-    }
+def _run_child(task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> Iterator[Outcome]:
+    """Yield the outcome of each compilation, up to the one that ended the process, if one did."""
+    request = pickle.dumps((task, compilations, cache_dir, os.getpid()))
     environment = {"KERAS_BACKEND": task.training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
-    reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as log, os.fdopen(reading) as pipe:
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    with tempfile.TemporaryFile() as log, receiving:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", compiler.__name__, str(writing)],
+            [sys.executable, "-P", "-c", f"from {compiler.__name__} import main; main()", str(sending.fileno())],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            pass_fds=(writing,),
+            pass_fds=(sending.fileno(),),
             env=os.environ | _ENVIRONMENT | environment,
             start_new_session=True,
         )
-        os.close(writing)
+        sending.close()
         try:
             assert child.stdin is not None
-            child.stdin.write(json.dumps(request).encode())
+            child.stdin.write(request)
             child.stdin.close()
-            yield from _listen(child, pipe, compilations, limits, log)
+            yield from _listen(child, receiving, compilations, limits, log)
         finally:
             _kill(child)
 
 
 def _listen(
-    child: subprocess.Popen[bytes], pipe: Any, compilations: Sequence[Compilation], limits: Limits, log: Any
-) -> Iterator[tuple[int, Outcome]]:
-    current, started, text = 0, time.monotonic(), ""
+    child: subprocess.Popen[bytes],
+    pipe: "Connection[Any, Any]",
+    compilations: Sequence[Compilation],
+    limits: Limits,
+    log: Any,
+) -> Iterator[Outcome]:
+    current, started = 0, time.monotonic()
     said = started
-    while True:
-        is_ready = select.select([pipe], [], [], _LOOK_EVERY_SECONDS)[0]
-        chunk = os.read(pipe.fileno(), 1 << 20).decode() if is_ready else None
-        *lines, text = (text + (chunk or "")).split("\n")
-        for message in map(json.loads, lines):
-            if "started" in message:
-                current, started = message["started"], time.monotonic()
-                said = started
-            elif "input_error" in message:
-                raise InputError(message["input_error"])
-            else:
-                yield message["done"], compiler.read_outcome(message["outcome"])
-                current += 1
-        if current == len(compilations):  # The child may take minutes to exit.
-            return
+    while current < len(compilations):  # Afterwards, the child may take minutes to exit.
         seconds = time.monotonic() - started
-        if chunk == "":  # The pipe's other end is closed; even with exit code 0: the model may have called sys.exit.
-            yield current, Outcome(CRASHED, _describe_death(child.wait(), log), compile_seconds=seconds)
+        try:
+            message = pipe.recv() if pipe.poll(_LOOK_EVERY_SECONDS) else None
+        except (EOFError, OSError):  # The process has ended; even with exit code 0: the model may call sys.exit.
+            yield Outcome(CRASHED, _describe_death(child.wait(), log), compile_seconds=seconds)
             return
+        if isinstance(message, InputError):
+            raise message
+        if message is not None:
+            yield message
+            current, started = current + 1, time.monotonic()
+            said = started
+            continue
         if time.monotonic() - said > _SAY_EVERY_SECONDS:
             said = time.monotonic()
             progress.say(
                 "preflight_training",
-                f"{compilations[current].machine}: still compiling after {seconds:,.0f} s; an awkward shape takes the "
-                f"compiler minutes, once. Given up after {limits.timeout_seconds:,.0f} s",
+                f"{compilations[current].machine.name}: still compiling after {seconds:,.0f} s; an awkward shape takes "
+                f"the compiler minutes, once. Given up after {limits.timeout_seconds:,.0f} s",
             )
         if seconds > limits.timeout_seconds:
             reason = f"not compiled after {limits.timeout_seconds:,.0f} s; raise preflight.compile_timeout_seconds"
-            yield current, Outcome(TIMED_OUT, reason, compile_seconds=seconds)
+            yield Outcome(TIMED_OUT, reason, compile_seconds=seconds)
             return
         if _resident_mib(child.pid) > limits.memory_mib:
             reason = (
                 f"compiling takes more than {limits.memory_mib:,} MiB of this machine's memory; raise "
                 "preflight.compile_memory_mib, or compile on a larger machine"
             )
-            yield current, Outcome(OUT_OF_MEMORY, reason, compile_seconds=seconds)
+            yield Outcome(OUT_OF_MEMORY, reason, compile_seconds=seconds)
             return
 
 

@@ -33,15 +33,7 @@ def make_task(model: str = "digits_cnn", parameters: Mapping[str, Any] | None = 
 
 def make_compilation(machine: str = "v5e-1", batch_size: int = 8) -> Compilation:
     """A batch per replica on a machine of the catalogue."""
-    one = load_catalogue().find(machine)
-    return Compilation(
-        one.name,
-        one.libtpu_topology,
-        one.chips_per_host_bounds or (),
-        one.devices,
-        one.generation.device_bytes_per_cycle,
-        batch_size,
-    )
+    return Compilation(load_catalogue().find(machine), batch_size)
 
 
 def compile_one(task: Task, cache_dir: Path, limits: sandbox.Limits = LIMITS, **of_compilation: Any) -> Outcome:

@@ -46,15 +46,14 @@ class WarmCompiler:
 
     def __call__(
         self, task: Task, compilations: Sequence[Compilation], limits: sandbox.Limits, cache_dir: Path
-    ) -> Iterator[tuple[int, Outcome]]:
+    ) -> Iterator[Outcome]:
         """What came of each compilation."""
         some = [asdict(compilation) for compilation in compilations]
         request = {"task": asdict(task), "compilations": some, "cache_dir": str(cache_dir)}
         for message in self._ask(request):
             if "input_error" in message:
                 raise InputError(message["input_error"])
-            if "outcome" in message:
-                yield message["done"], compiler.read_outcome(message["outcome"])
+            yield typed_values.read(message["outcome"], Outcome)
 
     @contextlib.contextmanager
     def takes_over(self) -> Iterator[None]:
@@ -121,7 +120,12 @@ def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield _run(request["code"], request["arguments"])
         return
     task, cache_dir = typed_values.read(request["task"], Task), Path(request["cache_dir"])
-    yield from compiler._serve(task, [Compilation(**one) for one in request["compilations"]], cache_dir)
+    compilations = typed_values.read(request["compilations"], tuple[Compilation, ...])
+    try:
+        for outcome in compiler.compile_in_turn(task, compilations, cache_dir):
+            yield {"outcome": asdict(outcome)}
+    except InputError as error:
+        yield {"input_error": str(error)}
 
 
 def _run(code: str, arguments: list[str]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_the_epochs_are_those_of_all_stages():
             {"data": {"source": "sklearn:digits", "image_size": True}},
             r"data.image_size is True, expected a list, or values with commas",
         ),
-        ({"machine": "v5e-12"}, r"Cannot use machine: .*Received: 'v5e-12'. Nearest: v5e-8, v5e-16"),
+        ({"machine": "v5e-12"}, r"Cannot use machine: .*no machine 'v5e-12'. Expected one of v5e-1, "),
         ({"machine": {"name": "v5e-8", "regoin": "us-west1"}}, r"'regoin' in machine.* Did you mean 'region'\?"),
         ({"preflight": {"max_step": 3}}, r"Unknown key 'max_step' in preflight.* Did you mean 'max_step_ms'\?"),
         ({"preflight": {"machine": "v5e-1"}}, r"Unknown key 'machine' in preflight"),

@@ -43,13 +43,13 @@ def registry():
 
 
 def test_a_list_of_manifests_has_the_platforms_and_the_digest_is_of_what_was_sent(registry):
-    found = find_image(f"{registry}/me/steps:1", GoogleApis("p"))
+    found = find_image(f"{registry}/me/steps:1", GoogleApis())
     assert found.platforms == ("linux/arm64", "linux/amd64")
     assert found.digest == "sha256:8008099c4d01e811779bc61b48bcc2710e16c63bac2198890886f7c267c99541"
 
 
 def test_what_is_not_there_what_is_closed_and_what_is_strange_differ(registry):
-    apis = GoogleApis("p")
+    apis = GoogleApis()
     with pytest.raises(MissingError, match=r"has none of that name"):
         find_image(f"{registry}/me/other:1", apis)
     with pytest.raises(CannotAskError, match=r"does not say to everybody: 401"):

@@ -49,7 +49,7 @@ class World:
         cluster.objects = {f"kubeflow/{kind}" for kind in kinds}
 
     def examine(self):
-        apis = GoogleApis("my-project", f"{self.google.url}/{{host}}", AnonymousCredentials())
+        apis = GoogleApis(f"{self.google.url}/{{host}}", AnonymousCredentials())
         return ask_all(KubeflowChecks(CONFIG, self.settings, apis, self.context, self.image).checks())
 
 
@@ -177,7 +177,7 @@ def test_what_may_not_be_asked_is_unknown_and_says_why(world, what, pattern):
 
 
 def test_records_that_beam_writes_need_its_image(world):
-    apis = GoogleApis("my-project", f"{world.google.url}/{{host}}", AnonymousCredentials())
+    apis = GoogleApis(f"{world.google.url}/{{host}}", AnonymousCredentials())
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, engine="beam"))
     checks = KubeflowChecks(config, world.settings, apis, world.context, world.image).checks()
     ((what, said, remedy),) = told(ask_all(checks), Status.ERROR)
@@ -187,7 +187,7 @@ def test_records_that_beam_writes_need_its_image(world):
 
 def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
     config = load_config("digits", ["machine=v5e-16", "training.backend=jax"])
-    apis = GoogleApis("my-project", f"{world.google.url}/{{host}}", AnonymousCredentials())
+    apis = GoogleApis(f"{world.google.url}/{{host}}", AnonymousCredentials())
     world.cluster.nodes.append({**V5E, "cloud.google.com/gke-tpu-topology": "4x4"})
 
     def missing():
@@ -212,7 +212,7 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
 
 
 def _examine(world, *overrides):
-    apis = GoogleApis("my-project", f"{world.google.url}/{{host}}", AnonymousCredentials())
+    apis = GoogleApis(f"{world.google.url}/{{host}}", AnonymousCredentials())
     checks = KubeflowChecks(load_config("digits", overrides), world.settings, apis, world.context, world.image).checks()
     return {one.about: one for one in ask_all(checks)}
 

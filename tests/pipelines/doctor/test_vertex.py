@@ -52,7 +52,7 @@ def fake(service):
 
 def examine(fake, config=CONFIG, settings=SETTINGS, image=IMAGE, credentials=None):
     settings = dataclasses.replace(settings, vertex_endpoint=fake.url)
-    apis = GoogleApis("my-project", f"{fake.url}/{{host}}", credentials or AnonymousCredentials())
+    apis = GoogleApis(f"{fake.url}/{{host}}", credentials or AnonymousCredentials())
     return ask_all(VertexChecks(config, settings, apis, image).checks())
 
 
@@ -432,7 +432,7 @@ def test_without_a_sign_in_nothing_else_is_asked(fake):
 
 
 def test_a_service_that_is_away_is_unknown(fake):
-    apis = GoogleApis("my-project", "http://127.0.0.1:1/{host}", AnonymousCredentials())
+    apis = GoogleApis("http://127.0.0.1:1/{host}", AnonymousCredentials())
     settings = dataclasses.replace(SETTINGS, vertex_endpoint="http://127.0.0.1:1")
     findings = ask_all(VertexChecks(CONFIG, settings, apis, IMAGE).checks())
     assert {one.state for one in findings[1:] if not one.about.endswith("image's reader")} == {Status.UNKNOWN}
@@ -440,7 +440,7 @@ def test_a_service_that_is_away_is_unknown(fake):
 
 def test_a_configuration_without_a_machine_is_refused():
     with pytest.raises(InputError, match=r"expected a machine to train on"):
-        VertexChecks(load_config("digits"), SETTINGS, GoogleApis("my-project"), IMAGE)
+        VertexChecks(load_config("digits"), SETTINGS, GoogleApis(), IMAGE)
 
 
 @pytest.mark.parametrize(("spot", "limit", "state"), [("false", 2, Status.OK), ("true", 1, Status.ERROR)])

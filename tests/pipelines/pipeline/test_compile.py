@@ -620,7 +620,7 @@ def test_what_the_cloud_could_not_run_is_refused(tmp_path, target, override, mes
         (
             "vertex",
             ["machine=v5e-16", "training.backend=tensorflow"],
-            r"The tensorflow backend trains on one host, and v5e-16 has 4 hosts\. Use v5e-8",
+            r"The tensorflow backend trains on one host, and v5e-16 has 4 hosts\. Use v5e-1",
         ),
         ("vertex", ["machine=v5e-16", "training.accelerator=cpu"], "The tensorflow backend trains on one host"),
         (

@@ -413,7 +413,7 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
         ("training.epoch=3", "Did you mean 'epochs'"),
         ("model=cifar_cnn", "Did you mean 'cifar10_cnn'"),
         ("gate.champion=/nowhere", "there is no such file"),
-        ("name=registry", "the registry, "),
+        ("name=registry", "deploy.registry "),
         ("deploy.registry=w/digits/export", "lies there, or around it"),
         ("deploy.registry=gs://bucket/registry", "A registry is a folder on this machine"),
         ("data.test_fraction=0", "gate.split='test' has no examples"),
@@ -450,10 +450,12 @@ def test_a_champion_that_knows_other_classes_is_refused_before_any_work(finished
     registry = f"deploy.registry={finished_run[0] / 'registry'}"
     source = ("--set", f"data.source=images:{tmp_path / 'pets'}", "--set", registry)
     done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source)
-    assert_user_error(done, "knows the classes ['0', '1'", "the data set has ['cat', 'dog']", "--set deploy.model_name")
+    assert_user_error(
+        done, "the classes ['0', '1'", "the data set's is classification with ['cat', 'dog']", "--set deploy.model_name"
+    )
     start = ("--set", "deploy=false", "--set", f"training.initial_model={finished_run[0] / 'digits' / 'model'}")
     done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path / "w"), *source, *start)
-    assert_user_error(done, "Cannot use the initial model", "knows the classes ['0', '1'", "start with new weights")
+    assert_user_error(done, "Cannot use the initial model", "the classes ['0', '1'", "start with new weights")
     assert not (tmp_path / "w" / "digits").exists()
 
 
@@ -465,6 +467,8 @@ def test_a_workspace_that_cannot_be_written_is_refused(tmp_path, workspace):
 
 
 def test_a_machine_of_several_hosts_is_refused_before_any_work(tmp_path):
-    with pytest.raises(InputError, match=r"trains on one host .*, and v5e-16 has 4 hosts\. Use v5e-8"):
+    with pytest.raises(
+        InputError, match=r"trains on one host .*, and v5e-16 has 4 hosts\. Use v5e-1, v5e-4, v5e-8, or"
+    ):
         run_local.run_local(load_config("digits", ["machine=v5e-16"]), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ import pytest
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.preflight_training import data
 from tpu_components.preflight_training.compiling import compile_cache, sandbox
-from tpu_components.preflight_training.compiling.compiler import FITS, Outcome, read_outcome
+from tpu_components.preflight_training.compiling.compiler import FITS, Outcome
 
 CONTENT = dataclasses.asdict(Outcome(FITS, parameters=3))
 
@@ -23,7 +23,7 @@ def kept(tmp_path):
 
 
 def test_what_is_kept_is_recalled_from_a_private_folder(kept):
-    assert compile_cache.recall(kept, read_outcome) == Outcome(FITS, parameters=3)
+    assert compile_cache.recall(kept, Outcome) == Outcome(FITS, parameters=3)
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
     kept.parent.chmod(0o777)  # As versions before made it, or somebody since.
     compile_cache.keep(kept, CONTENT)
@@ -33,34 +33,34 @@ def test_what_is_kept_is_recalled_from_a_private_folder(kept):
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "\0", "{}", json.dumps(CONTENT), "[" * 100_000])
 def test_a_damaged_file_is_none(kept, text):
     kept.write_text(text)
-    assert compile_cache.recall(kept, read_outcome) is None
+    assert compile_cache.recall(kept, Outcome) is None
 
 
 def test_a_file_that_was_changed_or_is_another_key_s_is_none(kept):
     text = kept.read_text()
     kept.write_text(text.replace('"parameters": 3', '"parameters": 4'))
-    assert compile_cache.recall(kept, read_outcome) is None
+    assert compile_cache.recall(kept, Outcome) is None
     other = kept.with_name("request-2.json")
     other.write_text(text)
-    assert compile_cache.recall(other, read_outcome) is None
+    assert compile_cache.recall(other, Outcome) is None
 
 
 def test_content_of_another_form_is_none(kept):
     compile_cache.keep(kept, {"verdict": FITS})
-    assert compile_cache.recall(kept, read_outcome) is None
+    assert compile_cache.recall(kept, Outcome) is None
 
 
 def test_what_others_may_have_written_is_none(kept, monkeypatch):
     kept.chmod(0o666)
-    assert compile_cache.recall(kept, read_outcome) is None
+    assert compile_cache.recall(kept, Outcome) is None
     kept.chmod(0o600)
     link = kept.with_name("link")
     kept.rename(link)
     kept.symlink_to(link)
-    assert compile_cache.recall(kept, read_outcome) is None
+    assert compile_cache.recall(kept, Outcome) is None
     kept.unlink()
     os.mkfifo(kept)
-    assert compile_cache.recall(kept, read_outcome) is None, "and it does not wait for a pipe's other end"
+    assert compile_cache.recall(kept, Outcome) is None, "and it does not wait for a pipe's other end"
 
 
 def test_another_users_folder_is_neither_read_nor_written(kept, tmp_path, monkeypatch):
@@ -69,7 +69,7 @@ def test_another_users_folder_is_neither_read_nor_written(kept, tmp_path, monkey
     us = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: us + 1)
     assert sandbox.default_cache_dir() == tmp_path / f"preflight-{us + 1}"
-    assert compile_cache.recall(kept, read_outcome) is None
+    assert compile_cache.recall(kept, Outcome) is None
     before = kept.read_bytes()
     compile_cache.keep(kept, {**CONTENT, "parameters": 4})
     assert kept.read_bytes() == before

@@ -231,13 +231,15 @@ from tpu_components.core.machines import device
 device.prepare("jax", "cpu", 2, "mixed_bfloat16")
 import jax, keras
 keras.distribution.set_distribution(None)  # The compiler's process knows of no devices.
+from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.preflight_training.compiling import compiler
 from tests.components.preflight_training.conftest import DIGITS, TRAINING
 from tests.components.preflight_training.compiling.test_compiler import without_places
 changes = json.loads(sys.argv[2])
 task = compiler.Task(dataclasses.replace(TRAINING, **changes), DIGITS, 1259)
 is_resident = changes["residency"] == "device"
-compilation = compiler.Compilation("here", "", (), 2, 1.0, 32, is_resident)
+here = dataclasses.replace(load_catalogue().find("v5e-1"), devices=2)
+compilation = compiler.Compilation(here, 32, is_resident)
 model, _ = compiler._without_values(lambda: compiler._build(task, compilation))
 text = compiler.trace_program(model, task, compilation, jax.devices(), "cpu").lower().as_text()
 (trained,) = pathlib.Path(sys.argv[1]).glob("*jit_train_*.mlir")

@@ -6,6 +6,7 @@ Tests that do not ask about the process itself have `warm_compiler` in its place
 import dataclasses
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -149,9 +150,11 @@ def test_comment_in_the_model_compiles_nothing_again_and_a_changed_layer_does(mo
 
 def test_a_child_that_has_answered_and_does_not_end_is_not_waited_for(monkeypatch, tmp_path):
     """After a large program the compiler may take minutes to end."""
-    outcome = json.dumps(dataclasses.asdict(Outcome(DOES_NOT_FIT, "too large")))
-    lines = f'{{"started": 0}}\n{{"done": 0, "outcome": {outcome}}}\n'
-    code = f"import os, sys, time; os.write(int(sys.argv[-1]), {lines!r}.encode()); time.sleep(600)"
+    code = (
+        "import pickle, sys, time; from multiprocessing.connection import Connection; "
+        "pipe = Connection(int(sys.argv[-1]), readable=False); "
+        f"pipe.send(pickle.loads({pickle.dumps(Outcome(DOES_NOT_FIT, 'too large'))!r})); time.sleep(600)"
+    )
     run = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda words, **how: run([words[0], "-c", code, words[-1]], **how))
     monkeypatch.setattr(sandbox, "_SAY_EVERY_SECONDS", 0.0)
