@@ -463,8 +463,8 @@ class _Training:
             first_step_seconds=session.first_step_at - begun if session.first_step_at else 0.0,
             time={kind: sum(entry.get(name, 0.0) for entry in now.history) for kind, name in times.items()},
             sessions=session.sessions.count,
-            goodput=paid.goodput,
-            paid_seconds=dataclasses.asdict(paid),
+            goodput=trained / (sum(paid.values()) or 1.0),
+            paid_seconds=paid,
         )
 
     def save(self, output: Path, result: TrainResult) -> None:
