@@ -26,7 +26,7 @@ from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import storage
 from tpu_components.core.step import command_line
 from tpu_components.train_model import heartbeat
-from tpu_components.train_model.params import TrainParams, TrainResult
+from tpu_components.train_model.params import STEP, TrainParams, TrainResult
 
 # Makes the step train with a JobSet. JSON: `manifest` is the JobSet without name and command, `shared` a folder on a
 # volume that the step and all hosts mount.
@@ -49,7 +49,6 @@ _TIMEOUT_SECONDS = 30
 _LAST_LINES = 10
 _OVERLAP_SECONDS = 30  # Covers a different clock of the node and a slow response.
 _GONE_SECONDS = 120.0
-_STEP = "train_model"
 
 
 def asked() -> Mapping[str, Any] | None:
@@ -94,7 +93,7 @@ def train_on_hosts(
                 storage.copy_tree(records_dir, folder / "records")
                 with termination.put_off():  # Otherwise SIGTERM could come between creation and `follow`.
                     jobset.create(_with_command(ask["manifest"], params, folder, followed))
-            progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
+            progress.say(STEP, f"following jobset {name} in namespace {jobset.namespace}")
             jobset.follow(poll_seconds)
         except termination.Terminated:
             jobset.delete()
@@ -260,7 +259,7 @@ class _JobSet:
                 raise PlatformError(f"The jobset {self.name} was deleted while it trained. Run the step again.")
             if state.restarts > restarts:
                 restarts = state.restarts
-                progress.say(_STEP, f"all hosts start again (restart {restarts})")
+                progress.say(STEP, f"all hosts start again (restart {restarts})")
             if state.is_complete:
                 return
             self.has_failed = state.failure is not None
@@ -302,7 +301,7 @@ class _JobSet:
         self._told.add(pod.metadata.name)
         index, lines = pod.metadata.labels.get(INDEX_LABEL), self._log(pod, tail_lines=_LAST_LINES).splitlines()
         self._last = f"host {index} ended with exit code {code}: {' | '.join(lines[-_LAST_LINES:])}"
-        progress.say(_STEP, self._last)
+        progress.say(STEP, self._last)
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if code == BAD_INPUT:
             self._mistake = errors[-1] if errors else self._last
@@ -342,7 +341,7 @@ class _JobSet:
                     raise OutageError(f"The cluster answers {error.status} {error.reason}.") from error
                 raise PlatformError(f"The cluster refuses: {error.status} {message_of(error)}") from error
 
-        return Backoff(report=lambda text: progress.say(_STEP, text))(ask)
+        return Backoff(report=lambda text: progress.say(STEP, text))(ask)
 
 
 def _exit_code(pod: Any) -> int:

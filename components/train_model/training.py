@@ -53,11 +53,11 @@ from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.checkpoints.parts import Array
 from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
 from tpu_components.train_model.goodput import Sessions
-from tpu_components.train_model.initial_model import InitialModel, find_initial_model, require_same_data
+from tpu_components.train_model.initial_model import find_initial_model
 from tpu_components.train_model.loop import DeviceLoop, FitLoop, Loop, ResidentFeed, StreamedFeed
-from tpu_components.train_model.params import TrainParams, TrainResult
+from tpu_components.train_model.params import STEP, TrainParams, TrainResult
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
-from tpu_components.train_model.session import STEP, Session, digest, fixed_parameters
+from tpu_components.train_model.session import Session, digest, fixed_parameters
 from tpu_components.train_model.validation import SharedModel, Validation
 
 _TENSORBOARD_DIR = "tensorboard"
@@ -106,7 +106,7 @@ def train_model(
         os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # Only host 0 logs.
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     with tempfile.TemporaryDirectory(prefix="initial-") as scratch:
-        initial = _find_initial(params, manifest, Path(scratch))
+        initial = find_initial_model(params.initial_model, manifest, Path(scratch))
         settings = digest(fixed_parameters(params, initial), manifest.fingerprint)
         sessions = Sessions(checkpoint_dir, settings, started, hosts.is_writer)
         with heartbeat.required(), sessions.recorded():
@@ -135,16 +135,6 @@ def train_model(
                     training.save(output, result)
                     leave_report(device, output.parent, result, started)
     return result
-
-
-def _find_initial(params: TrainParams, manifest: Manifest, scratch: Path) -> InitialModel | None:
-    """Return the initial model, or None. A message is logged if one is named and has no version yet."""
-    if initial := find_initial_model(params.initial_model, scratch):
-        require_same_data(initial, manifest)
-        progress.say(STEP, f"starting with the weights of {initial.name}")
-    elif params.initial_model:
-        progress.say(STEP, f"{params.initial_model} has no version yet: starting with new weights")
-    return initial
 
 
 def _in_background(work: Callable[[], None]) -> "Future[None]":
