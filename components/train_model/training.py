@@ -68,9 +68,7 @@ _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.prot
 def default_checkpoint_dir(output: Path) -> Path:
     """Return the folder of checkpoints: the platform's (Vertex sets AIP_CHECKPOINT_DIR), else one beside `output`."""
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
-    if storage.is_on_google(uri):
-        return storage.mounted(uri)
-    return Path(uri) if uri else output.parent / f"{output.name}-checkpoints"
+    return storage.mounted(uri) if uri else output.parent / f"{output.name}-checkpoints"
 
 
 def train_model(
@@ -182,9 +180,8 @@ class _Training:
             if self._is_resident and self._validation.held is not None:
                 self._shared_model.hold(self._validation.held.inputs, self._validation.most)
         uri = os.environ.get(_LOG_DIR, "")
-        self._published = storage.mounted(uri) if storage.is_on_google(uri) else None
-        is_here = uri and self._published is None
-        self._tensorboard_dir = Path(uri) if is_here else session.checkpoint_dir / _TENSORBOARD_DIR
+        self._published = storage.mounted(uri) if uri else None
+        self._tensorboard_dir = session.checkpoint_dir / _TENSORBOARD_DIR
 
     @property
     def _known(self) -> dict[str, int]:
@@ -261,7 +258,7 @@ class _Training:
         curves = tf.summary.create_noop_writer()
         if session.is_writer:
             if not is_continued:  # Delete the curves of another run.
-                shutil.rmtree(session.checkpoint_dir / _TENSORBOARD_DIR, ignore_errors=True)
+                shutil.rmtree(self._tensorboard_dir, ignore_errors=True)
             # Checkpoints hold optimizer state, averages and two sets of weights; the model's folder two more sets.
             weights = session.weights().values()
             weight_bytes = sum(math.prod(weight.shape) * np.dtype(weight.dtype).itemsize for weight in weights)
@@ -382,7 +379,7 @@ class _Training:
         progress.say(STEP, _epoch_line(entry, now, session.params.epochs, session.manifest))
 
     def _publish_curves(self) -> None:
-        """Copy the curves to the folder of the platform's TensorBoard, if the folder is in a bucket.
+        """Copy the curves to the folder of the platform's TensorBoard, if there is one.
 
         Copies whole files after every epoch: a mounted bucket shows a file to others only after it is closed.
         """
