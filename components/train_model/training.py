@@ -54,7 +54,7 @@ from tpu_components.train_model.checkpoints.parts import Array
 from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
 from tpu_components.train_model.goodput import Sessions
 from tpu_components.train_model.initial_model import find_initial_model
-from tpu_components.train_model.loop import DeviceLoop, FitLoop, Loop, ResidentFeed, StreamedFeed
+from tpu_components.train_model.loop import DeviceLoop, FitLoop, ResidentFeed, StreamedFeed
 from tpu_components.train_model.params import STEP, TrainParams, TrainResult
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
 from tpu_components.train_model.session import Session, digest, fixed_parameters
@@ -204,20 +204,18 @@ class _Training:
             )
         return name, known[name]
 
-    def _make_loop(self) -> Loop:
+    def _make_loop(self) -> DeviceLoop | FitLoop:
         session, params, mesh = self._session, self._session.params, self._mesh
-
-        def open_reader() -> Any:
-            return open_training_split(
-                self._records_dir,
-                session.manifest,
-                session.batch_size,
-                params.seed,
-                params.in_memory_mib,
-                params.shuffle_buffer,
-                self._share,
-            )
-
+        open_reader = functools.partial(
+            open_training_split,
+            self._records_dir,
+            session.manifest,
+            session.batch_size,
+            params.seed,
+            params.in_memory_mib,
+            params.shuffle_buffer,
+            self._share,
+        )
         if session.device.backend != "jax":
             return FitLoop(session, open_reader())
         if self._is_resident:
