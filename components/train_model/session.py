@@ -121,8 +121,7 @@ class Session:
         self._unchanged, self.writer = unchanged, checkpoint.Writer()
         self.parts: PartsWriter | None = None
         if params.sharding == FULLY_SHARDED and company.hosts.count > 1:
-            number, hosts = company.agree(time.time_ns()), company.hosts
-            self.parts = PartsWriter(checkpoint_dir, hosts.index, hosts.count, number, company)
+            self.parts = PartsWriter(checkpoint_dir, company.agree(time.time_ns()), company)
         self._metrics: Mapping[str, Array] = {}  # Running metrics of the checkpoint, until they are restored.
         self.is_asked_to_end: Callable[[], bool] = lambda: False
 
