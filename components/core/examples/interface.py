@@ -203,14 +203,8 @@ class CorpusInput(_Tokens):
 # Each has, beside what its class says: `kind` (its name in the manifest), `noun` and `plural` (in messages), `feature`
 # (the field of a tf.train.Example that holds it), `dtype` (of its values), `shape`, `fed_shape` and `facts`.
 AnyInput = ImageInput | TextInput | CorpusInput
-# Arguments of `build_model`, and the kind of input that has each; the other arguments come from the task.
-FACTS: Mapping[str, str] = {
-    "image_shape": IMAGE,
-    "vocabulary_size": TEXT,
-    "num_tokens": TEXT,
-    "num_classes": "",
-    "num_targets": "",
-}
+# Arguments of `build_model` that come from the data; the others are the model's parameters.
+FACTS = frozenset(("image_shape", "vocabulary_size", "num_tokens", "num_classes", "num_targets"))
 
 
 class Task:
