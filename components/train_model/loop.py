@@ -121,7 +121,7 @@ def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
     On several hosts each passes the whole array and puts its own part on its devices.
     """
     if jax.process_count() == 1:
-        return jax.device_put(array, None if mesh is None else shared(mesh, axis))
+        return jax.device_put(array, shared(mesh, axis))
     return jax.make_array_from_callback(array.shape, shared(mesh, axis), lambda index: array[index])
 
 

@@ -188,20 +188,18 @@ class Program:
 
     def trace(self, mesh: Any = None) -> Any:
         """Return a `jax.stages.Traced` for one device, or for a mesh, whose devices need not exist."""
-
-        def abstract(shape: Sequence[int], kind: Any, axis: int | None = None) -> Any:
-            sharding = None if mesh is None else shared(mesh, axis)
-            return jax.ShapeDtypeStruct(tuple(shape), kind, sharding=sharding)
-
-        def of_variable(variable: Any) -> Any:
-            where = None if mesh is None else placed(mesh, variable.shape, self.sharding)
-            return jax.ShapeDtypeStruct(tuple(variable.shape), variable.dtype, sharding=where)
-
-        state = tuple([of_variable(variable) for variable in kind] for kind in state_of(self.model))
-        watch = Watch(abstract((), np.int32), abstract((), np.float32))
-        source = tuple(abstract(*array) for array in self.source)
-        count = (jax.ShapeDtypeStruct((), np.int32),) if self.block_steps else ()
-        return self.jit(mesh).trace((state, abstract((), np.int32)), watch, source, *count)
+        abstract, whole = jax.ShapeDtypeStruct, shared(mesh, None)
+        state = tuple(
+            [
+                abstract(variable.shape, variable.dtype, sharding=placed(mesh, variable.shape, self.sharding))
+                for variable in kind
+            ]
+            for kind in state_of(self.model)
+        )
+        place, finite, loss = (abstract((), kind, sharding=whole) for kind in (np.int32, np.int32, np.float32))
+        source = tuple(abstract(at.shape, at.dtype, sharding=shared(mesh, at.shared_axis)) for at in self.source)
+        count = (abstract((), np.int32),) if self.block_steps else ()
+        return self.jit(mesh).trace((state, place), Watch(finite, loss), source, *count)
 
 
 def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:
