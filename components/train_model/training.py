@@ -43,7 +43,7 @@ from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
 from tpu_components.core.models.measuring import adapt, direction_of, measure, measured_by
 from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
 from tpu_components.core.models.step.hyperparameters import AUTO
-from tpu_components.core.models.step.program import Program, fits, plan_program
+from tpu_components.core.models.step.program import Program, fits
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.step.wrapping import count_synchronized_layers
 from tpu_components.core.models.trained import predict, save_architecture
@@ -243,7 +243,7 @@ class _Training:
         session = self._session
         batch = session.manifest.interface.batch_shapes(session.batch_size)
         accelerator = session.device.accelerator
-        return plan_program(session.model, batch, session.num_examples, session.params, self._is_resident, accelerator)
+        return Program(session.model, batch, session.num_examples, session.params, self._is_resident, accelerator)
 
     def run(self) -> None:
         """Train to the end."""
