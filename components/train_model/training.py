@@ -274,8 +274,7 @@ class _Training:
         session, params = self._session, self._session.params
         plural = session.manifest.input.plural
         profiled = params.profile_steps if session.is_writer else 0
-        start, stop = profiler(session.device.backend)
-        profile = StepProfile(profiled, session.batch_size, self._tensorboard_dir, start, stop)
+        profile = StepProfile(profiled, session.batch_size, self._tensorboard_dir, *profiler(session.device.backend))
         if session.is_writer:
             epochs = f"{params.epochs} epochs{' at most' if params.early_stopping_epochs else ''}"
             progress.say(
