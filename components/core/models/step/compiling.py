@@ -342,17 +342,6 @@ def _why_not_each(loss: Any, targets: np.ndarray, outputs: np.ndarray) -> str:
     return "" if np.allclose(together[:1], alone) else "its result for an example changes with the other examples"
 
 
-def _why_not_built(error: BaseException, inputs: np.ndarray) -> str:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    if inputs.dtype == np.uint8 and re.search(r"uint8|UINT8", text):
-        return (
-            "The model cannot compute with uint8 pixels, as images come to it. Let it begin with "
-            "keras.layers.Rescaling(1 / 255)."
-        )
-    said = next((line.strip() for line in text.splitlines() if "Error" in line or "expected" in line.lower()), text)
-    return f"The model cannot take a step on {inputs.shape[1:]} {inputs.dtype} examples: {said[:400]}"
-
-
 def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -> Any:
     """Return an object that Keras names.
 
@@ -484,7 +473,11 @@ def compile_model(
     try:
         model._symbolic_build(data_batch=(inputs, targets, weights))
     except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(_why_not_built(error, inputs)) from error
+        said = explain(error)
+        advice = " Let it begin with keras.layers.Rescaling(1 / 255)." if "uint8" in said.lower() else ""
+        raise InputError(
+            f"The model cannot take a step on {inputs.shape[1:]} {inputs.dtype} examples: {said}.{advice}"
+        ) from error
     if brought.has_step:
         _check_step(model, (inputs, targets, weights))
     synchronize_normalization(model, num_replicas)
