@@ -62,8 +62,7 @@ class Brought:
 
 def brought_by(model: Any) -> Brought:
     """Return what a model from `build_model` brings for its training."""
-    brought: Brought = vars(model).get(_BROUGHT, Brought())
-    return brought
+    return vars(model).get(_BROUGHT, Brought())
 
 
 def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:

@@ -186,8 +186,7 @@ def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]
 
 def _read(path: Path, key: str) -> np.ndarray:
     with _opened(path) as file:
-        array: np.ndarray = file[key]  # Verifies the checksum.
-    return array
+        return np.asarray(file[key])  # Verifies the checksum.
 
 
 @contextlib.contextmanager
