@@ -10,6 +10,7 @@ import sys
 from tpu_components.core.base.errors import DONE
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.step import command_line
+from tpu_components.core.step.step_inputs import params_from
 from tpu_components.serving.params import ServeParams, key_to_verify, vertex_defaults
 
 
@@ -38,7 +39,7 @@ def main() -> int:
             parser.error("there is nothing to serve: give EXPORT_DIR, or set AIP_STORAGE_URI")
         from tpu_components.serving.server import serve
 
-        serve(arguments.export_dir, command_line.params_from(arguments, ServeParams))
+        serve(arguments.export_dir, params_from(vars(arguments), ServeParams))
         return DONE
 
     return command_line.exit_code(call, command_line.print_error)

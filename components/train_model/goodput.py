@@ -21,31 +21,6 @@ SESSIONS_FILE = "sessions.json"
 _EVERY_SECONDS = 10.0
 
 
-@dataclasses.dataclass(frozen=True)
-class PaidSeconds:
-    """Paid seconds of a training run by what they were used for. Capitals are terms of ml-goodput-measurement.
-
-    Attributes:
-        trained: Steps that are part of the result. Their share of the total is the goodput.
-        start_up: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,
-            PROGRAM_STARTUP and UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
-        waiting: Waiting for input and checkpoints after first steps: DATA_LOADING, UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
-        lost: Time from the last checkpoint of a killed session to its end: WASTED_PROGRESS_FROM_DISRUPTION.
-        other: Validation and saving the model: OTHER. Also time that a file of an older version does not classify.
-    """
-
-    trained: float = 0.0
-    start_up: float = 0.0
-    waiting: float = 0.0
-    lost: float = 0.0
-    other: float = 0.0
-
-    @property
-    def goodput(self) -> float:
-        """Share of `trained` in the total, from 0 to 1."""
-        return self.trained / (sum(dataclasses.astuple(self)) or 1.0)
-
-
 @dataclasses.dataclass
 class _Session:
     """One start of the training process. All times are in seconds since 1970.
@@ -156,8 +131,16 @@ class Sessions:
             if self._is_writer:
                 storage.write_bytes(self._path, json.dumps(content).encode())
 
-    def paid_seconds(self, trained: float, waiting: float) -> PaidSeconds:
-        """Return the seconds of all sessions by use. A killed session counts to its last heartbeat.
+    def paid_seconds(self, trained: float, waiting: float) -> dict[str, float]:
+        """Return the seconds of all sessions by use. Capitals are terms of ml-goodput-measurement.
+
+        - `trained`: Steps that are part of the result. Their share of the total is the goodput.
+        - `start_up`: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,
+          PROGRAM_STARTUP and UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME.
+        - `waiting`: DATA_LOADING, UNPRODUCTIVE_CHECKPOINT_SAVE_TIME.
+        - `lost`: Time from the last checkpoint of a killed session to its last heartbeat:
+          WASTED_PROGRESS_FROM_DISRUPTION.
+        - `other`: Validation and saving the model: OTHER. Also time that a file of an older version does not classify.
 
         Args:
             trained: Seconds of the steps that are part of the result.
@@ -166,9 +149,13 @@ class Sessions:
         self._now.end = self._clock()
         sessions = [*self._earlier, self._now]
         paid = sum(session.end - session.start for session in sessions)
-        start_up = sum(session.start_up_seconds for session in sessions)
-        lost = sum(session.lost_seconds for session in self._earlier)
-        return PaidSeconds(trained, start_up, waiting, lost, max(paid - trained - start_up - waiting - lost, 0.0))
+        uses = {
+            "trained": trained,
+            "start_up": sum(session.start_up_seconds for session in sessions),
+            "waiting": waiting,
+            "lost": sum(session.lost_seconds for session in self._earlier),
+        }
+        return {**uses, "other": max(paid - sum(uses.values()), 0.0)}
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base import progress
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import keras
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
@@ -14,6 +15,7 @@ from tpu_components.core.models.trained import load_trained_model
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, version_name
 from tpu_components.core.registry.versions import fetch, fetch_folder, model_digest
+from tpu_components.train_model.params import STEP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,39 +58,37 @@ def _shapes(model: Any) -> list[str]:
     return [f"{weight.name} {tuple(weight.shape)}" for weight in model.weights]
 
 
-def find_initial_model(named: str, scratch: Path) -> InitialModel | None:
+def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> InitialModel | None:
     """Return the model that `TrainParams.initial_model` names; None if it names none, or an alias without a version.
 
     Args:
         named: A folder, here or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+        manifest: Data set of the training.
         scratch: Folder for a model on gs://.
 
     Raises:
-        InputError: If there is no such model or version, or a file of the version was changed after registration.
+        InputError: If there is no such model or version, a file of the version was changed after registration, or the
+            model has other inputs, task or classes than the data set. For texts, the vocabulary must be equal too: it
+            maps words to ids.
     """
     if not named:
         return None
     if (referred := parse_reference(named)) is None:
-        directory = fetch_folder(named, scratch)
-        return InitialModel(named, model_digest(directory), directory)
-    registry, wanted = referred
-    version = registry.find(wanted)
-    if version is None:
-        return None
-    directory = fetch(version, MODEL_DIR, scratch)
-    return InitialModel(version_name(registry.model_name, version.number), model_digest(directory), directory)
-
-
-def require_same_data(initial: InitialModel, manifest: Manifest) -> None:
-    """Check that a model has the same inputs, task and classes as a data set.
-
-    Raises:
-        InputError: If inputs or classes differ. For texts, the vocabulary must be equal too: it maps words to ids.
-    """
-    info = ModelInfo.load(initial.directory)
-    info.check_files(initial.directory)
+        name, directory = named, fetch_folder(named, scratch)
+    else:
+        registry, wanted = referred
+        version = registry.find(wanted)
+        if version is None:
+            progress.say(STEP, f"{named} has no version yet: starting with new weights")
+            return None
+        name = version_name(registry.model_name, version.number)
+        directory = fetch(version, MODEL_DIR, scratch)
+    info = ModelInfo.load(directory)
+    info.check_files(directory)
     if not info.fits(manifest):
         raise InputError(
-            f"The initial model {initial.name} does not fit the data set: {info.compare_with(manifest)}. Train on such "
+            f"The initial model {name} does not fit the data set: {info.compare_with(manifest)}. Train on such "
             "data, or remove training.initial_model."
         )
+    progress.say(STEP, f"starting with the weights of {name}")
+    return InitialModel(name, model_digest(directory), directory)

@@ -26,7 +26,7 @@ from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.files import storage
 from tpu_components.core.step import command_line
 from tpu_components.train_model import heartbeat
-from tpu_components.train_model.params import TrainParams, TrainResult
+from tpu_components.train_model.params import STEP, TrainParams, TrainResult
 
 # Makes the step train with a JobSet. JSON: `manifest` is the JobSet without name and command, `shared` a folder on a
 # volume that the step and all hosts mount.
@@ -49,7 +49,6 @@ _TIMEOUT_SECONDS = 30
 _LAST_LINES = 10
 _OVERLAP_SECONDS = 30  # Covers a different clock of the node and a slow response.
 _GONE_SECONDS = 120.0
-_STEP = "train_model"
 
 
 def asked() -> Mapping[str, Any] | None:
@@ -94,7 +93,7 @@ def train_on_hosts(
                 storage.copy_tree(records_dir, folder / "records")
                 with termination.put_off():  # Otherwise SIGTERM could come between creation and `follow`.
                     jobset.create(_with_command(ask["manifest"], params, folder, followed))
-            progress.say(_STEP, f"following jobset {name} in namespace {jobset.namespace}")
+            progress.say(STEP, f"following jobset {name} in namespace {jobset.namespace}")
             jobset.follow(poll_seconds)
         except termination.Terminated:
             jobset.delete()
@@ -174,40 +173,6 @@ class State:
     restarts: int
 
 
-class _Printed:
-    """Tracks which lines of a pod's log were printed.
-
-    Attributes:
-        asked: Time of the last request for the log, by `time.monotonic`; 0 before the first.
-    """
-
-    def __init__(self) -> None:
-        self.asked = 0.0
-        self._stamp, self._count = "", 0
-
-    def new(self, log: str) -> list[str]:
-        r"""Return the lines of a log that were not printed yet, without their timestamps.
-
-        Timestamps have a fixed width, and several lines may share the last one
-        (kubernetes/kubernetes pkg/kubelet/kuberuntime/logs/logs.go: timeFormatOut).
-
-        Example:
-            >>> printed = _Printed()
-            >>> printed.new("01Z one\n02Z two\n"), printed.new("02Z two\n02Z three\n")
-            (['one', 'two'], ['three'])
-        """
-        begun, again, lines = self._stamp, self._count, []
-        for line in log.splitlines():
-            stamp, _, text = line.partition(" ")
-            if stamp == begun and again:
-                again -= 1
-            elif stamp >= begun:
-                self._count = self._count + 1 if stamp == self._stamp else 1
-                self._stamp = stamp
-                lines.append(text)
-        return lines
-
-
 class _JobSet:
     """A JobSet of the cluster that this process runs in, or else of the cluster in kubectl's configuration.
 
@@ -222,18 +187,17 @@ class _JobSet:
         try:
             kubernetes.config.load_incluster_config()
             self.namespace = _NAMESPACE_FILE.read_text().strip()
-        except kubernetes.config.ConfigException:
-            try:
-                kubernetes.config.load_kube_config()
-            except kubernetes.config.ConfigException as error:
-                raise InputError(f"Cannot train on several hosts: no Kubernetes cluster is known ({error}).") from error
+        except kubernetes.config.ConfigException:  # Outside a cluster, as in tests.
+            kubernetes.config.load_kube_config()
             _, context = kubernetes.config.list_kube_config_contexts()
             self.namespace = context["context"].get("namespace", "default")
         self._client = kubernetes.client.ApiClient()
         self._pods = kubernetes.client.CoreV1Api(self._client)
         self._objects = kubernetes.client.CustomObjectsApi(self._client)
         self._place = (GROUP, VERSION, self.namespace, PLURAL)
-        self._printed: dict[str, _Printed] = {}  # By name of the pod.
+        # By name of the pod: its printed lines, and the time of the last request for its log, by `time.monotonic`.
+        self._printed: dict[str, set[str]] = {}
+        self._asked: dict[str, float] = {}
         self._told: set[str] = set()
         self._mistake = self._last = ""
         self.has_failed = False
@@ -295,7 +259,7 @@ class _JobSet:
                 raise PlatformError(f"The jobset {self.name} was deleted while it trained. Run the step again.")
             if state.restarts > restarts:
                 restarts = state.restarts
-                progress.say(_STEP, f"all hosts start again (restart {restarts})")
+                progress.say(STEP, f"all hosts start again (restart {restarts})")
             if state.is_complete:
                 return
             self.has_failed = state.failure is not None
@@ -322,18 +286,22 @@ class _JobSet:
                     self._tell_failure(pod, code)
 
     def _print_new(self, pod: Any) -> None:
-        printed, asked = self._printed.setdefault(pod.metadata.name, _Printed()), time.monotonic()
+        """Print the lines of a pod's log that are not printed yet. Their timestamps tell equal lines apart."""
+        name, now = pod.metadata.name, time.monotonic()
         # Fetch only the new end of a long log. After the node has rotated the log, fetch all of the new one.
-        recent = {"since_seconds": math.ceil(asked - printed.asked) + _OVERLAP_SECONDS} if printed.asked else {}
-        for line in printed.new(self._log(pod, timestamps=True, **recent)):
-            print(printable(line), file=sys.stderr)
-        printed.asked = asked
+        recent = {"since_seconds": math.ceil(now - self._asked[name]) + _OVERLAP_SECONDS} if name in self._asked else {}
+        printed = self._printed.setdefault(name, set())
+        for line in self._log(pod, timestamps=True, **recent).splitlines():
+            if line not in printed:
+                printed.add(line)
+                print(printable(line.partition(" ")[2]), file=sys.stderr)
+        self._asked[name] = now
 
     def _tell_failure(self, pod: Any, code: int) -> None:
         self._told.add(pod.metadata.name)
         index, lines = pod.metadata.labels.get(INDEX_LABEL), self._log(pod, tail_lines=_LAST_LINES).splitlines()
         self._last = f"host {index} ended with exit code {code}: {' | '.join(lines[-_LAST_LINES:])}"
-        progress.say(_STEP, self._last)
+        progress.say(STEP, self._last)
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if code == BAD_INPUT:
             self._mistake = errors[-1] if errors else self._last
@@ -373,7 +341,7 @@ class _JobSet:
                     raise OutageError(f"The cluster answers {error.status} {error.reason}.") from error
                 raise PlatformError(f"The cluster refuses: {error.status} {message_of(error)}") from error
 
-        return Backoff(report=lambda text: progress.say(_STEP, text))(ask)
+        return Backoff(report=lambda text: progress.say(STEP, text))(ask)
 
 
 def _exit_code(pod: Any) -> int:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,17 +22,6 @@ from tpu_components.train_model.session import Session
 _LOOK_SECONDS = 0.25  # Time between two checks of the loss; default length of a block of steps.
 
 
-class Loop(Protocol):
-    """Runs the steps of a training."""
-
-    def run_epoch(self, bar: Progress) -> dict[str, float]:
-        """Run an epoch, or the rest of one after a checkpoint; returns the metrics. `bar` shows the progress.
-
-        Raises:
-            InputError: If training diverged.
-        """
-
-
 class FitLoop:
     """Loop of the TensorFlow backend: runs Keras's `fit` on the batches of a reader, one epoch per call."""
 
@@ -40,7 +29,11 @@ class FitLoop:
         self._session, self._reader = session, reader
 
     def run_epoch(self, bar: Progress) -> dict[str, float]:
-        """See `Loop`."""
+        """Run an epoch, or the rest of one after a checkpoint; returns the metrics. `bar` shows the progress.
+
+        Raises:
+            InputError: If training diverged.
+        """
         session = self._session
         epoch, first = session.progress.epoch, session.progress.step
 
@@ -67,16 +60,6 @@ class FitLoop:
         return {name: values[-1] for name, values in logs.items()}
 
 
-class Feed(Protocol):
-    """Source of a compiled program's input data."""
-
-    def open(self, epoch: int, start_step: int) -> None:
-        """Start an epoch at a step, 0 for a whole epoch."""
-
-    def take(self, limit: int) -> tuple[Any, int]:
-        """Return the data for the next steps and the number of these steps, at most `limit`."""
-
-
 class ResidentFeed:
     """A split that stays in the device's memory; each epoch sends only the order of its examples."""
 
@@ -91,7 +74,10 @@ class ResidentFeed:
         self._drawn: dict[int, Future[Any]] = {}
 
     def open(self, epoch: int, start_step: int) -> None:
-        """See `Feed`. The program's carry holds the step; the next epoch's order is drawn in the background."""
+        """Start an epoch at a step, 0 for a whole epoch. The next epoch's order is drawn in the background.
+
+        The program's carry holds the step.
+        """
         order = self._drawn.pop(epoch, None) or self._pool.submit(self._draw, epoch)
         self._drawn = {epoch + 1: self._pool.submit(self._draw, epoch + 1)}
         self._source = (*self._examples, order.result())
@@ -101,7 +87,7 @@ class ResidentFeed:
         return put(order, self._mesh, self._order.shared_axis)
 
     def take(self, limit: int) -> tuple[Any, int]:
-        """See `Feed`."""
+        """Return the program's input for the next steps, and the number of these steps, at most `limit`."""
         return self._source, limit
 
 
@@ -113,11 +99,11 @@ class StreamedFeed:
         self._batches: Iterator[tuple[np.ndarray, ...]] = iter(())
 
     def open(self, epoch: int, start_step: int) -> None:
-        """See `Feed`."""
+        """See `ResidentFeed`."""
         self._batches = iter(self._reader.batches(epoch, start_step).as_numpy_iterator())
 
     def take(self, limit: int) -> tuple[Any, int]:
-        """See `Feed`. The last block of an epoch is padded; the program ignores the padding."""
+        """See `ResidentFeed`. The last block of an epoch is padded; the program ignores the padding."""
         arrays = self._program.source
         source, count = next(self._batches), 1
         if self._program.block_steps:
@@ -135,7 +121,7 @@ def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
     On several hosts each passes the whole array and puts its own part on its devices.
     """
     if jax.process_count() == 1:
-        return jax.device_put(array, None if mesh is None else shared(mesh, axis))
+        return jax.device_put(array, shared(mesh, axis))
     return jax.make_array_from_callback(array.shape, shared(mesh, axis), lambda index: array[index])
 
 
@@ -200,7 +186,7 @@ class _Pace:
 class DeviceLoop:
     """Loop of the JAX backend: feeds the compiled program and checks the loss a few times a second."""
 
-    def __init__(self, session: Session, program: Program, feed: Feed, mesh: Any) -> None:
+    def __init__(self, session: Session, program: Program, feed: ResidentFeed | StreamedFeed, mesh: Any) -> None:
         self._session, self._feed, self._mesh = session, feed, mesh
         self._model, self._program = program.model, program
         self._pace = _Pace(session.params, session.company)
@@ -208,7 +194,7 @@ class DeviceLoop:
         self._to_profile = 0  # Steps until the end of the profile.
 
     def run_epoch(self, bar: Progress) -> dict[str, float]:
-        """See `Loop`."""
+        """See `FitLoop`."""
         session, clock = self._session, self._session.stopwatch
         if session.stage is not self._stage:
             self._stage, self._run = session.stage, self._program.jit(self._mesh)

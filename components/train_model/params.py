@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from tpu_components.core.models.step.hyperparameters import Stage, TrainParams
 
-__all__ = ["Stage", "TrainParams", "TrainResult"]
+__all__ = ["STEP", "Stage", "TrainParams", "TrainResult"]
+STEP = "train_model"  # Name of the step in log messages.
 
 
 @dataclasses.dataclass(frozen=True)

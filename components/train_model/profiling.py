@@ -8,11 +8,11 @@ from typing import Any
 
 from tpu_components.core.base import progress
 from tpu_components.core.base.frameworks import jax, tf
+from tpu_components.train_model.params import STEP
 
 PROFILES = "plugins/profile"  # Folder below the log directory, expected by TensorBoard's plugin.
 COMPUTE, INPUT, HOST, CHECKPOINT = "compute", "input", "host", "checkpoint"
 _WAITS = (INPUT, CHECKPOINT)
-_STEP = "train_model"
 
 
 class Stopwatch:
@@ -109,7 +109,7 @@ class StepProfile:
         if self._is_on:
             self._stop()
             self._is_on, self._examples_left = False, 0
-            progress.say(_STEP, f"a profile of a few steps is in {self._log_dir / PROFILES}")
+            progress.say(STEP, f"a profile of a few steps is in {self._log_dir / PROFILES}")
 
 
 def profiler(backend: str) -> tuple[Callable[[str], Any], Callable[[], Any]]:

@@ -29,10 +29,9 @@ from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress
 from tpu_components.train_model.checkpoints.parts import Array, PartsWriter
 from tpu_components.train_model.goodput import Sessions
 from tpu_components.train_model.initial_model import InitialModel
-from tpu_components.train_model.params import TrainParams
+from tpu_components.train_model.params import STEP, TrainParams
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, INPUT, Stopwatch
 
-STEP = "train_model"
 # Parameters that may change between two sessions of one run. Only the number of replicas changes the result.
 _FREE_TO_CHANGE = ("checkpoint_seconds", "num_replicas", "profile_steps", "residency", "steps_per_execution")
 
@@ -122,8 +121,7 @@ class Session:
         self._unchanged, self.writer = unchanged, checkpoint.Writer()
         self.parts: PartsWriter | None = None
         if params.sharding == FULLY_SHARDED and company.hosts.count > 1:
-            number, hosts = company.agree(time.time_ns()), company.hosts
-            self.parts = PartsWriter(checkpoint_dir, hosts.index, hosts.count, number, company)
+            self.parts = PartsWriter(checkpoint_dir, company.agree(time.time_ns()), company)
         self._metrics: Mapping[str, Array] = {}  # Running metrics of the checkpoint, until they are restored.
         self.is_asked_to_end: Callable[[], bool] = lambda: False
 

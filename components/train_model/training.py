@@ -43,7 +43,7 @@ from tpu_components.core.machines.hosts import Hosts, ProcessGroup, find_hosts
 from tpu_components.core.models.measuring import adapt, direction_of, measure, measured_by
 from tpu_components.core.models.step.compiling import UNPENALIZED_LOSS, learning_rate_at, make_callbacks
 from tpu_components.core.models.step.hyperparameters import AUTO
-from tpu_components.core.models.step.program import Program, fits, plan_program
+from tpu_components.core.models.step.program import Program, fits
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, fully_shard
 from tpu_components.core.models.step.wrapping import count_synchronized_layers
 from tpu_components.core.models.trained import predict, save_architecture
@@ -53,11 +53,11 @@ from tpu_components.train_model.checkpoints import checkpoint
 from tpu_components.train_model.checkpoints.parts import Array
 from tpu_components.train_model.environment_report import leave_report, raise_locked_memory
 from tpu_components.train_model.goodput import Sessions
-from tpu_components.train_model.initial_model import InitialModel, find_initial_model, require_same_data
-from tpu_components.train_model.loop import DeviceLoop, FitLoop, Loop, ResidentFeed, StreamedFeed
-from tpu_components.train_model.params import TrainParams, TrainResult
+from tpu_components.train_model.initial_model import find_initial_model
+from tpu_components.train_model.loop import DeviceLoop, FitLoop, ResidentFeed, StreamedFeed
+from tpu_components.train_model.params import STEP, TrainParams, TrainResult
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, INPUT, PROFILES, StepProfile, profiler
-from tpu_components.train_model.session import STEP, Session, digest, fixed_parameters
+from tpu_components.train_model.session import Session, digest, fixed_parameters
 from tpu_components.train_model.validation import SharedModel, Validation
 
 _TENSORBOARD_DIR = "tensorboard"
@@ -68,9 +68,7 @@ _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.prot
 def default_checkpoint_dir(output: Path) -> Path:
     """Return the folder of checkpoints: the platform's (Vertex sets AIP_CHECKPOINT_DIR), else one beside `output`."""
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
-    if storage.is_on_google(uri):
-        return storage.mounted(uri)
-    return Path(uri) if uri else output.parent / f"{output.name}-checkpoints"
+    return storage.mounted(uri) if uri else output.parent / f"{output.name}-checkpoints"
 
 
 def train_model(
@@ -106,7 +104,7 @@ def train_model(
         os.environ[progress.LOUDNESS_VARIABLE] = progress.QUIET  # Only host 0 logs.
     checkpoint_dir = checkpoint_dir or default_checkpoint_dir(output)
     with tempfile.TemporaryDirectory(prefix="initial-") as scratch:
-        initial = _find_initial(params, manifest, Path(scratch))
+        initial = find_initial_model(params.initial_model, manifest, Path(scratch))
         settings = digest(fixed_parameters(params, initial), manifest.fingerprint)
         sessions = Sessions(checkpoint_dir, settings, started, hosts.is_writer)
         with heartbeat.required(), sessions.recorded():
@@ -135,16 +133,6 @@ def train_model(
                     training.save(output, result)
                     leave_report(device, output.parent, result, started)
     return result
-
-
-def _find_initial(params: TrainParams, manifest: Manifest, scratch: Path) -> InitialModel | None:
-    """Return the initial model, or None. A message is logged if one is named and has no version yet."""
-    if initial := find_initial_model(params.initial_model, scratch):
-        require_same_data(initial, manifest)
-        progress.say(STEP, f"starting with the weights of {initial.name}")
-    elif params.initial_model:
-        progress.say(STEP, f"{params.initial_model} has no version yet: starting with new weights")
-    return initial
 
 
 def _in_background(work: Callable[[], None]) -> "Future[None]":
@@ -192,9 +180,8 @@ class _Training:
             if self._is_resident and self._validation.held is not None:
                 self._shared_model.hold(self._validation.held.inputs, self._validation.most)
         uri = os.environ.get(_LOG_DIR, "")
-        self._published = storage.mounted(uri) if storage.is_on_google(uri) else None
-        is_here = uri and self._published is None
-        self._tensorboard_dir = Path(uri) if is_here else session.checkpoint_dir / _TENSORBOARD_DIR
+        self._published = storage.mounted(uri) if uri else None
+        self._tensorboard_dir = session.checkpoint_dir / _TENSORBOARD_DIR
 
     @property
     def _known(self) -> dict[str, int]:
@@ -217,20 +204,18 @@ class _Training:
             )
         return name, known[name]
 
-    def _make_loop(self) -> Loop:
+    def _make_loop(self) -> DeviceLoop | FitLoop:
         session, params, mesh = self._session, self._session.params, self._mesh
-
-        def open_reader() -> Any:
-            return open_training_split(
-                self._records_dir,
-                session.manifest,
-                session.batch_size,
-                params.seed,
-                params.in_memory_mib,
-                params.shuffle_buffer,
-                self._share,
-            )
-
+        open_reader = functools.partial(
+            open_training_split,
+            self._records_dir,
+            session.manifest,
+            session.batch_size,
+            params.seed,
+            params.in_memory_mib,
+            params.shuffle_buffer,
+            self._share,
+        )
         if session.device.backend != "jax":
             return FitLoop(session, open_reader())
         if self._is_resident:
@@ -258,7 +243,7 @@ class _Training:
         session = self._session
         batch = session.manifest.interface.batch_shapes(session.batch_size)
         accelerator = session.device.accelerator
-        return plan_program(session.model, batch, session.num_examples, session.params, self._is_resident, accelerator)
+        return Program(session.model, batch, session.num_examples, session.params, self._is_resident, accelerator)
 
     def run(self) -> None:
         """Train to the end."""
@@ -271,7 +256,7 @@ class _Training:
         curves = tf.summary.create_noop_writer()
         if session.is_writer:
             if not is_continued:  # Delete the curves of another run.
-                shutil.rmtree(session.checkpoint_dir / _TENSORBOARD_DIR, ignore_errors=True)
+                shutil.rmtree(self._tensorboard_dir, ignore_errors=True)
             # Checkpoints hold optimizer state, averages and two sets of weights; the model's folder two more sets.
             weights = session.weights().values()
             weight_bytes = sum(math.prod(weight.shape) * np.dtype(weight.dtype).itemsize for weight in weights)
@@ -289,8 +274,7 @@ class _Training:
         session, params = self._session, self._session.params
         plural = session.manifest.input.plural
         profiled = params.profile_steps if session.is_writer else 0
-        start, stop = profiler(session.device.backend)
-        profile = StepProfile(profiled, session.batch_size, self._tensorboard_dir, start, stop)
+        profile = StepProfile(profiled, session.batch_size, self._tensorboard_dir, *profiler(session.device.backend))
         if session.is_writer:
             epochs = f"{params.epochs} epochs{' at most' if params.early_stopping_epochs else ''}"
             progress.say(
@@ -392,7 +376,7 @@ class _Training:
         progress.say(STEP, _epoch_line(entry, now, session.params.epochs, session.manifest))
 
     def _publish_curves(self) -> None:
-        """Copy the curves to the folder of the platform's TensorBoard, if the folder is in a bucket.
+        """Copy the curves to the folder of the platform's TensorBoard, if there is one.
 
         Copies whole files after every epoch: a mounted bucket shows a file to others only after it is closed.
         """
@@ -463,8 +447,8 @@ class _Training:
             first_step_seconds=session.first_step_at - begun if session.first_step_at else 0.0,
             time={kind: sum(entry.get(name, 0.0) for entry in now.history) for kind, name in times.items()},
             sessions=session.sessions.count,
-            goodput=paid.goodput,
-            paid_seconds=dataclasses.asdict(paid),
+            goodput=trained / (sum(paid.values()) or 1.0),
+            paid_seconds=paid,
         )
 
     def save(self, output: Path, result: TrainResult) -> None:

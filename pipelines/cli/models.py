@@ -12,7 +12,7 @@ from tpu_components.core.base.terminal import in_one_line, lay_out
 from tpu_components.core.drift.comparison import Shift, as_dict, find_shifts, say_power, say_rule, say_verdict
 from tpu_components.core.registry.signing import verify_export
 from tpu_components.core.registry.versions import fetch_folder
-from tpu_components.core.step.command_line import params_from
+from tpu_components.core.step.step_inputs import params_from
 from tpu_components.predict_batch.params import PredictParams
 from tpu_components.predict_batch.predicting import form_of, predict_to_file
 from tpu_components.serving import inputs
@@ -86,7 +86,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
     arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
     uri, version = exports.find_export(arguments.model, arguments.workspace), exports.name_on_vertex(arguments.model)
-    serve(uri, params_from(arguments, ServeParams), version)
+    serve(uri, params_from(vars(arguments), ServeParams), version)
     return DONE
 
 

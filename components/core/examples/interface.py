@@ -207,14 +207,8 @@ class CorpusInput(_Tokens):
 # Each has, beside what its class says: `kind` (its name in the manifest), `noun` and `plural` (in messages), `feature`
 # (the field of a tf.train.Example that holds it), `dtype` (of its values), `shape`, `fed_shape` and `facts`.
 AnyInput = ImageInput | TextInput | CorpusInput
-# Arguments of `build_model`, and the kind of input that has each; the other arguments come from the task.
-FACTS: Mapping[str, str] = {
-    "image_shape": IMAGE,
-    "vocabulary_size": TEXT,
-    "num_tokens": TEXT,
-    "num_classes": "",
-    "num_targets": "",
-}
+# Arguments of `build_model` that come from the data; the others are the model's parameters.
+FACTS = frozenset(("image_shape", "vocabulary_size", "num_tokens", "num_classes", "num_targets"))
 
 
 class Task:
@@ -224,8 +218,8 @@ class Task:
         name: Name in the manifest.
         stored_dtype: Dtype of a target in a tf.train.Example.
         target_dtype: Dtype of a target for the loss.
-        loss: Loss of training: Keras's name, one of `models.compiling`, or a function of targets and outputs.
-        metric: Metric that training shows besides the loss: Keras's name, or one of `models.compiling`.
+        loss: Loss of training: Keras's name, or a function of targets and outputs.
+        metric: Metric that training shows besides the loss: Keras's name, or `bits_per_character`.
         judged: Metric that the gate compares by default.
         answer: Name of a model's output.
         size_fact: Argument of `build_model` with the size of the output.
@@ -359,6 +353,16 @@ class Regression(Task):
         return float(np.mean(1 - np.divide(left, whole, out=np.full(len(whole), np.nan), where=whole > 0)))
 
 
+def next_character_loss(targets: Any, outputs: Any) -> Any:
+    """Return float32[batch]: the sum of cross-entropies of targets that are not padding, divided by the passage length.
+
+    The division by the length, not by the number of targets, gives every character the same weight in all batches.
+    """
+    each = keras.ops.sparse_categorical_crossentropy(targets, outputs)
+    counts = keras.ops.cast(keras.ops.not_equal(targets, PADDING), each.dtype)
+    return keras.ops.sum(each * counts, axis=-1) / targets.shape[-1]
+
+
 class LanguageModel(Task):
     """Next characters: int32[batch, num_tokens] target IDs, float32[batch, num_tokens, classes] probabilities.
 
@@ -368,7 +372,7 @@ class LanguageModel(Task):
 
     name = LANGUAGE_MODEL
     target_dtype = "int32"
-    loss = "next_character"
+    loss = staticmethod(next_character_loss)
     metric = judged = "bits_per_character"
     activation = "softmax"
 

@@ -82,8 +82,8 @@ def common_folder(uris: Sequence[str]) -> str | None:
 
 
 def mounted(uri: str) -> Path:
-    """Return the place on gs:// as a path, where Vertex has mounted the buckets."""
-    return BUCKETS_MOUNT / uri.removeprefix(_GOOGLE)
+    """Return a folder that a platform names as a path; one on gs:// lies where Vertex has mounted the buckets."""
+    return BUCKETS_MOUNT / uri.removeprefix(_GOOGLE) if is_on_google(uri) else Path(uri)
 
 
 def list_files(root: str) -> list[StoredFile]:

@@ -75,9 +75,6 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
     Raises:
         InputError: If a file lies outside that folder, contains credentials, or the files are too large.
     """
-    if model.endswith(".keras"):
-        _check_may_travel(model, {Path(model).name: Path(model)})
-        return Bundle(Path(model).name, Path(model).read_bytes())
     outside = [name for name in files if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
     if outside:
         raise InputError(
@@ -85,6 +82,8 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
             "the model's file, and open it as Path(__file__).parent / NAME."
         )
     _check_may_travel(model, files)
+    if model.endswith(".keras"):
+        return Bundle(Path(model).name, Path(model).read_bytes())
     entry = Path(model).name if model.endswith(".py") else model
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:

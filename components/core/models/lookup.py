@@ -17,7 +17,7 @@ from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.fingerprint import ROOT, Code, code_of, is_file, is_installed
 from tpu_components.core.base.frameworks import keras
 from tpu_components.core.base.import_path import with_folders
-from tpu_components.core.examples.interface import CLASSIFICATION, FACTS, IMAGE, MULTI_LABEL, Interface, Task
+from tpu_components.core.examples.interface import CLASSIFICATION, FACTS, MULTI_LABEL, Interface, Task
 from tpu_components.core.files import storage
 from tpu_components.core.models.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
 from tpu_components.core.models.ready import REGISTRY
@@ -62,8 +62,7 @@ class Brought:
 
 def brought_by(model: Any) -> Brought:
     """Return what a model from `build_model` brings for its training."""
-    brought: Brought = vars(model).get(_BROUGHT, Brought())
-    return brought
+    return vars(model).get(_BROUGHT, Brought())
 
 
 def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
@@ -114,12 +113,13 @@ def _signature_in_file(path: Path) -> set[str] | None:
     return None  # The function may be imported, which only running the file shows.
 
 
-def _check_parameters(name: str, known: set[str] | None, parameters: Mapping[str, Any]) -> None:
+def _check_parameters(name: str, arguments: set[str] | None, parameters: Mapping[str, Any]) -> None:
+    known = set(parameters) if arguments is None else arguments - FACTS
     for parameter in parameters:
-        if known is not None and parameter not in known - FACTS.keys():
+        if parameter not in known:
             raise InputError(
-                f"Unknown parameter {parameter!r} of the model {name!r}: expected some of "
-                f"{sorted(known - FACTS.keys())}." + did_you_mean(parameter, known - FACTS.keys())
+                f"Unknown parameter {parameter!r} of the model {name!r}: expected some of {sorted(known)}."
+                + did_you_mean(parameter, known)
             )
 
 
@@ -429,34 +429,20 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
     (builder, module), facts = _builder(name), interface.facts
     signature = inspect.signature(builder)
     wanted = [fact for fact in signature.parameters if fact in FACTS and fact not in facts]
-    if kinds := {FACTS[fact] for fact in wanted} - {""}:
-        raise InputError(
-            f"The model {name!r} takes {'images' if IMAGE in kinds else 'text'}, the data are "
-            f"{interface.input.plural}: it is built from {', '.join(wanted)}, and the data have {', '.join(facts)}. "
-            "Choose a model for them."
-        )
     if wanted:
         raise InputError(
-            f"The model {name!r} is built from {', '.join(wanted)}, which the data's task, {interface.task.name}, does "
-            f"not have. Expected {interface.task.size_fact}, the size of its output. Change the model, or data.task."
-        )
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()) and (
-        left := [fact for fact in facts if fact not in signature.parameters]
-    ):
-        keywords = ", ".join(f"{fact}={value!r}" for fact, value in facts.items())
-        raise InputError(
-            f"The function of the model {name!r} takes ({', '.join(signature.parameters)}), without "
-            f"{' and '.join(left)}. It is called with {keywords}, each by its name. Write def "
-            f"{getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), and give every other argument a default or "
-            "a value in model.parameters."
+            f"The model {name!r} is built from {', '.join(wanted)}, which the data, {interface.input.plural} for "
+            f"{interface.task.name}, do not have. Expected a model that is built from {', '.join(facts)}. Choose one, "
+            "or change data.task."
         )
     try:
         signature.bind(**facts, **parameters)
     except TypeError as error:
-        known = [parameter for parameter in signature.parameters if parameter not in FACTS]
+        keywords = ", ".join(f"{argument}={value!r}" for argument, value in {**facts, **parameters}.items())
         raise InputError(
-            f"Parameters do not fit the model {name!r}: {error}. It is given {', '.join(facts)}; beside these, "
-            f"expected some of {known}, received {sorted(parameters)}."
+            f"Cannot call the function of the model {name!r}, which takes {signature}: {error}. It is called with "
+            f"{keywords}, each by its name. Write def {getattr(builder, '__name__', _BUILDER)}({', '.join(facts)}), "
+            "and give every other argument a default or a value in model.parameters."
         ) from error
     try:
         return builder(**facts, **parameters), module

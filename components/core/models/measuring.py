@@ -20,8 +20,7 @@ _PART = 8192  # Examples for one update of a metric.
 
 def measured_by(model: Any) -> Sequence[Any]:
     """Return the further metrics of a model."""
-    metrics: Sequence[Any] = vars(model).get(_MEASURED, ())
-    return metrics
+    return vars(model).get(_MEASURED, ())
 
 
 def set_measured(model: Any, metrics: Sequence[Any]) -> None:

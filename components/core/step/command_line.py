@@ -10,7 +10,7 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tpu_components.core.base import termination
 from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError
@@ -19,9 +19,7 @@ from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.base.typed_values import fields_of, has_default, read_by_hand
 from tpu_components.core.files import storage
-from tpu_components.core.step import step_inputs
-
-P = TypeVar("P")
+from tpu_components.core.step.step_inputs import params_from
 
 
 def attribute_docs(params: type) -> dict[str, str]:
@@ -87,7 +85,7 @@ def _reading(kind: Any) -> dict[str, Any]:
 
 
 def flags_of(params: Any) -> list[str]:
-    """Return the command-line flags for the values of a Params dataclass; the inverse of `params_from`."""
+    """Return the command-line flags for the values of a Params dataclass, as `add_params` reads them."""
     words = []
     for field in dataclasses.fields(params):
         flag, value = field.name.replace("_", "-"), getattr(params, field.name)
@@ -106,11 +104,6 @@ def _as_word(value: Any) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
-
-
-def params_from(namespace: argparse.Namespace, params: type[P]) -> P:
-    """Return the Params of parsed flags."""
-    return step_inputs.params_from(vars(namespace), params)
 
 
 def run_step(
@@ -149,7 +142,7 @@ def run_step(
     def call(arguments: argparse.Namespace) -> tuple[Any, int]:
         folders = [getattr(arguments, flag) for flag in (*reads, "output")]
         more = {flag: getattr(arguments, flag) for flag in optional}
-        result = work(params_from(arguments, params), *folders, **more)
+        result = work(params_from(vars(arguments), params), *folders, **more)
         return result, REJECTED if accepted and not getattr(result, accepted) else DONE
 
     return run(parser, call)
@@ -184,7 +177,7 @@ def run_commands(program: str, description: str, commands: Mapping[str, Command]
     def call(arguments: argparse.Namespace) -> tuple[Any, int]:
         command = commands[arguments.command]
         values = [getattr(arguments, flag) for flag in command.flags]
-        return command.work(params_from(arguments, command.params), *values), DONE
+        return command.work(params_from(vars(arguments), command.params), *values), DONE
 
     return run(parser, call)
 

@@ -8,7 +8,6 @@ import urllib.request
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
-from tpu_components.core.base.states import State
 from tpu_components.core.files import storage
 from tpu_components.core.files.vertex_clients import VertexService
 
@@ -37,8 +36,7 @@ def message(run: str, state: str, error: str, resource: str, page: str) -> str:
     if job_of(resource):
         project, region, job = job_of(resource)
         page = f"{_CONSOLE}/{region}/pipelines/runs/{job}?project={project}"
-    word = State.FAILED if state.upper() == "FAILED" else state.lower()
-    return "\n".join(filter(None, [f"{run} {word}" + (f": {error}" if error else ""), page]))
+    return "\n".join(filter(None, [f"{run} {state.lower()}" + (f": {error}" if error else ""), page]))
 
 
 def job_of(resource: str) -> tuple[str, ...]:

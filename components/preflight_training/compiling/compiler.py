@@ -32,7 +32,7 @@ from tpu_components.core.machines.machine_spec import GPU, TPU, Slice
 from tpu_components.core.models.lookup import build_model, source_files
 from tpu_components.core.models.step.compiling import compile_model
 from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.models.step.program import held_bytes, plan_program
+from tpu_components.core.models.step.program import Program, held_bytes
 from tpu_components.core.models.step.sharding import BATCH_AXIS, FULLY_SHARDED
 from tpu_components.core.models.step.stages import freeze_least
 from tpu_components.core.models.trained import check_rebuilds
@@ -211,7 +211,7 @@ def trace_program(model: Any, task: Task, compilation: Compilation, devices: Seq
     from jax.sharding import Mesh
 
     shapes = task.interface.batch_shapes(compilation.batch_size)
-    program = plan_program(model, shapes, task.num_examples, task.training, compilation.is_resident, accelerator)
+    program = Program(model, shapes, task.num_examples, task.training, compilation.is_resident, accelerator)
     return program.trace(Mesh(np.array(devices), (BATCH_AXIS,)))
 
 

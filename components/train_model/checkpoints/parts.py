@@ -105,14 +105,12 @@ class PartsWriter:
 
     Args:
         folder: Folder of the checkpoints, shared by all hosts.
-        index: Index of this host, from 0.
-        count: Number of hosts.
         session: Number of the session: equal on all hosts, never used before.
         company: Process group of the hosts, which exchange messages about written parts.
     """
 
-    def __init__(self, folder: Path, index: int, count: int, session: int, company: ProcessGroup) -> None:
-        self._folder, self._index, self._count = folder / PARTS_DIR, index, count
+    def __init__(self, folder: Path, session: int, company: ProcessGroup) -> None:
+        self._folder, self._hosts = folder / PARTS_DIR, company.hosts
         self._session, self._company, self._number = session, company, 0
 
     def check_folder(self) -> None:
@@ -122,7 +120,7 @@ class PartsWriter:
             InputError: If this host does not see a file that host 0 has written.
         """
         sign = self._folder / f"{self._session:x}-{0:06d}.shared"
-        if self._index == 0:
+        if self._hosts.is_writer:
             storage.write_bytes(sign, b"")
         self._company.wait_for_all(sign.name)
         end = time.monotonic() + _SEEN_SECONDS
@@ -130,8 +128,8 @@ class PartsWriter:
             if time.monotonic() > end:
                 raise InputError(
                     f"sharding=fully_sharded needs one folder of checkpoints for all hosts. Received: {self._folder}, "
-                    f"where host {self._index} does not see what host 0 has written. Set the folder of checkpoints to "
-                    "one that all hosts mount, as that of a bucket."
+                    f"where host {self._hosts.index} does not see what host 0 has written. Set the folder of "
+                    "checkpoints to one that all hosts mount, as that of a bucket."
                 )
             time.sleep(0.1)
 
@@ -146,11 +144,11 @@ class PartsWriter:
                 pieces[f"{key}@{','.join(f'{start}:{end}' for start, end in bounds)}"] = piece
         content = io.BytesIO()
         np.savez(content, **pieces)
-        storage.write_bytes(self._folder / _file(name, self._index), content.getvalue())
-        self._company.tell(f"{name}/{self._index}", str(len(content.getvalue())))
-        if self._index:
+        storage.write_bytes(self._folder / _file(name, self._hosts.index), content.getvalue())
+        self._company.tell(f"{name}/{self._hosts.index}", str(len(content.getvalue())))
+        if not self._hosts.is_writer:
             return None
-        sizes = {_file(name, host): int(self._company.hear(f"{name}/{host}")) for host in range(self._count)}
+        sizes = {_file(name, host): int(self._company.hear(f"{name}/{host}")) for host in range(self._hosts.count)}
         return PartsManifest(sizes, {key: (array.shape, array.dtype.str) for key, array in sharded.items()})
 
     def clean(self, manifests: Iterable[PartsManifest | None]) -> None:
@@ -188,8 +186,7 @@ def open_parts(folder: Path, manifest: PartsManifest) -> dict[str, ArrayInParts]
 
 def _read(path: Path, key: str) -> np.ndarray:
     with _opened(path) as file:
-        array: np.ndarray = file[key]  # Verifies the checksum.
-    return array
+        return np.asarray(file[key])  # Verifies the checksum.
 
 
 @contextlib.contextmanager

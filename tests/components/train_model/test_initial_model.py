@@ -79,7 +79,7 @@ def test_an_initial_model_of_other_layers_or_classes_is_refused(tiny, trained_di
 
 def test_an_alias_without_a_version_is_no_initial_model_and_a_missing_number_is_a_mistake(tmp_path):
     registry = tmp_path / "registry"
-    assert find_initial_model("", tmp_path) is None
-    assert find_initial_model(f"{registry}/digits@champion", tmp_path) is None
+    assert find_initial_model("", None, tmp_path) is None
+    assert find_initial_model(f"{registry}/digits@champion", None, tmp_path) is None
     with pytest.raises(InputError, match=r"'digits' has no version '0003' in .*registry"):
-        find_initial_model(f"{registry}/digits@0003", tmp_path)
+        find_initial_model(f"{registry}/digits@0003", None, tmp_path)

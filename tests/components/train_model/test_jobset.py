@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,13 +97,14 @@ def test_of_a_long_log_only_the_end_is_fetched_and_a_new_log_is_read_from_its_be
     assert {query["sinceSeconds"] for query in others} == {"1"}
 
 
-def test_lines_of_one_moment_are_printed_once_and_none_is_lost_where_the_node_puts_a_log_away():
-    printed = jobset._Printed()
-    assert printed.new("1Z a\n1Z b\n2Z c\n2Z d\n") == ["a", "b", "c", "d"]
-    assert printed.new("2Z c\n2Z d\n2Z e\n") == ["e"]
-    assert printed.new("") == []
-    assert printed.new("3Z f\n") == ["f"]
-    assert printed.new("2Z e\n3Z f\n4Z \n") == [""]
+def test_lines_of_one_moment_are_printed_once_and_none_is_lost_where_the_node_puts_a_log_away(cluster, capsys):
+    pod = SimpleNamespace(metadata=SimpleNamespace(name="host-0"))
+    training = jobset._JobSet("digits-1")
+    logs = ["1Z a\n1Z b\n2Z c\n2Z d\n", "2Z c\n2Z d\n2Z e\n", "", "3Z f\n", "2Z e\n3Z f\n4Z \n"]
+    for log, new in zip(logs, ["a\nb\nc\nd\n", "e\n", "", "f\n", "\n"], strict=True):
+        training._log = lambda pod, log=log, **options: log
+        training._print_new(pod)
+        assert capsys.readouterr().err == new
 
 
 def test_a_mistake_is_told_as_the_host_told_it_and_starts_nothing_again(cluster):

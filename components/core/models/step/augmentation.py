@@ -87,7 +87,7 @@ def augment(
     draws: Draws,
     num_classes: int,
     groups: int,
-    size: tuple[int, ...] = (),
+    size: tuple[int, ...],
 ) -> Any:
     """Augment a batch.
 
@@ -98,12 +98,11 @@ def augment(
         draws: Random numbers.
         num_classes: Number of classes of the model.
         groups: Number of equal parts of the batch for mixup, one per replica; images are mixed within their part.
-        size: (height, width) of the model's input; empty for the size of the images.
+        size: (height, width) of the model's input.
 
     Returns:
         (images, labels); the labels are float32[batch, num_classes] if `settings.softens_labels`.
     """
-    size = tuple(size) or tuple(images.shape[1:3])
     if settings.random_resized_crop:
         images = _cut_and_resize(images, settings.random_resized_crop, draws, size)
     if len(images.shape) == 4:  # Texts use label smoothing only.

@@ -9,7 +9,7 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,16 +56,6 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, o
     return learning_rate * {"linear": float(num_replicas), "sqrt": math.sqrt(num_replicas), "none": 1.0}[scaling]
 
 
-def warmup_steps(warmup_epochs: float, steps_per_epoch: float, total_steps: int) -> int:
-    """Return the number of warm-up steps; always less than `total_steps`.
-
-    Example:
-        >>> warmup_steps(0.5, steps_per_epoch=10, total_steps=100)
-        5
-    """
-    return min(round(warmup_epochs * steps_per_epoch), total_steps - 1)
-
-
 def learning_rate_at(optimizer: Any, step: int) -> float:
     """Return the learning rate of a step, counted from 0 over the whole training."""
     rate, step = optimizer._learning_rate, step // (optimizer.gradient_accumulation_steps or 1)
@@ -104,12 +94,11 @@ def _add_float32_loss(layer: Any, loss: Any) -> None:
     type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
 
 
-def _learning_rate(settings: TrainParams, num_replicas: int, steps_per_epoch: float) -> Any:
-    """Return the learning rate: a number, or a schedule of Keras, which counts updates of the weights."""
-    optimizer = _optimizer_name(settings)
+def _learning_rate(settings: TrainParams, optimizer: str, num_replicas: int, steps_per_epoch: float) -> Any:
+    """Return an optimizer's learning rate: a number, or a schedule of Keras, which counts updates of the weights."""
     peak = scale_learning_rate(settings.learning_rate, num_replicas, settings.learning_rate_scaling, optimizer)
     total = max(int(steps_per_epoch * settings.epochs), 1)
-    warmup = warmup_steps(settings.warmup_epochs, steps_per_epoch, total)
+    warmup = min(round(settings.warmup_epochs * steps_per_epoch), total - 1)
     name = {"cosine": "cosine_decay"}.get(settings.learning_rate_schedule, settings.learning_rate_schedule)
     if name == "constant":
         if settings.schedule_parameters:
@@ -158,22 +147,18 @@ def _warmed_up(schedule: Any, steps: int) -> Any:
     return WarmedUp()
 
 
-def _optimizer_name(settings: TrainParams) -> str:
-    return "adam" if settings.optimizer == OF_THE_MODEL else settings.optimizer.lower()
-
-
 def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, model: Any) -> Any:
     if (brought := brought_by(model).optimizer) is not None and not settings.of_optimizer:
         if brought.use_ema:
             raise InputError("The model's optimizer has use_ema=True. Set training.ema_decay instead.")
         return type(brought).from_config(brought.get_config())  # A new one for every stage.
-    name = _optimizer_name(settings)
+    name = "adam" if settings.optimizer == OF_THE_MODEL else settings.optimizer.lower()
     known = inspect.signature(class_of("optimizer", name)).parameters
     parameters = dict(settings.optimizer_parameters)
     every = parameters.get("gradient_accumulation_steps")
     updates = steps_per_epoch / (every if isinstance(every, int) and every > 0 else 1)
     own: dict[str, Any] = dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"))
-    own["learning_rate"] = _learning_rate(settings, num_replicas, updates)
+    own["learning_rate"] = _learning_rate(settings, name, num_replicas, updates)
     if name == "sgd":
         parameters = {"momentum": 0.9, "nesterov": True, **parameters}
     for decay in ("weight_decay", "adam_weight_decay"):  # The second is Muon's, for what is no kernel.
@@ -216,16 +201,6 @@ def say_what_is_used(model: Any, settings: TrainParams) -> str:
     return "; ".join(f"{verb} {', '.join(parts)}" for verb, parts in said.items() if parts)
 
 
-def next_character_loss(targets: Any, outputs: Any) -> Any:
-    """Return float32[batch]: the sum of cross-entropies of targets that are not padding, divided by the passage length.
-
-    The division by the length, not by the number of targets, gives every character the same weight in all batches.
-    """
-    each = ops.sparse_categorical_crossentropy(targets, outputs)
-    counts = ops.cast(ops.not_equal(targets, PADDING), each.dtype)
-    return ops.sum(each * counts, axis=-1) / targets.shape[-1]
-
-
 def _bits_per_character() -> Any:
     class BitsPerCharacter(keras.metrics.Mean):
         """Mean of bits per character over the targets that are not padding."""
@@ -238,10 +213,6 @@ def _bits_per_character() -> Any:
             return super().update_state(bits, sample_weight=weights)
 
     return BitsPerCharacter(name="bits_per_character")
-
-
-_LOSSES: Mapping[str, Callable[[Any, Any], Any]] = {"next_character": next_character_loss}
-_METRICS: Mapping[str, Callable[[], Any]] = {"bits_per_character": _bits_per_character}
 
 
 def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Sequence[int]) -> tuple[float, ...]:
@@ -280,9 +251,9 @@ def _loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
     own = _each_example(brought.loss) if name == OF_THE_TASK and brought.loss is not None else None
     if own is not None:
         name = getattr(own, "name", getattr(own, "__name__", type(own).__name__))
-    if name == OF_THE_TASK or (own is not None and (task.loss in _LOSSES or name == task.loss)):
-        return "categorical_crossentropy" if settings.softens_labels else _LOSSES.get(task.loss, task.loss)
-    if task.loss in _LOSSES:
+    if name == OF_THE_TASK or (own is not None and (task.name == LANGUAGE_MODEL or name == task.loss)):
+        return "categorical_crossentropy" if settings.softens_labels else task.loss
+    if task.name == LANGUAGE_MODEL:
         raise InputError(f"loss={name} is not for a language model, which learns the next character. Remove it.")
     each = own or _create("loss", name, settings.loss_parameters, reduction="none")
     try_on = functools.partial(_why_not_each, each)
@@ -369,17 +340,6 @@ def _why_not_each(loss: Any, targets: np.ndarray, outputs: np.ndarray) -> str:
     if together.shape != targets.shape[:1]:
         return f"its result is an array of shape {together.shape}, and not a number for each of {len(targets)} examples"
     return "" if np.allclose(together[:1], alone) else "its result for an example changes with the other examples"
-
-
-def _why_not_built(error: BaseException, inputs: np.ndarray) -> str:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    if inputs.dtype == np.uint8 and re.search(r"uint8|UINT8", text):
-        return (
-            "The model cannot compute with uint8 pixels, as images come to it. Let it begin with "
-            "keras.layers.Rescaling(1 / 255)."
-        )
-    said = next((line.strip() for line in text.splitlines() if "Error" in line or "expected" in line.lower()), text)
-    return f"The model cannot take a step on {inputs.shape[1:]} {inputs.dtype} examples: {said[:400]}"
 
 
 def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -> Any:
@@ -490,7 +450,7 @@ def compile_model(
     further = _further_metrics(settings, interface, brought)
     if not measured_by(model):
         set_measured(model, further)
-    metrics: list[Any] = [_METRICS[task.metric]() if task.metric in _METRICS else task.metric, *further]
+    metrics = [_bits_per_character() if task.name == LANGUAGE_MODEL else task.metric, *further]
     penalties = (
         *(getattr(variable, "regularizer", None) for variable in model.trainable_variables),
         *(getattr(layer, "activity_regularizer", None) for layer in model._flatten_layers()),
@@ -513,7 +473,11 @@ def compile_model(
     try:
         model._symbolic_build(data_batch=(inputs, targets, weights))
     except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(_why_not_built(error, inputs)) from error
+        said = explain(error)
+        advice = " Let it begin with keras.layers.Rescaling(1 / 255)." if "uint8" in said.lower() else ""
+        raise InputError(
+            f"The model cannot take a step on {inputs.shape[1:]} {inputs.dtype} examples: {said}.{advice}"
+        ) from error
     if brought.has_step:
         _check_step(model, (inputs, targets, weights))
     synchronize_normalization(model, num_replicas)

@@ -12,8 +12,6 @@ from tpu_components.core.machines.device import ACCELERATORS, BACKENDS, PRECISIO
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, SHARDINGS
 
 AUTO = OF_THE_TASK = OF_THE_MODEL = "auto"
-SCALINGS = ("auto", "linear", "sqrt", "none")
-FLIPS = ("none", "horizontal", "vertical", "horizontal_and_vertical")
 # Parameters that do not change the compiled program: the host uses them, or the program takes them as arguments.
 _OUTSIDE_THE_PROGRAM = (
     "batch_size_per_replica",
@@ -137,7 +135,7 @@ class TrainParams:
     optimizer: str = OF_THE_MODEL
     optimizer_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     learning_rate: Annotated[float, Range(above=0, below=math.inf)] = 0.001
-    learning_rate_scaling: Annotated[str, SCALINGS] = "auto"
+    learning_rate_scaling: Annotated[str, ("auto", "linear", "sqrt", "none")] = "auto"
     learning_rate_schedule: str = "constant"
     schedule_parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     warmup_epochs: Amount = 0.0
@@ -149,7 +147,7 @@ class TrainParams:
     metrics: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     balance_classes: bool = False
     class_weights: Mapping[str, Amount] = dataclasses.field(default_factory=dict)
-    random_flip: Annotated[str, FLIPS] = "none"
+    random_flip: Annotated[str, ("none", "horizontal", "vertical", "horizontal_and_vertical")] = "none"
     random_crop_pixels: NotNegative = 0
     random_resized_crop: Share = 0.0
     mixup_alpha: Annotated[float, Range(0, 10)] = 0.0

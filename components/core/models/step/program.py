@@ -18,7 +18,6 @@ from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.sharding import (
     FULLY_SHARDED,
-    REPLICATED,
     computed_in,
     placed,
     put_together,
@@ -53,58 +52,46 @@ class Array(NamedTuple):
     shared_axis: int | None = None
 
 
-def block_steps_of(steps_per_execution: int, accelerator: str, batch_bytes: int) -> int:
-    """Return the number of batches that the host streams at once to a program with a loop over steps; 0: no loop.
-
-    Steps run in a loop on the device, except on a CPU unless `steps_per_execution` is set: there, XLA runs a
-    convolution in a loop on one thread, 15 times slower than outside.
-
-    Example:
-        >>> block_steps_of(0, "tpu", 128 * 3072), block_steps_of(7, "cpu", 1), block_steps_of(0, "cpu", 1)
-        (100, 7, 0)
-    """
-    if steps_per_execution == 1 or (steps_per_execution == 0 and accelerator == "cpu"):
-        return 0
-    return steps_per_execution or max(1, min(_MAX_BLOCK_STEPS, _BLOCK_BYTES // batch_bytes))
-
-
-def plan_program(
-    model: Any, batch: Batch, num_examples: int, settings: TrainParams, is_resident: bool, accelerator: str
-) -> "Program":
-    """Return the training program of a model for a kind of device."""
-    batch_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in batch)
-    block_steps = block_steps_of(settings.steps_per_execution, accelerator, batch_bytes)
-    if is_resident:
-        block_steps = min(block_steps, 1)
-    return Program(model, batch, num_examples, is_resident, block_steps, settings.sharding)
-
-
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A training program for a model.
+    """A training program for a model and a kind of device.
 
     Attributes:
         model: Model after `compile_model`; its variables may be abstract.
         batch: Shape and type of a global batch's inputs, targets and weights.
         num_examples: Number of examples in the training split.
+        settings: `steps_per_execution` and `sharding`.
         is_resident: Whether the split stays in device memory and the program gets the order of an epoch; else the
             program gets batches.
-        block_steps: Number of batches per block for the loop, 1 if the split is resident; 0 means no loop: each call is
-            one step.
-        sharding: `TrainParams.sharding`.
+        accelerator: Kind of the device.
     """
 
     model: Any
     batch: Batch
     num_examples: int
+    settings: TrainParams
     is_resident: bool
-    block_steps: int
-    sharding: str = REPLICATED
+    accelerator: str
 
     @property
     def batch_size(self) -> int:
         """Examples per step."""
         return self.batch[0][0][0]
+
+    @functools.cached_property
+    def block_steps(self) -> int:
+        """Number of batches per block for the loop, 1 if the split is resident; 0 means no loop: each call is one step.
+
+        Steps run in a loop on the device, except on a CPU unless `steps_per_execution` is set: there, XLA runs a
+        convolution in a loop on one thread, 15 times slower than outside.
+        """
+        steps = self.settings.steps_per_execution
+        if steps == 1 or (steps == 0 and self.accelerator == "cpu"):
+            return 0
+        if self.is_resident:
+            return 1
+        batch_bytes = sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in self.batch)
+        return steps or max(1, min(_MAX_BLOCK_STEPS, _BLOCK_BYTES // batch_bytes))
 
     @property
     def source(self) -> tuple[Array, ...]:
@@ -165,10 +152,10 @@ class Program:
             return jax.jit(self.function(), donate_argnums=0)
         whole = shared(mesh, None)
         state = tuple(
-            [placed(mesh, variable.shape, self.sharding) for variable in kind] for kind in state_of(self.model)
+            [placed(mesh, variable.shape, self.settings.sharding) for variable in kind] for kind in state_of(self.model)
         )
         function = self.function()
-        if self.sharding == FULLY_SHARDED:
+        if self.settings.sharding == FULLY_SHARDED:
             function = self._putting_together(function, mesh)
         return jax.jit(function, donate_argnums=0, out_shardings=((state, whole), whole))
 
@@ -188,20 +175,18 @@ class Program:
 
     def trace(self, mesh: Any = None) -> Any:
         """Return a `jax.stages.Traced` for one device, or for a mesh, whose devices need not exist."""
-
-        def abstract(shape: Sequence[int], kind: Any, axis: int | None = None) -> Any:
-            sharding = None if mesh is None else shared(mesh, axis)
-            return jax.ShapeDtypeStruct(tuple(shape), kind, sharding=sharding)
-
-        def of_variable(variable: Any) -> Any:
-            where = None if mesh is None else placed(mesh, variable.shape, self.sharding)
-            return jax.ShapeDtypeStruct(tuple(variable.shape), variable.dtype, sharding=where)
-
-        state = tuple([of_variable(variable) for variable in kind] for kind in state_of(self.model))
-        watch = Watch(abstract((), np.int32), abstract((), np.float32))
-        source = tuple(abstract(*array) for array in self.source)
-        count = (jax.ShapeDtypeStruct((), np.int32),) if self.block_steps else ()
-        return self.jit(mesh).trace((state, abstract((), np.int32)), watch, source, *count)
+        abstract, whole = jax.ShapeDtypeStruct, shared(mesh, None)
+        state = tuple(
+            [
+                abstract(variable.shape, variable.dtype, sharding=placed(mesh, variable.shape, self.settings.sharding))
+                for variable in kind
+            ]
+            for kind in state_of(self.model)
+        )
+        place, finite, loss = (abstract((), kind, sharding=whole) for kind in (np.int32, np.int32, np.float32))
+        source = tuple(abstract(at.shape, at.dtype, sharding=shared(mesh, at.shared_axis)) for at in self.source)
+        count = (abstract((), np.int32),) if self.block_steps else ()
+        return self.jit(mesh).trace((state, place), Watch(finite, loss), source, *count)
 
 
 def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:

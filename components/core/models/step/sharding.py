@@ -33,15 +33,17 @@ def cut_axis(shape: Sequence[int], num_devices: int) -> int | None:
 
 
 def shared(mesh: Any, axis: int | None) -> Any:
-    """Return the sharding of an array over a mesh along an axis; replicated if `axis` is None."""
+    """Return the sharding of an array over a mesh along an axis; replicated if `axis` is None; None without a mesh."""
     from jax.sharding import NamedSharding, PartitionSpec
 
+    if mesh is None:
+        return None
     return NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, BATCH_AXIS))
 
 
 def placed(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
-    """Return the sharding of a variable with this shape; `sharding` is `TrainParams.sharding`."""
-    return shared(mesh, cut_axis(shape, mesh.size) if sharding == FULLY_SHARDED else None)
+    """Return the sharding of a variable with this shape; `sharding` is `TrainParams.sharding`; None without a mesh."""
+    return shared(mesh, cut_axis(shape, mesh.size) if mesh is not None and sharding == FULLY_SHARDED else None)
 
 
 def fully_shard(device: Device) -> Device:

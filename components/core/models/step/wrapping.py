@@ -45,6 +45,7 @@ def extend_step(
         InputError: If the model's input cannot be augmented.
     """
     check_images(settings, model.input_shape)
+    weights = model.variables
     optimizer, plain, uses_jax = model.optimizer, model.train_step, keras.backend.backend() == "jax"
     augments = settings.moves_pixels or settings.softens_labels or has_margin
     add_variable = functools.partial(optimizer.add_variable, aggregation="only_first_replica")
@@ -52,11 +53,11 @@ def extend_step(
         # A variable, so that the program does not depend on the seed. Keras has seeded Python's generator.
         initial = keras.initializers.Constant(random.randrange(2**31))
         seed = add_variable((), initial, dtype="int32", name="augmentation_seed")
-    weights, averages = dict[int, Any](), dict[int, Any]()
-    for i, variable in enumerate(model.variables if settings.ema_decay else ()):
-        if keras.backend.is_float_dtype(variable.dtype):
-            weights[i] = variable
-            averages[i] = add_variable(variable.shape, dtype=variable.dtype, name=f"average_{i}")
+    averages = {
+        i: add_variable(weight.shape, dtype=weight.dtype, name=f"average_{i}")
+        for i, weight in enumerate(weights)
+        if settings.ema_decay and keras.backend.is_float_dtype(weight.dtype)
+    }
 
     def prepare(data: Any) -> Any:
         images, labels, sample_weights = data
@@ -99,7 +100,7 @@ def extend_step(
 
     if augments or averages or class_weights:
         model.train_step = jax_step if uses_jax else tensorflow_step
-    return [averages.get(i, variable) for i, variable in enumerate(model.variables)]
+    return [averages.get(i, weight) for i, weight in enumerate(weights)]
 
 
 def sum_repeated_rows(optimizer: Any) -> None:

@@ -183,30 +183,26 @@ def test_model_of_texts_is_built_from_their_facts(tmp_path):
 def test_model_of_the_other_kind_of_data_is_refused_in_words(tmp_path):
     path = tmp_path / "words.py"
     path.write_text(_TEXT_SOURCE)
-    with pytest.raises(InputError, match=r"words\.py' takes text, the data are images: .*vocabulary_size, num_tokens"):
+    with pytest.raises(InputError, match=r"words\.py' is built from vocabulary_size, num_tokens, which .*, images for"):
         build_model(str(path), _DIGITS, {})
-    with pytest.raises(InputError, match=r"'digits_cnn' takes images, the data are texts: .*image_shape"):
+    with pytest.raises(InputError, match=r"'digits_cnn' is built from image_shape, which the data, texts for"):
         build_model("digits_cnn", _REVIEWS, {})
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", r"takes \(\), without image_shape and num_classes\. It is called with image_shape=\(8, 8, 1\), num_c"),
-        ("shape, num_classes", r"takes \(shape, num_classes\), without image_shape\. "),
-        ("shape, classes, /", r"takes \(shape, classes\), without image_shape and num_classes"),
-        (
-            "image_shape, num_classes, units",
-            r"missing a required argument: 'units'\. It is given image_shape, num_class",
-        ),
+        ("", r"takes \(\): got an .* 'image_shape'\. It is called with image_shape=\(8, 8, 1\), num_c"),
+        ("shape, num_classes", r"takes \(shape, num_classes\): missing a required argument: 'shape'"),
+        ("shape, classes, /", r"takes \(shape, classes, /\): missing a required .*'shape'"),
+        ("image_shape, num_classes, units", r"missing a required argument: 'units'\. It is called with image_shape"),
     ],
 )
 def test_builder_with_the_wrong_arguments_is_told_what_it_gets(tmp_path, arguments, said):
     path = tmp_path / "mine.py"
     path.write_text(f"def build_model({arguments}):\n    pass\n")
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=rf"{said}.* Write def build_model\(image_shape, num_classes\),"):
         build_model(str(path), _DIGITS, {})
-    assert "units" in arguments or "Write def build_model(image_shape, num_classes)," in str(refused.value)
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
@@ -477,7 +473,7 @@ def test_regression_is_rebuilt_without_its_code_to_the_same_numbers(tmp_path):
 
 def test_model_of_classes_is_refused_for_numbers_by_what_it_is_built_from():
     with pytest.raises(
-        InputError, match=r"'digits_cnn' is built from num_classes, which .*regression.*Expected num_targets"
+        InputError, match=r"'digits_cnn' is built from num_classes, which .*regression.*, num_targets\. Choose"
     ):
         build_model("digits_cnn", _NUMBERS, {})
 

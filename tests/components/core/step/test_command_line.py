@@ -10,6 +10,7 @@ import pytest
 
 from tpu_components.core.base.errors import REJECTED, InputError
 from tpu_components.core.step import command_line
+from tpu_components.core.step.step_inputs import params_from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ def parser():
 
 
 def _parse(parser, *words):
-    return command_line.params_from(parser.parse_args(words), _Params)
+    return params_from(vars(parser.parse_args(words)), _Params)
 
 
 def test_defaults_are_those_of_the_dataclass(parser):

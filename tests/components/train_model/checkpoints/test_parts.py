@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines.hosts import Hosts
 from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress, load_arrays, manifest_of, save_arrays
 from tpu_components.train_model.checkpoints.parts import PARTS_DIR, ArrayInParts, PartsWriter
 
 
 class Together:
-    """Hosts that are called one after the other: host 0 last."""
+    """A host of several that are called one after the other: host 0 last."""
 
-    def __init__(self):
-        self.told = {}
+    def __init__(self, index, count, told):
+        self.hosts, self.told = Hosts(index, count), told
 
     def tell(self, name, content):
         self.told[name] = content
@@ -37,8 +38,8 @@ def _of_host(host, count):
 
 def _save(folder, session=1, count=2, number=1):
     """Save as so many hosts do, so many times; returns the writers."""
-    company = Together()
-    writers = [PartsWriter(folder, host, count, session, company) for host in range(count)]
+    told = {}
+    writers = [PartsWriter(folder, session, Together(host, count, told)) for host in range(count)]
     for step in range(1, number + 1):
         manifests = [writers[host].write(_of_host(host, count)) for host in reversed(range(count))]
         save_arrays(folder / "checkpoint.npz", _of_host(0, count), TrainingProgress("a", step=step), manifests[-1])
@@ -105,8 +106,8 @@ def test_a_damaged_part_is_told(tmp_path, harm):
 
 def test_hosts_that_have_folders_of_their_own_are_told_so(tmp_path, monkeypatch):
     monkeypatch.setattr("tpu_components.train_model.checkpoints.parts._SEEN_SECONDS", 0.0)
-    company = Together()
-    PartsWriter(tmp_path / "0", 0, 2, 5, company).check_folder()
-    PartsWriter(tmp_path / "0", 1, 2, 5, company).check_folder()
+    first, second = Together(0, 2, {}), Together(1, 2, {})
+    PartsWriter(tmp_path / "0", 5, first).check_folder()
+    PartsWriter(tmp_path / "0", 5, second).check_folder()
     with pytest.raises(InputError, match="host 1 does not see what host 0 has written"):
-        PartsWriter(tmp_path / "1", 1, 2, 5, company).check_folder()
+        PartsWriter(tmp_path / "1", 5, second).check_folder()

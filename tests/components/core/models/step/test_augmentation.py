@@ -19,6 +19,7 @@ def _tensorflow():
 
 
 def _augment(settings, seed=1, step=2, groups=1, images=_IMAGES, size=()):
+    size = size or images.shape[1:3]
     images, labels = augment(images, _LABELS, settings, Draws(seed, step), 4, groups, size)
     return np.asarray(images), np.asarray(labels)
 

@@ -9,12 +9,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines import device
 from tpu_components.core.models.lookup import build_model
-from tpu_components.core.models.step.compiling import (
-    compile_model,
-    learning_rate_at,
-    scale_learning_rate,
-    warmup_steps,
-)
+from tpu_components.core.models.step.compiling import compile_model, learning_rate_at, scale_learning_rate
 from tpu_components.train_model import train_model
 
 
@@ -34,13 +29,6 @@ def test_learning_rate_grows_with_the_replicas_as_the_optimizer_wants(scaling, o
     assert scale_learning_rate(0.1, 1, scaling, optimizer) == 0.1
 
 
-def test_warmup_never_takes_all_the_steps():
-    assert warmup_steps(0.0, 10, 30) == 0
-    assert warmup_steps(1.5, 10, 30) == 15
-    assert warmup_steps(99.0, 10, 30) == 29
-    assert warmup_steps(1.0, 1, 1) == 0
-
-
 def test_the_rate_of_an_epoch_is_that_of_its_last_step(tiny, digits_records, tmp_path):
     """Three steps an epoch: six of warm-up, then a cosine over six, which would be zero at the thirteenth step."""
     params = replace(
@@ -53,13 +41,22 @@ def test_the_rate_of_an_epoch_is_that_of_its_last_step(tiny, digits_records, tmp
     assert [entry["learning_rate"] for entry in history] == pytest.approx(expected, rel=1e-5)
 
 
-def test_constant_stays_at_the_peak_after_warmup(tiny):
+@pytest.mark.parametrize(
+    ("warmup_epochs", "shares"),
+    [
+        (0, [1, 1, 1, 1]),
+        (1, [0, 2 / 3, 1, 1]),
+        (1.5, [0, 2 / 4, 3 / 4, 1]),  # Steps are whole.
+        (99, [0, 2 / 8, 3 / 8, 1]),  # The last step has the peak.
+    ],
+)
+def test_constant_stays_at_the_peak_after_warmup(tiny, warmup_epochs, shares):
     device.prepare("tensorflow", "cpu", 1, "float32")
     interface = Interface(ImageInput((8, 8, 1), "raw"), 10)
     model = build_model(tiny.model, interface, {})
-    compile_model(model, interface, replace(tiny, epochs=3, warmup_epochs=1), 1, 3, jit_compile=False)
+    compile_model(model, interface, replace(tiny, epochs=3, warmup_epochs=warmup_epochs), 1, 3, jit_compile=False)
     rates = [learning_rate_at(model.optimizer, step) for step in (0, 2, 3, 8)]
-    assert rates == pytest.approx([tiny.learning_rate * share for share in (0, 2 / 3, 1, 1)], rel=1e-6)
+    assert rates == pytest.approx([tiny.learning_rate * share for share in shares], rel=1e-6)
 
 
 def test_a_model_that_computes_with_bytes_is_told_to_rescale(quick):
@@ -69,7 +66,10 @@ def test_a_model_that_computes_with_bytes_is_told_to_rescale(quick):
     layers = [keras.Input((8, 8, 1), dtype="uint8"), keras.layers.Conv2D(2, 3), keras.layers.Flatten()]
     layers.append(keras.layers.Dense(10))
     model = keras.Sequential(layers)
-    with pytest.raises(InputError, match=r"cannot compute with uint8 pixels.*Rescaling\(1 / 255\)"):
+    with pytest.raises(
+        InputError,
+        match=r"cannot take a step on \(8, 8, 1\) uint8 examples: .* DataType uint8 .*Rescaling\(1 / 255\)\.",
+    ):
         compile_model(model, Interface(ImageInput((8, 8, 1), "raw"), 10), quick, 1, 10, jit_compile=False)
 
 

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from tpu_components.core.models.step import program
+from tpu_components.core.models.step.hyperparameters import TrainParams
+from tpu_components.core.models.step.program import Program
 
 
 @pytest.mark.parametrize(
@@ -10,7 +11,9 @@ from tpu_components.core.models.step import program
     [(0, "cpu", 1, 0), (0, "tpu", 1 << 20, 64), (0, "gpu", 1 << 30, 1), (1, "tpu", 1, 0), (7, "cpu", 1, 7)],
 )
 def test_blocks_are_for_accelerators_unless_they_are_asked_for(asked, accelerator, batch_bytes, steps):
-    assert program.block_steps_of(asked, accelerator, batch_bytes) == steps
+    params = TrainParams("m", steps_per_execution=asked)
+    assert Program(None, [((batch_bytes,), "uint8")], 1, params, False, accelerator).block_steps == steps
+    assert Program(None, [((batch_bytes,), "uint8")], 1, params, True, accelerator).block_steps == min(steps, 1)
 
 
 _FITS = """
@@ -19,7 +22,7 @@ import jax, keras
 from tpu_components.core.machines import device
 device.prepare("jax", "cpu", 1, "float32")
 from tpu_components.core.models.step.hyperparameters import TrainParams
-from tpu_components.core.models.step.program import fits, plan_program
+from tpu_components.core.models.step.program import Program, fits
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.models.lookup import build_model
 from tpu_components.core.models.step.compiling import compile_model
@@ -28,7 +31,7 @@ params = TrainParams("tests.components.preflight_training.dense:build_model", ep
 digits = Interface(ImageInput((8, 8, 1), "raw"), 10)
 model = build_model(params.model, digits, {})
 compile_model(model, digits, params, 1, 40, True)
-planned = plan_program(model, digits.batch_shapes(32), 1259, params, True, "tpu")
+planned = Program(model, digits.batch_shapes(32), 1259, params, True, "tpu")
 
 class Chip:
     def __init__(self, limit):
