@@ -38,8 +38,6 @@ class Command:
         example: Example of the arguments.
         work: Function that runs the command, `module.function` in this folder.
         arguments: Arguments of the command.
-        needs_settings: Whether the target's settings are required. They are checked first, because importing `work`
-            takes a second.
     """
 
     name: str
@@ -48,7 +46,6 @@ class Command:
     example: str
     work: str
     arguments: tuple[Argument, ...]
-    needs_settings: bool = False
 
 
 def user_path(text: str) -> Path:

@@ -445,7 +445,6 @@ COMMANDS = (
             argument("--output", type=output_file, metavar="FILE", help="with --dry-run: write the request as JSON"),
             json_flag("print the run, or with --dry-run the request, as JSON, and nothing else, on stdout"),
         ),
-        needs_settings=True,
     ),
     Command(
         "status",
@@ -490,7 +489,6 @@ COMMANDS = (
             NO_DOCTOR,
             flag("--dry-run", "print the changes, and change nothing"),
         ),
-        needs_settings=True,
     ),
     Command(
         "retrain",
@@ -555,7 +553,6 @@ COMMANDS = (
             ),
             json_flag("print a JSON list, and nothing else, on stdout"),
         ),
-        needs_settings=True,
     ),
     Command(
         "smoke",
@@ -580,7 +577,6 @@ COMMANDS = (
                 help="write the platform's responses as rules for the test server in tests/fakes",
             ),
         ),
-        needs_settings=True,
     ),
     Command(
         "completion",

@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         own = parsers.add_parser(command.name, epilog=epilog, help=command.help, description=command.description)
         for add in (*command.arguments, LOUDNESS):
             add(own)
-        own.set_defaults(work=command.work, needs_settings=command.needs_settings, parser=parser)
+        own.set_defaults(work=command.work, parser=parser)
     return parser
 
 
@@ -76,10 +76,6 @@ class _Version(argparse.Action):
 
 def _run(arguments: argparse.Namespace) -> int:
     """Import the command's function, and call it."""
-    if arguments.needs_settings:
-        from tpu_pipelines.cli.jobs import required_settings
-
-        required_settings(arguments)
     module, function = arguments.work.split(".")
     work = getattr(importlib.import_module(f"tpu_pipelines.cli.{module}"), function)
     try:

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import json
+import operator
 import os
 import re
 import warnings
@@ -112,7 +113,7 @@ class Kubeflow:
         predicates = json.dumps({"predicates": [condition]})
         page = self._call(service, f"list_{service}", filter=predicates, page_size=100, **self._where)
         same = [item for item in getattr(page, service) or () if item.display_name == name]  # The server ignores case.
-        return sorted(same, key=lambda item: (item.created_at, _id(item)))
+        return sorted(same, key=operator.attrgetter("created_at", f"{service.removesuffix('s')}_id"))
 
     @property
     def _where(self) -> dict[str, str]:
@@ -341,16 +342,6 @@ class Kubeflow:
             content=content,
             url=self._url(f"recurringrun/details/{recurring_run.recurring_run_id}"),
         )
-
-
-def connect(settings: Settings) -> Kubeflow:
-    """Connect to Kubeflow Pipelines, with the sign-in of its client."""
-    return Kubeflow(settings)
-
-
-def _id(item: Any) -> str:
-    names = ("run_id", "recurring_run_id", "experiment_id")
-    return next(str(getattr(item, name)) for name in names if name in item.openapi_types)
 
 
 @functools.lru_cache(maxsize=16)

@@ -61,9 +61,9 @@ class Vertex:
         self._service = service or VertexService(settings.project, settings.region, settings.vertex_endpoint)
         self._parent = f"projects/{settings.project}/locations/{settings.region}"
 
-    def _call(self, method: str, request: Any, kind: str = "PipelineService", region: str = "") -> Any:
+    def _call(self, method: str, request: Any, kind: str = "PipelineService") -> Any:
         """Call the service once and convert its errors to ours."""
-        return self._service.call(kind, method, request, region)
+        return self._service.call(kind, method, request)
 
     # Jobs
 
@@ -293,11 +293,6 @@ class Vertex:
             url=f"{_CONSOLE}/vertex-ai/locations/{self._settings.region}/pipelines/schedules/{schedule_id}"
             f"?project={self._settings.project}",
         )
-
-
-def connect(settings: Settings) -> Vertex:
-    """Connect to Vertex AI, with the environment's credentials."""
-    return Vertex(settings)
 
 
 def _failure(job: Any, tasks: Mapping[str, Any], custom_job: Any) -> tuple[str, bool]:

@@ -678,7 +678,7 @@ def test_submit_waits_and_says_what_came_of_it(fake, environment, token, capfd):
     assert main(["cancel", said["job_id"], "--target", "kubeflow"]) == 0
     assert capfd.readouterr().out == f"{said['job_id']}: succeeded already\n"
     assert main(["status", "digit", "--target", "kubeflow"]) == 2
-    assert f"There is no run 'digit' at {fake.url}: expected" in capfd.readouterr().err
+    assert f"There is no run 'digit' with kfp_host {fake.url}: expected" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
