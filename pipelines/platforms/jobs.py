@@ -1,6 +1,5 @@
 """Jobs and schedules on any platform: what is submitted, what is returned, and the interface of platforms."""
 
-import copy
 import dataclasses
 import datetime
 import functools
@@ -58,21 +57,15 @@ class Job:
         """Fingerprints of the job's data, configuration and code; see `caching.fingerprints`."""
         return fingerprints_in(self.labels)
 
-    @property
-    def specification(self) -> dict[str, Any]:
-        """The pipeline specification, without the platform specification."""
-        return copy.deepcopy(parse_package(self.package))
+    @functools.cached_property
+    def specifications(self) -> list[dict[str, Any]]:
+        """The pipeline specification, and the platform specification if the pipeline has one."""
+        return list(yaml.safe_load_all(self.package))
 
 
 def fingerprints_in(labels: Mapping[str, str]) -> dict[str, str]:
     """Return the fingerprints in the labels of a job; see `caching.fingerprints`."""
     return {part: labels[name] for part in FINGERPRINTS if (name := f"tpu_pipelines_{part}") in labels}
-
-
-@functools.lru_cache(maxsize=16)
-def parse_package(package: str) -> dict[str, Any]:
-    """Return a compiled pipeline as a mapping."""
-    return next(yaml.safe_load_all(package))
 
 
 @dataclasses.dataclass(frozen=True)

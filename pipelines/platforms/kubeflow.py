@@ -129,10 +129,11 @@ class Kubeflow:
 
     def _request(self, job: Job) -> dict[str, Any]:
         """Return the common fields of a run and a recurring run, without the experiment."""
-        root = self._settings.bucket
+        root, (spec, *platforms) = self._settings.bucket, job.specifications
         return {
             "description": yaml.safe_dump(dict(job.labels)),
-            "pipeline_spec": _whole_spec(job.package),
+            # In the server's form.
+            "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platforms[0]} if platforms else spec,
             "runtime_config": {"parameters": {}, **({"pipeline_root": root} if root else {})},
         }
 
@@ -342,13 +343,6 @@ class Kubeflow:
             content=content,
             url=self._url(f"recurringrun/details/{recurring_run.recurring_run_id}"),
         )
-
-
-@functools.lru_cache(maxsize=16)
-def _whole_spec(package: str) -> dict[str, Any]:
-    """Return pipeline and platform specification in the server's form."""
-    spec, *platforms = yaml.safe_load_all(package)
-    return {"pipeline_spec": spec, "platform_spec": platforms[0]} if platforms else spec
 
 
 def _step_names(whole_spec: Mapping[str, Any]) -> set[str]:

@@ -74,7 +74,7 @@ class Vertex:
             pipeline_job_id=job.job_id,
             pipeline_job=v1.PipelineJob(
                 display_name=job.name,
-                pipeline_spec=job.specification,
+                pipeline_spec=job.specifications[0],
                 runtime_config=v1.PipelineJob.RuntimeConfig(gcs_output_directory=settings.bucket),
                 labels=job.labels,
                 service_account=settings.service_account,
