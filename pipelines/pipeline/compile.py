@@ -5,6 +5,7 @@ TPU from the cluster.
 """
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -131,7 +132,7 @@ def compile_pipeline(config: Config, target: str, settings: Settings | None = No
         fingerprints=made_with,
         place=place,
         estimated_timeout=timeout.is_estimated,
-        exit_task=exit_task(config.name, settings),
+        exit_task=functools.partial(exit_task, config.name, settings) if settings.notify else None,
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
