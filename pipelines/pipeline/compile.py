@@ -55,7 +55,7 @@ class CompiledPipeline:
 
     Attributes:
         package: The pipeline as YAML.
-        machine: Machine of the training step.
+        machine: Machine of the training step; on Vertex AI with its region.
         timeout: Time limit of the training, and its reason.
         carried: Content of the files to upload for the pipeline, by their URI in the bucket.
     """
@@ -75,15 +75,16 @@ def compile_pipeline(config: Config, target: str, settings: Settings | None = No
         settings: Settings of the platform, as far as they are known.
 
     Raises:
-        InputError: If the platform lacks the machine, or its steps could not read the data or the model.
+        InputError: If the platform or its region lacks the machine, or its steps could not read the data or the model.
     """
     settings = settings or Settings()
     if target not in _WRAPPERS:
         raise InputError(
             f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
         )
-    config = placed(config, target, settings)
     machine = require_machine(config, target)
+    machine = in_region(machine, settings) if target == "vertex" else machine
+    config = on_machine(config, machine, target)
     settings.check_applies(target)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
         require_step_image(target)
@@ -105,12 +106,12 @@ def compile_pipeline(config: Config, target: str, settings: Settings | None = No
     from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
     timeout = training_timeout(config, machine, target)
-    machine = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
+    limited = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
     made_of = trained(config, made_with["train_model"])
     config = dataclasses.replace(config, training=training)
     wrap = _WRAPPERS[target]
     asked = {step: resources_of(config, step, target) for step in ("train_model", "evaluate_model")}
-    steps = {"train_model": wrap(train_model, machine, settings, config.name, asked["train_model"], made_of)}
+    steps = {"train_model": wrap(train_model, limited, settings, config.name, asked["train_model"], made_of)}
     if judge := config.evaluation_machine:
         judge = in_region(judge, settings) if target == "vertex" else judge
         config = dataclasses.replace(
@@ -180,16 +181,6 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator == "cpu"):
         config.machine.require_one_host("The tensorflow backend trains on one host")
     return config.machine
-
-
-def placed(config: Config, target: str, settings: Settings) -> Config:
-    """Return the configuration with the machine's region: on Vertex AI, by default that of the settings.
-
-    Raises:
-        InputError: If there is no machine, or the region lacks it.
-    """
-    machine = require_machine(config, target)
-    return on_machine(config, in_region(machine, settings) if target == "vertex" else machine, target)
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:

@@ -21,7 +21,7 @@ from tpu_components.core.base.states import State, Status
 from tpu_components.core.files import storage
 from tpu_components.core.sources.params import BEAM
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import on_machine, paid_on
+from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, answer
 from tpu_pipelines.platforms.custom_job import start_anew
@@ -84,18 +84,14 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     from tpu_pipelines.pipeline import compile as compiling
     from tpu_pipelines.pipeline.cache_keys import fingerprints
 
-    candidates = [
-        on_machine(config, machine, target) for machine in compiling.require_machine(config, target).candidates
-    ]
-    machines = [
-        compiling.require_machine(compiling.placed(candidate, target, settings), target) for candidate in candidates
-    ]
+    machines = compiling.require_machine(config, target).candidates
     data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
     # Local data are refused by the compilation, and data of a library are small.
     listed = data.listing if data and storage.is_remote(config.data_location) else None
     sized, resources = with_sizes(config, measure(listed, config.data), target) if listed else (config, "")
     compiled = [
-        compiling.compile_pipeline(on_machine(sized, machine, target), target, settings) for machine in machines
+        compiling.compile_pipeline(dataclasses.replace(sized, machine=machine), target, settings)
+        for machine in machines
     ]
     name = slug(config.name)
     images = f"{compiling.IMAGE} {other_steps_image()}".rstrip() + f" {BEAM_IMAGE}" * (config.data.engine == BEAM)
@@ -107,18 +103,18 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     digest = digest_of([spec, *platforms, made_of])[:12]
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
     jobs = []
-    for index, (machine, made) in enumerate(zip(machines, compiled, strict=True)):
+    for index, made in enumerate(compiled):
         labels = {
             **settings.labels,
             "tpu_pipelines_run": name,
             DIGEST: digest,
             **parts,
-            "tpu_pipelines_machine": machine.name,
-            "tpu_pipelines_region": machine.region,
+            "tpu_pipelines_machine": made.machine.name,
+            "tpu_pipelines_region": made.machine.region,
             "tpu_pipelines_fallback": str(index),
         }
         job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
-        jobs.append(Job(job_id, config.name, made.package, machine, labels))
+        jobs.append(Job(job_id, config.name, made.package, made.machine, labels))
     return RunPlan(tuple(jobs), compiled[0].carried, compiled[0].timeout.reason, resources, data)
 
 
