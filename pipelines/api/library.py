@@ -442,7 +442,7 @@ def _save_arrays(arrays: Mapping[str, Any], folder: Path) -> Path:
 def _list_settings() -> Iterator[str]:
     """Yield every setting with its default and meaning, for `help`."""
     for setting in settings():
-        default = "" if setting.default is None else f" = {json.dumps(setting.default, default=dict)}"
+        default = "" if setting.default is None else f" = {json.dumps(setting.default)}"
         yield f"    {setting.name}{default}"
         yield textwrap.indent(textwrap.fill(setting.meaning, 100), " " * 8)
 

@@ -636,7 +636,8 @@ def test_what_several_hosts_could_not_train_is_refused(tmp_path, target, overrid
 
 @pytest.mark.parametrize(("name", "hosts"), [("v5e-16", 4), ("v3-32", 4), ("7x-1024", 256)])
 def test_a_custom_job_for_several_hosts_has_one_replica_and_knows_their_number(name, hosts):
-    _, job = submitted_job(as_custom_job(train_model, in_region(parse_machine(name), Settings()), SETTINGS, "digits", ASKED))
+    machine = in_region(parse_machine(name), Settings())
+    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED))
     (pool,) = job.job_spec.worker_pool_specs
     assert pool.replica_count == 1
     assert {one.name: one.value for one in pool.container_spec.env}["TPU_PIPELINES_HOST_COUNT"] == str(hosts)
