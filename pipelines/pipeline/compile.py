@@ -243,13 +243,14 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
             f"Cannot compile {config.name!r} for {target}: the model {model!r} lies among the code of this project or "
             "of libraries, which does not travel. Put it into a folder of its own."
         )
-    if bundle is None or storage.is_remote(model) or (":" in model and not settings.bucket):
+    has_bucket = storage.is_remote(settings.bucket)
+    if bundle is None or storage.is_remote(model) or (":" in model and not has_bucket):
         return config, {}  # The image or the bucket already holds it.
-    if not settings.bucket:
+    if not has_bucket:
         raise InputError(
-            f"Cannot compile {config.name!r} for {target}: the model {model!r} travels through a bucket, and none is "
-            f"set. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or install the model in the image, "
-            "and --set model=MODULE:build_model."
+            f"Cannot compile {config.name!r} for {target}: the model {model!r} travels through a bucket. Received: "
+            f"bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or install "
+            "the model in the image, and --set model=MODULE:build_model."
         )
     place = bundle.reference(f"{settings.bucket.rstrip('/')}/models")
     config = dataclasses.replace(config, training=dataclasses.replace(config.training, model=place))
@@ -280,10 +281,8 @@ def _with_registry(config: Config, target: str, settings: Settings) -> Config:
         )
     image = deploy.serving_image or SERVING_IMAGE
     _require_image(image, "vertex", "serving", "TPU_PIPELINES_SERVING_IMAGE")
-    registry, artifacts_uri = deploy.registry, deploy.artifacts_uri
-    if registry == VERTEX:
-        settings.require("project", "region")
-        registry = f"projects/{settings.project}/locations/{settings.region}/models"
+    registry = settings.vertex_registry() if deploy.registry == VERTEX else deploy.registry
+    artifacts_uri = deploy.artifacts_uri
     if not artifacts_uri:
         settings.require("bucket")
         artifacts_uri = f"{settings.bucket.rstrip('/')}/registry"
@@ -306,8 +305,8 @@ def check_output(output: Path) -> None:
     """
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"Cannot write {output}: expected a name that ends in .yaml. Choose another --output.")
-    storage.require_writable(output.absolute().parent)
-    if output.is_dir() or (output.exists() and not output.read_bytes().startswith(_HEADER.encode())):
+    storage.require_file(output)
+    if output.exists() and not output.read_bytes().startswith(_HEADER.encode()):
         raise InputError(
             f"Refused to overwrite {output}: expected a compiled pipeline, received something else. Choose another "
             "--output."

@@ -6,10 +6,8 @@ also a concurrent one or one from another computer, therefore finds the existing
 
 import dataclasses
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -137,11 +135,8 @@ def put_carried(plan: RunPlan) -> None:
     Raises:
         InputError: If the bucket is missing or may not be written.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        for place, content in plan.carried.items():
-            path = Path(folder) / Path(place).name
-            path.write_bytes(content)
-            storage.upload(path, place)
+    for place, content in plan.carried.items():
+        storage.write_file(place, content)
 
 
 def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submission:
