@@ -248,8 +248,6 @@ def place_of(config: Config, otherwise: str) -> str:
 def record(place: str, entry: RunDecision) -> None:
     """Write an entry to its file; replaces an earlier state of the entry."""
     content = json.dumps(dataclasses.asdict(entry), indent=2).encode()
-    if not storage.is_remote(place):
-        Path(place).mkdir(parents=True, exist_ok=True)
     storage.write_file(storage.join(place, _name(entry)), content)
 
 

@@ -338,9 +338,7 @@ def check_page(path: Path) -> None:
     """
     if path.suffix not in (".html", ".htm"):
         raise InputError(f"Cannot write {path}: expected a name that ends in .html. Choose another --output.")
-    storage.require_writable(path.absolute().parent)
-    if path.is_dir():
-        raise InputError(f"Cannot write {path}: it is a folder. Choose another --output.")
+    storage.require_file(path)
 
 
 def write_page(comparison: Comparison, path: Path) -> None:

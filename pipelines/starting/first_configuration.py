@@ -70,7 +70,6 @@ class Start:
             )
         for path, content in self.files.items():
             storage.require_writable(path.parent)
-            path.parent.mkdir(parents=True, exist_ok=True)
             storage.write_bytes(path, content.encode())
 
 
