@@ -18,7 +18,6 @@ from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError
-from tpu_pipelines.platforms.custom_job import in_region
 from tpu_pipelines.platforms.jobs import Platform, Submission
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
 
@@ -43,14 +42,12 @@ class Smoke:
         config: Configuration of the run.
         plan: Jobs of the run.
         report_uri: URI of the environment report that the training writes.
-        settings: Project, region, bucket and accounts.
         target: Platform, for example `vertex`.
     """
 
     config: Config
     plan: RunPlan
     report_uri: str
-    settings: Settings
     target: str
 
     @property
@@ -101,7 +98,7 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
     report_uri = f"{settings.bucket.rstrip('/')}/smoke/{number}/training.json"
     config = load_config("smoke", [f"machine.name={machine}", *overrides])
     settings = dataclasses.replace(settings, environment={**settings.environment, REPORT_VARIABLE: report_uri})
-    return Smoke(config, plan_submission(config, target, settings), report_uri, settings, target)
+    return Smoke(config, plan_submission(config, target, settings), report_uri, target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,10 +230,9 @@ def _estimate(smoke: Smoke) -> str:
     from tpu_components.core.sources.kinds import list_examples
     from tpu_pipelines.checking.preflight import judge_machines
 
-    paid = dataclasses.replace(smoke.paid, region=in_region(smoke.plan.jobs[0].machine, smoke.settings).region)
     try:
         listing = smoke.plan.data.listing if smoke.plan.data else list_examples(smoke.config.data)
-        (report,) = judge_machines(smoke.config, listing, (paid,))
+        (report,) = judge_machines(smoke.config, listing, (smoke.paid,))
     except (CannotAskError, InputError) as error:
         return f"not known: {error}"
     return f"{report.step.total_ms:.3f} ms on the device" if report.step else report.summary

@@ -5,6 +5,7 @@ also a concurrent one or one from another computer, therefore finds the existing
 """
 
 import dataclasses
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +64,12 @@ class RunPlan:
         return tuple(
             dataclasses.replace(job, job_id=f"{first}-r{number}{job.job_id.removeprefix(first)}") for job in self.jobs
         )
+
+    def jobs_from(self, job_id: str) -> list[Job]:
+        """Return the job with this id, and those that are tried after it in its round."""
+        match = re.match(r"-r(\d+)", job_id.removeprefix(self.jobs[0].job_id))
+        jobs = self.round(int(match[1]) if match else 1)
+        return list(itertools.dropwhile(lambda job: job.job_id != job_id, jobs))
 
 
 def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
@@ -210,20 +217,19 @@ def wait(
     Raises:
         PlatformError: If the job was deleted.
     """
-    number, index = _place(plan, submission.job_id)
-    jobs = plan.round(number)
+    job, *fallbacks = plan.jobs_from(submission.job_id)
     given_up = False
     while True:
         report(submission)
-        job, is_last = jobs[index], index + 1 == len(jobs)
         if submission.state.is_final:
             ended_early = submission.state is not State.SUCCEEDED and given_up
-            if is_last or not (ended_early or _lacked_machine(submission, job)):
+            if not fallbacks or not (ended_early or _lacked_machine(submission, job)):
                 return submission
-            index, given_up = index + 1, False
-            submission = submitter.create(jobs[index])
+            job, *fallbacks = fallbacks
+            given_up = False
+            submission = submitter.create(job)
             continue
-        if not is_last and not given_up and 0 < job.machine.max_wait_seconds <= submission.waited_seconds:
+        if fallbacks and not given_up and 0 < job.machine.max_wait_seconds <= submission.waited_seconds:
             submitter.cancel(job.job_id)
             given_up = True
         sleep(poll_seconds)
@@ -231,13 +237,6 @@ def wait(
         if current is None:
             raise PlatformError(f"The run {job.job_id} is gone: somebody has deleted it. Submit it again.")
         submission = current
-
-
-def _place(plan: RunPlan, job_id: str) -> tuple[int, int]:
-    """Return the round of a job, and its position in the round."""
-    rest = job_id.removeprefix(plan.jobs[0].job_id)
-    number = int(match[1]) if (match := re.match(r"-r(\d+)", rest)) else 1
-    return number, [job.job_id for job in plan.round(number)].index(job_id)
 
 
 def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
