@@ -337,7 +337,6 @@ class Kubeflow:
         content = _content(recurring_run)
         return Schedule(
             schedule_id=recurring_run.recurring_run_id,
-            name=recurring_run.display_name,
             cron=content["cron"],
             is_paused=recurring_run.mode != "ENABLE",
             content=content,

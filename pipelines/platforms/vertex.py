@@ -285,7 +285,6 @@ class Vertex:
         next_run = schedule.next_run_time
         return Schedule(
             schedule_id=schedule_id,
-            name=schedule.display_name,
             cron=schedule.cron,
             is_paused=schedule.state.name == "PAUSED",
             content=content,

@@ -23,7 +23,7 @@ from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.platforms.jobs import DIGEST, Platform, Submission, now
+from tpu_pipelines.platforms.jobs import DIGEST, Platform, Submission, fingerprints_in, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
 from tpu_pipelines.runs.run_local import fingerprints_here
 from tpu_pipelines.runs.summary import Summary
@@ -149,7 +149,7 @@ def decide(plan: RunPlan, submitter: Platform, occasion: Occasion, look_for_drif
     job = plan.jobs[0]
     last = look_up(plan, submitter) or submitter.latest(job.name)
     is_change = last is None or last.digest != job.labels[DIGEST]
-    return _decide(job.name, last, job.fingerprints, is_change, occasion, look_for_drift)
+    return _decide(job.name, last, fingerprints_in(job.labels), is_change, occasion, look_for_drift)
 
 
 def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> RunDecision:

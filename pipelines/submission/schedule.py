@@ -67,7 +67,7 @@ def upsert(platform: Platform, job: Job, cron: str, backoff: Backoff | None = No
         schedules = platform.schedules(job.name)
         wanted = platform.schedule_content(job, cron)
         if not schedules and dry_run:
-            return Change("created", Schedule("", job.name, cron, False, wanted), _difference({}, wanted))
+            return Change("created", Schedule("", cron, False, wanted), _difference({}, wanted))
         if not schedules:
             created = platform.create_schedule(job, cron)
             # The last of several concurrent callers sees all schedules, and all callers keep the oldest.
