@@ -1,9 +1,10 @@
 """All commands and their arguments, as one table; `main` makes the parser of it."""
 
+import functools
 import math
 from pathlib import Path
 
-from tpu_components.core.step.command_line import json_object
+from tpu_components.core.step.command_line import add_params, json_object
 from tpu_components.serving.params import ServeParams
 from tpu_pipelines.cli.arguments import (
     CONFIG,
@@ -31,7 +32,6 @@ from tpu_pipelines.cli.arguments import (
     limit,
     number,
     output_file,
-    params,
     target,
     targets,
     user_path,
@@ -314,7 +314,7 @@ COMMANDS = (
         "Needs no TensorFlow and no training code. Stop it with Ctrl-C.",
         "runs/digits --port 8080",
         "models.serve",
-        (*EXPORTED, params(ServeParams)),
+        (*EXPORTED, functools.partial(add_params, params=ServeParams)),
     ),
     Command(
         "verify",

@@ -20,7 +20,7 @@ from tpu_components.core.base.container_images import (
     with_image,
 )
 from tpu_components.core.base.container_images import IMAGE as IMAGE  # Read from here by checks and submissions.
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.models.lookup import bundle_of, named_files
@@ -66,7 +66,7 @@ class CompiledPipeline:
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
-def compile_pipeline(config: Config, target: str, settings: Settings | None = None) -> CompiledPipeline:
+def compile_pipeline(config: Config, target: str, settings: Settings) -> CompiledPipeline:
     """Compile the pipeline for a platform.
 
     Args:
@@ -77,11 +77,6 @@ def compile_pipeline(config: Config, target: str, settings: Settings | None = No
     Raises:
         InputError: If the platform or its region lacks the machine, or its steps could not read the data or the model.
     """
-    settings = settings or Settings()
-    if target not in _WRAPPERS:
-        raise InputError(
-            f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
-        )
     machine = require_machine(config, target)
     machine = in_region(machine, settings) if target == "vertex" else machine
     config = on_machine(config, machine, target)

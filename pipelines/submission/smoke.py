@@ -16,7 +16,7 @@ from tpu_components.core.pages.blocks import Table
 from tpu_components.train_model.environment_report import REPORT_VARIABLE
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.resources import paid_on
-from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.config.settings import Settings, variable
 from tpu_pipelines.doctor.findings import CannotAskError
 from tpu_pipelines.platforms.jobs import Platform, Submission
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
@@ -87,11 +87,10 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
     Raises:
         InputError: If settings are missing, or the run cannot be compiled.
     """
-    settings.require("bucket")
     if not storage.is_remote(settings.bucket):
         raise InputError(
             f"The training writes its environment report to a bucket: expected one that can be read from here, such as "
-            f"gs://BUCKET. Received: {settings.bucket!r}."
+            f"gs://BUCKET. Received: {settings.bucket!r}. Set {variable('bucket')}."
         )
     # A unique number, so that the first submission does not come from the cache.
     number = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
