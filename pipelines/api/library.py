@@ -29,7 +29,6 @@ from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.serving.inputs import ExamplePrediction, predict_inputs
 from tpu_pipelines.checking import preflight as compiling
 from tpu_pipelines.checking.check_list import UNASKED, examine
-from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.config.schema import settings
 from tpu_pipelines.doctor.findings import Finding, as_lines, errors_in
@@ -272,12 +271,7 @@ def load_run(path: Place) -> Run:
     Raises:
         InputError: If the folder holds no run.
     """
-    try:
-        return Run(Path(path), Summary.load(Path(path)))
-    except InputError as error:
-        raise InputError(
-            f"Cannot read {path} as the folder of a run: expected {SUMMARY_FILE} in it ({error})."
-        ) from error
+    return Run(Path(path), Summary.load(Path(path)))
 
 
 def compare(*runs: Place | Run) -> comparison.Comparison:

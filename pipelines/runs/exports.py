@@ -22,7 +22,6 @@ from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.sources.kinds import SOURCES
 from tpu_components.core.sources.params import split_source
 from tpu_components.predict_batch.inputs import RECORDS
-from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.config.configuration import read_export
 from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.starting.data_overview import source_of
@@ -142,12 +141,6 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportI
     Raises:
         InputError: If it is no run's folder, or its model cannot be exported.
     """
-    missing = [name for name in (SUMMARY_FILE, "records", "model") if not (run_dir / name).exists()]
-    if missing:
-        raise InputError(
-            f"Cannot export {run_dir}: it has no {missing[0]}, as the folder of a run that has trained does. Name "
-            "one, for example runs/digits."
-        )
     params = read_export(Summary.load(run_dir).config.get("export", {}), overrides)
     from tpu_components.export_model import export_model
 

@@ -133,7 +133,7 @@ def test_what_data_say_is_escaped_in_a_notebook_and_what_is_no_number_left_out(t
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(tp.InputError, match=r"expected summary\.json in it"):
+    with pytest.raises(tp.InputError, match=r"summary\.json.: there is no such file.*that the pipeline wrote"):
         tp.load_run(tmp_path)
 
 
