@@ -18,6 +18,7 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import LOOKS, NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Table
 from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.deploy_model.params import VERTEX
@@ -307,8 +308,6 @@ def as_table(known: Sequence[RunDecision]) -> str:
 
 def write_page(known: Sequence[RunDecision], name: str, path: Path) -> None:
     """Write the decisions as a self-contained HTML page."""
-    from tpu_components.core.pages import page
-
     runs = len({entry.run for entry in known if entry.needed and entry.run})
     paid = sum(entry.usd or 0.0 for entry in known if entry.needed)
     told = f"{len(known)} decisions, {runs} run{'' if runs == 1 else 's'}"

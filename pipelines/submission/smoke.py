@@ -13,7 +13,9 @@ from tpu_components.core.base.states import State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.core.pages.blocks import Table
+from tpu_components.core.sources.kinds import list_examples
 from tpu_components.train_model.environment_report import REPORT_VARIABLE
+from tpu_pipelines.checking.preflight import judge_machines
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.resources import paid_on
 from tpu_pipelines.config.settings import Settings, variable
@@ -226,9 +228,6 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
 
 def _estimate(smoke: Smoke) -> str:
     """Return preflight's estimate of the time of a step."""
-    from tpu_components.core.sources.kinds import list_examples
-    from tpu_pipelines.checking.preflight import judge_machines
-
     try:
         listing = smoke.plan.data.listing if smoke.plan.data else list_examples(smoke.config.data)
         (report,) = judge_machines(smoke.config, listing, (smoke.paid,))

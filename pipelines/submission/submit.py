@@ -9,7 +9,6 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -18,16 +17,22 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State, Status
 from tpu_components.core.files import storage
+from tpu_components.core.sources.kinds import find_source, source_version
 from tpu_components.core.sources.params import BEAM
+from tpu_components.create_tfrecords.planning import DatasetPlan
+from tpu_components.preflight_training.estimate import INTERVALS
+from tpu_components.preflight_training.findings import LEFT_OUT
+from tpu_pipelines.checking.check_list import image_check, model_findings
+from tpu_pipelines.checking.checks import check_data
+from tpu_pipelines.checking.preflight import judge_machines
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import paid_on
+from tpu_pipelines.config.resources import measure, paid_on, with_sizes
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, answer
+from tpu_pipelines.pipeline import compile as compiling
+from tpu_pipelines.pipeline.cache_keys import fingerprints
 from tpu_pipelines.platforms.custom_job import start_anew
 from tpu_pipelines.platforms.jobs import DIGEST, Job, Platform, Submission, slug
-
-if TYPE_CHECKING:
-    from tpu_components.create_tfrecords.planning import DatasetPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +51,7 @@ class RunPlan:
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     timeout: str = ""
     resources: str = ""
-    data: "DatasetPlan | None" = None
+    data: DatasetPlan | None = None
 
     def has(self, job_id: str) -> bool:
         """Return whether a job belongs to this run, in any round."""
@@ -83,12 +88,6 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     Raises:
         InputError: If it cannot be compiled, on any of the machines, or its data cannot be used.
     """
-    from tpu_components.core.sources.kinds import find_source, source_version
-    from tpu_pipelines.checking.checks import check_data
-    from tpu_pipelines.config.resources import measure, with_sizes
-    from tpu_pipelines.pipeline import compile as compiling
-    from tpu_pipelines.pipeline.cache_keys import fingerprints
-
     machines = compiling.require_machine(config, target).candidates
     data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
     # Local data are refused by the compilation, and data of a library are small.
@@ -247,8 +246,6 @@ def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
         plan: Plan of the run.
         target: The platform, for example `vertex`.
     """
-    from tpu_pipelines.checking.check_list import image_check, model_findings
-
     machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
     splits = plan.data.split_examples if plan.data else {}
     yield Finding("machine", Status.OK, ", then ".join(machines))
@@ -268,10 +265,6 @@ def _prices(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
         CannotAskError: If preflight is switched off, or the data must be downloaded first.
         InputError: If the compiler is not installed, or the training cannot be compiled.
     """
-    from tpu_components.preflight_training.estimate import INTERVALS
-    from tpu_components.preflight_training.findings import LEFT_OUT
-    from tpu_pipelines.checking.preflight import judge_machines
-
     if plan.data is None:
         raise CannotAskError(f"not known before the data are there: tpu-pipelines preflight {config.name}")
     reports = judge_machines(config, plan.data.listing, [paid_on(config, job.machine, target) for job in plan.jobs])
