@@ -199,7 +199,7 @@ class _LocalRun:
         # The last process of an interrupted run may still write into its folder.
         self._earlier = set(cache_dir.glob("training-pipeline-*"))
         if force:
-            self._cache.forget()
+            self._cache.keep_only(())
             shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
         self._keys = step_keys(config, data)
         self._drop_leftovers()
