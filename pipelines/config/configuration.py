@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -454,17 +453,13 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Check that a value can be written as JSON: no dates, which YAML reads, and no NaN."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise InputError(f"Cannot use {where}: expected names for keys, received {key!r}. Put it in quotes.")
-            _check_plain(item, f"{where}.{key}")
-    elif isinstance(value, list):
-        for item in value:
-            _check_plain(item, where)
-    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+    """Check that a value can be written as JSON and read again: no dates, which YAML reads, and no NaN."""
+    try:
+        is_plain = json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError):
+        is_plain = False
+    if not is_plain:
         raise InputError(
-            f"Cannot use {where}: expected a text, a finite number, true, false, a list or a mapping, received "
-            f"{value!r}. Put it in quotes if it is a text."
+            f"Cannot use {where}: expected texts, finite numbers, true, false, lists, and mappings whose keys are "
+            f"texts. Received: {value!r}. Put dates and keys in quotes."
         )
