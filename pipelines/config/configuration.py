@@ -95,8 +95,11 @@ class Config:
         named = self.training.initial_model
         if not re.fullmatch(rf"{MODEL_NAME}@(\d+|{ALIAS})", named):
             return self
-        training = dataclasses.replace(self.training, initial_model=f"{root}/{named}")
-        return dataclasses.replace(self, training=training)
+        return self.changed("training", initial_model=f"{root}/{named}")
+
+    def changed(self, section: str, **values: Any) -> Self:
+        """Return the configuration with other values in a section that it has."""
+        return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **values)})
 
     @property
     def evaluation_machine(self) -> MachineSpec | None:

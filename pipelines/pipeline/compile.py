@@ -109,9 +109,7 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     steps = {"train_model": wrap(train_model, limited, settings, config.name, asked["train_model"], made_of)}
     if judge := config.evaluation_machine:
         judge = in_region(judge, settings) if target == "vertex" else judge
-        config = dataclasses.replace(
-            config, gate=dataclasses.replace(config.gate, accelerator=judge.slice.generation.accelerator)
-        )
+        config = config.changed("gate", accelerator=judge.slice.generation.accelerator)
         component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
         own = asked["evaluate_model"]
         steps["evaluate_model"] = wrap(component, judge, settings, config.name, own, step="evaluate_model")
@@ -248,7 +246,7 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
             "the model in the image, and --set model=MODULE:build_model."
         )
     place = bundle.reference(f"{settings.bucket.rstrip('/')}/models")
-    config = dataclasses.replace(config, training=dataclasses.replace(config.training, model=place))
+    config = config.changed("training", model=place)
     return on_machine(config, require_machine(config, target), target), {place: bundle.content}
 
 
@@ -281,15 +279,14 @@ def _with_registry(config: Config, target: str, settings: Settings) -> Config:
     if not artifacts_uri:
         settings.require("bucket")
         artifacts_uri = f"{settings.bucket.rstrip('/')}/registry"
-    deploy = dataclasses.replace(
-        deploy,
+    return config.changed(
+        "deploy",
         registry=registry,
         artifacts_uri=artifacts_uri,
         serving_image=image,
         encryption_key=deploy.encryption_key or settings.encryption_key,
         verify_key=deploy.verify_key if storage.is_remote(deploy.verify_key) else public_key_text(deploy.verify_key),
     )
-    return dataclasses.replace(config, deploy=deploy)
 
 
 def check_output(output: Path) -> None:

@@ -114,6 +114,5 @@ def sketch_sample(params: WriteParams) -> DataSketch:
 def champion_of(config: Config, settings: Settings | None) -> str:
     """Return the champion that a configuration's model is compared with; see `Config.champion`."""
     if config.deploy and config.deploy.registry == VERTEX and settings:
-        deploy = dataclasses.replace(config.deploy, registry=settings.vertex_registry())
-        config = dataclasses.replace(config, deploy=deploy)
+        config = config.changed("deploy", registry=settings.vertex_registry())
     return config.champion

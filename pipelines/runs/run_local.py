@@ -259,8 +259,7 @@ class _LocalRun:
                     return str(made)
             initial = version.model_digest
             pinned = reference(referred[0].root, referred[0].model_name, version.number)
-            training = dataclasses.replace(config.training, initial_model=pinned)
-            self._config = dataclasses.replace(config, training=training)
+            self._config = config.changed("training", initial_model=pinned)
         self._keys = step_keys(config, data, initial_digest=initial)
         return initial
 
@@ -346,7 +345,7 @@ class _LocalRun:
             )
             config = self._config
             if "create_tfrecords" in self._cached:  # The records are cached, so there is nothing to fan out.
-                config = dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
+                config = config.changed("data", engine=LOCAL)
             pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
             pipeline(champion=self._champion)
 
