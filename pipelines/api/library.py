@@ -23,13 +23,11 @@ from tpu_components.core.files import storage
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.results.evaluation_info import Rule
-from tpu_components.core.results.metric_table import show
 from tpu_components.preflight_training import report
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.serving.inputs import ExamplePrediction, predict_inputs
 from tpu_pipelines.checking import preflight as compiling
 from tpu_pipelines.checking.check_list import UNASKED, examine
-from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.config.schema import settings
 from tpu_pipelines.doctor.findings import Finding, as_lines, errors_in
@@ -152,15 +150,6 @@ class Run(Displayed):
         """Answer with the exported model; see `predict`."""
         return predict(self.path, *inputs, top=top)
 
-    def _repr_html_(self) -> str:
-        known = {name: value for name, value in self.metrics.items() if value is not None}
-        rows = {name: f"{value:,}" if isinstance(value, int) else show(value) for name, value in known.items()}
-        rows |= {name: State.CACHED if step.cached else step.state for name, step in self.facts.steps.items()}
-        cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in rows.items())
-        said = "".join(f"<li>{html.escape(str(rule))}</li>" for rule in self.reasons)
-        table = f"<table>{''.join(cells)}</table>"
-        return f"<h4>{html.escape(self.name)}: {self.status}</h4>{table}<ul>{said}</ul>"
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Checks(Displayed):
@@ -272,12 +261,7 @@ def load_run(path: Place) -> Run:
     Raises:
         InputError: If the folder holds no run.
     """
-    try:
-        return Run(Path(path), Summary.load(Path(path)))
-    except InputError as error:
-        raise InputError(
-            f"Cannot read {path} as the folder of a run: expected {SUMMARY_FILE} in it ({error})."
-        ) from error
+    return Run(Path(path), Summary.load(Path(path)))
 
 
 def compare(*runs: Place | Run) -> comparison.Comparison:
@@ -442,7 +426,7 @@ def _save_arrays(arrays: Mapping[str, Any], folder: Path) -> Path:
 def _list_settings() -> Iterator[str]:
     """Yield every setting with its default and meaning, for `help`."""
     for setting in settings():
-        default = "" if setting.default is None else f" = {json.dumps(setting.default, default=dict)}"
+        default = "" if setting.default is None else f" = {json.dumps(setting.default)}"
         yield f"    {setting.name}{default}"
         yield textwrap.indent(textwrap.fill(setting.meaning, 100), " " * 8)
 

@@ -1,6 +1,5 @@
 """Paths of a workspace: results of a run, earlier runs and registry; and checks that a run may write to them."""
 
-import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +47,7 @@ def with_registry(config: Config, workspace: Path) -> Config:
             "deploy.registry=projects/PROJECT/locations/REGION/models, or leave it out."
         )
     registry = Path(config.deploy.registry or workspace / "registry").absolute()
-    return dataclasses.replace(config, deploy=dataclasses.replace(config.deploy, registry=str(registry)))
+    return config.changed("deploy", registry=str(registry))
 
 
 def check_run_dir(config: Config, run_dir: Path) -> None:

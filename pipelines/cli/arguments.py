@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tpu_components.core.step.command_line import add_params
 from tpu_pipelines.config.settings import TARGET_SETTINGS
 
 HERE = "local"  # Target of a run on this machine.
@@ -38,8 +37,6 @@ class Command:
         example: Example of the arguments.
         work: Function that runs the command, `module.function` in this folder.
         arguments: Arguments of the command.
-        needs_settings: Whether the target's settings are required. They are checked first, because importing `work`
-            takes a second.
     """
 
     name: str
@@ -48,7 +45,6 @@ class Command:
     example: str
     work: str
     arguments: tuple[Argument, ...]
-    needs_settings: bool = False
 
 
 def user_path(text: str) -> Path:
@@ -121,11 +117,6 @@ def _grouped(make_group: Callable[[Any], Any], arguments: Iterable[Argument]) ->
             add_argument(group)
 
     return add
-
-
-def params(kind: type) -> Argument:
-    """Return a flag for every field of a dataclass of parameters."""
-    return lambda parser: add_params(parser, kind)
 
 
 def json_flag(text: str = "print JSON, and nothing else, on stdout") -> Argument:

@@ -1,9 +1,10 @@
 """All commands and their arguments, as one table; `main` makes the parser of it."""
 
+import functools
 import math
 from pathlib import Path
 
-from tpu_components.core.step.command_line import json_object
+from tpu_components.core.step.command_line import add_params, json_object
 from tpu_components.serving.params import ServeParams
 from tpu_pipelines.cli.arguments import (
     CONFIG,
@@ -31,7 +32,6 @@ from tpu_pipelines.cli.arguments import (
     limit,
     number,
     output_file,
-    params,
     target,
     targets,
     user_path,
@@ -314,7 +314,7 @@ COMMANDS = (
         "Needs no TensorFlow and no training code. Stop it with Ctrl-C.",
         "runs/digits --port 8080",
         "models.serve",
-        (*EXPORTED, params(ServeParams)),
+        (*EXPORTED, functools.partial(add_params, params=ServeParams)),
     ),
     Command(
         "verify",
@@ -445,7 +445,6 @@ COMMANDS = (
             argument("--output", type=output_file, metavar="FILE", help="with --dry-run: write the request as JSON"),
             json_flag("print the run, or with --dry-run the request, as JSON, and nothing else, on stdout"),
         ),
-        needs_settings=True,
     ),
     Command(
         "status",
@@ -490,7 +489,6 @@ COMMANDS = (
             NO_DOCTOR,
             flag("--dry-run", "print the changes, and change nothing"),
         ),
-        needs_settings=True,
     ),
     Command(
         "retrain",
@@ -555,7 +553,6 @@ COMMANDS = (
             ),
             json_flag("print a JSON list, and nothing else, on stdout"),
         ),
-        needs_settings=True,
     ),
     Command(
         "smoke",
@@ -580,7 +577,6 @@ COMMANDS = (
                 help="write the platform's responses as rules for the test server in tests/fakes",
             ),
         ),
-        needs_settings=True,
     ),
     Command(
         "completion",

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -13,21 +12,16 @@ from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import State
 from tpu_pipelines.cli.output import show, show_text, tell_error, tell_hint
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials, load_settings
-from tpu_pipelines.platforms.jobs import Retrying, Submission
+from tpu_pipelines.platforms.jobs import Platform, Retrying, Submission
+from tpu_pipelines.platforms.kubeflow import Kubeflow
+from tpu_pipelines.platforms.vertex import Vertex
 
 
 def connect(arguments: argparse.Namespace) -> tuple[Settings, Retrying]:
-    """Check that no setting is missing; return the settings, and the platform's client with retries."""
-    settings = required_settings(arguments)
-    platform = importlib.import_module(f"tpu_pipelines.platforms.{arguments.target}").connect(settings)
-    return settings, Retrying(platform, Backoff(report=tell_hint))
-
-
-def required_settings(arguments: argparse.Namespace) -> Settings:
-    """Return the settings, after a check for those that the target requires."""
+    """Return the settings, and the platform's client with retries, which checks that no setting is missing."""
     settings = load_settings(os.environ, arguments.settings)
-    settings.require(*TARGET_SETTINGS[arguments.target])
-    return settings
+    platform: Platform = Kubeflow(settings) if arguments.target == "kubeflow" else Vertex(settings)
+    return settings, Retrying(platform, Backoff(report=tell_hint))
 
 
 class Progress:
@@ -86,11 +80,9 @@ def _latest(arguments: argparse.Namespace) -> tuple[Retrying, Submission]:
     """Return the platform, and the newest run of a name."""
     settings, submitter = connect(arguments)
     if (submission := submitter.latest(arguments.name)) is None:
-        where = f"in {settings.project}, {settings.region}"
-        if arguments.target == "kubeflow":
-            where = f"at {hide_credentials(settings.kfp_host)}"
+        where = ", ".join(f"{name} {getattr(settings, name)}" for name in TARGET_SETTINGS[arguments.target])
         raise InputError(
-            f"There is no run {arguments.name!r} {where}: expected the name of a configuration that was submitted, or "
-            "the id of a job. Check the name and the settings."
+            f"There is no run {arguments.name!r} with {hide_credentials(where)}: expected the name of a configuration "
+            "that was submitted, or the id of a job. Check the name and the settings."
         )
     return submitter, submission

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import DONE, InputError, did_you_mean
@@ -71,19 +71,21 @@ def as_rows(slices: Sequence[Slice], region: str = "") -> list[dict[str, Any]]:
     """
     rows = []
     for entry in slices:
-        vertex, kubeflow = (price and dataclasses.asdict(price) for price in _prices(entry, region))
-        rows.append(dataclasses.asdict(entry) | {"regions": entry.regions, "price": vertex, "kubeflow_price": kubeflow})
+        known = {target: dataclasses.asdict(price) for target, price in _prices(entry, region).items() if price}
+        prices = {"price": known.get(VERTEX), "kubeflow_price": known.get(KUBEFLOW)}
+        rows.append(dataclasses.asdict(entry) | {"regions": entry.regions, **prices})
     return rows
 
 
-def _prices(entry: Slice, region: str) -> tuple[Price | None, Price | None]:
-    return entry.price(region, target=VERTEX), entry.price(region, target=KUBEFLOW)
+def _prices(entry: Slice, region: str) -> dict[str, Price | None]:
+    """Return the price on each platform that offers the slice; None if it is not known."""
+    return {target: entry.price(region, target=target) for target in entry.targets}
 
 
-def _told(price: Price | None, entry: Slice, target: str) -> str:
-    if target not in entry.targets:
+def _told(prices: Mapping[str, Price | None], target: str) -> str:
+    if target not in prices:
         return "-"
-    return f"{price.usd_per_hour:,.2f}" if price else "?"
+    return f"{price.usd_per_hour:,.2f}" if (price := prices[target]) else "?"
 
 
 def as_table(slices: Sequence[Slice], region: str = "") -> str:
@@ -99,18 +101,14 @@ def as_table(slices: Sequence[Slice], region: str = "") -> str:
             str(entry.hosts),
             f"{entry.generation.hbm_usable_bytes / 2**30:.2f}",
             "-" if entry.is_gpu else f"{entry.chips * entry.generation.peak_bf16_flops / 1e12:,.0f}",
-            *(_told(price, entry, target) for price, target in zip(both, (VERTEX, KUBEFLOW), strict=True)),
-            next((price.region for price in both if price), ""),
+            _told(offers, VERTEX),
+            _told(offers, KUBEFLOW),
+            next((price.region for price in offers.values() if price), ""),
         )
-        for entry, both in prices.items()
+        for entry, offers in prices.items()
     ]
-    known = [
-        price
-        for entry, both in prices.items()
-        for price, target in zip(both, (VERTEX, KUBEFLOW), strict=True)
-        if target in entry.targets
-    ]
-    return "\n".join([*lay_out(_COLUMNS, rows), "", *_regions(slices), "", _NOTES, *_price_notes(known)])
+    offered = [price for offers in prices.values() for price in offers.values()]
+    return "\n".join([*lay_out(_COLUMNS, rows), "", *_regions(slices), "", _NOTES, *_price_notes(offered)])
 
 
 def _regions(slices: Sequence[Slice]) -> list[str]:

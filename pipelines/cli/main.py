@@ -1,7 +1,6 @@
 """`tpu-pipelines`: parses the arguments, runs the command, and converts errors to exit codes."""
 
 import argparse
-import gc
 import importlib
 import io
 import os
@@ -17,15 +16,11 @@ from tpu_pipelines.cli.arguments import LOUDNESS
 from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.output import tell_error
 
-# Collect garbage less often: imports and long lists make none, and the collector takes a tenth of a short command.
-_GARBAGE = (100_000, 20, 20)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 wrong arguments or data, 3 rejected or drifted."""
     leave_current_folder()
     _open_output()
-    gc.set_threshold(*_GARBAGE)
     arguments = make_parser().parse_args(argv)
     loudness = QUIET if arguments.quiet else VERBOSE
     with with_variables({LOUDNESS_VARIABLE: loudness} if arguments.quiet or arguments.verbose else {}):
@@ -57,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
         own = parsers.add_parser(command.name, epilog=epilog, help=command.help, description=command.description)
         for add in (*command.arguments, LOUDNESS):
             add(own)
-        own.set_defaults(work=command.work, needs_settings=command.needs_settings, parser=parser)
+        own.set_defaults(work=command.work, parser=parser)
     return parser
 
 
@@ -76,10 +71,6 @@ class _Version(argparse.Action):
 
 def _run(arguments: argparse.Namespace) -> int:
     """Import the command's function, and call it."""
-    if arguments.needs_settings:
-        from tpu_pipelines.cli.jobs import required_settings
-
-        required_settings(arguments)
     module, function = arguments.work.split(".")
     work = getattr(importlib.import_module(f"tpu_pipelines.cli.{module}"), function)
     try:

@@ -6,14 +6,12 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tpu_components.core.base.progress import is_quiet
 from tpu_components.core.base.states import COLOURS
 from tpu_components.core.base.terminal import in_one_line, paragraph, printable
-
-if TYPE_CHECKING:
-    from tpu_pipelines.doctor.findings import Finding
+from tpu_pipelines.doctor.findings import Finding, as_lines
 
 _CODES = {"red": 31, "green": 32, "yellow": 33}
 
@@ -52,10 +50,8 @@ def _paint(text: str, colour: str) -> str:
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
-def show_findings(findings: Sequence["Finding"], as_json: bool = False, stream: Any = None) -> None:
+def show_findings(findings: Sequence[Finding], as_json: bool = False, stream: Any = None) -> None:
     """Print the findings of checks: one line each, followed by the remedy; or a JSON list."""
-    from tpu_pipelines.doctor.findings import as_lines
-
     if as_json:
         show([dataclasses.asdict(finding) for finding in findings], "", as_json)
         return

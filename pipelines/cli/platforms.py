@@ -13,7 +13,7 @@ from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
 from tpu_pipelines.checking.check_list import ASKED, examine, image_check, model_findings, require_ready
 from tpu_pipelines.checking.checks import check_model_works, needs_check
-from tpu_pipelines.cli.jobs import Progress, connect, required_settings, tell_submission
+from tpu_pipelines.cli.jobs import Progress, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_findings, show_text, tell_hint
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
@@ -141,7 +141,7 @@ def schedule(arguments: argparse.Namespace) -> int:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Check that a platform has everything that a run needs."""
-    settings = required_settings(arguments)
+    settings = load_settings(os.environ, arguments.settings)
     config = load_config(arguments.config, arguments.overrides)
     findings = examine(config, ASKED, arguments.target, settings, context=arguments.kube_context)
     show_findings(findings, arguments.json)

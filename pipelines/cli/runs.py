@@ -17,7 +17,7 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.retraining.job_summary import RunFindings, render_runs
 from tpu_pipelines.runs import comparison, history
 from tpu_pipelines.runs.exports import export_run
-from tpu_pipelines.runs.run_local import RunOutcome, clean_runs, delete_run, run_local
+from tpu_pipelines.runs.run_local import RunOutcome, delete_runs, run_local
 from tpu_pipelines.runs.summary import as_text, describe_export
 
 _ACTIONS = ("list", "clean", "delete")  # Of `runs`.
@@ -98,15 +98,21 @@ def runs(arguments: argparse.Namespace) -> int:
         run, number = history.find_run(workspace, name)
         if not _is_confirmed(f"run {run}, {number}", arguments):
             return DONE
-        deleted = [delete_run(workspace, name)]
+        deleted = [delete_runs(workspace, run, number)]
     else:
         if arguments.keep < 0:
             raise InputError(f"Expected --keep of 0 or more. Received: {arguments.keep}.")
-        names = [name] if name else history.names(workspace)
+        known = history.names(workspace)
+        if name and name not in known:
+            raise InputError(
+                f"There is no run of the name {name!r} in {workspace}: expected one of {', '.join(known) or 'none'}. "
+                "Check --workspace."
+            )
+        names = [name] if name else known
         earlier = sum(max(0, len([*history.runs_of(workspace / name)]) - 1 - arguments.keep) for name in names)
         if earlier and not _is_confirmed(f"{earlier} earlier runs of {', '.join(names)}", arguments):
             return DONE
-        deleted = [clean_runs(workspace, name, arguments.keep) for name in names]
+        deleted = [delete_runs(workspace, name, keep=arguments.keep) for name in names]
     places = [str(place) for each in deleted for place in each.places]
     freed = sum(each.num_bytes for each in deleted) / 2**20
     line = f"deleted: {len(places)} {'run' if len(places) == 1 else 'runs'}, {freed:,.1f} MiB freed"

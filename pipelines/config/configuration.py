@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import re
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -97,8 +95,11 @@ class Config:
         named = self.training.initial_model
         if not re.fullmatch(rf"{MODEL_NAME}@(\d+|{ALIAS})", named):
             return self
-        training = dataclasses.replace(self.training, initial_model=f"{root}/{named}")
-        return dataclasses.replace(self, training=training)
+        return self.changed("training", initial_model=f"{root}/{named}")
+
+    def changed(self, section: str, **values: Any) -> Self:
+        """Return the configuration with other values in a section that it has."""
+        return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **values)})
 
     @property
     def evaluation_machine(self) -> MachineSpec | None:
@@ -142,14 +143,13 @@ class Config:
                 step: {key: value for key, value in dataclasses.asdict(asked).items() if value != unset[key]}
                 for step, asked in self.resources.items()
             }
-        return typing.cast(dict[str, Any], without_tuples(plain))
+        return as_json(plain)
 
 
-def without_tuples(value: Any) -> Any:
-    """Return values, nested or not, with a list for every tuple."""
-    if isinstance(value, dict):
-        return {key: without_tuples(item) for key, item in value.items()}
-    return [without_tuples(item) for item in value] if isinstance(value, list | tuple) else value
+def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of values as JSON has them: with a list for every tuple."""
+    copied: dict[str, Any] = json.loads(json.dumps(values))
+    return copied
 
 
 def ready_examples() -> tuple[str, ...]:
@@ -168,7 +168,7 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
         InputError: If there is no such file, it is not YAML, or a key or value is wrong; says the nearest right key.
     """
     if isinstance(config, Mapping):
-        return parse_config(overridden(json.loads(json.dumps(config)), overrides))  # A plain copy.
+        return parse_config(overridden(as_json(config), overrides))
     path = Path(config)
     if path.suffix not in (".yaml", ".yml"):
         path = CONFIGS_DIR / f"{config}.yaml"
@@ -359,12 +359,11 @@ def _check_name(name: Any) -> str:
 
 
 def _read_model(value: Any) -> ModelSection:
-    if isinstance(value, str):
-        return ModelSection(value)
-    if not isinstance(value, dict):
-        raise InputError(f"Cannot use model: expected a name, or a mapping with a name, received {value!r}.")
-    _check_plain(value.get("parameters"), "model.parameters")
-    section: ModelSection = read_by_hand(value, ModelSection, "model")
+    """Read section model, which may be the name alone."""
+    values = {"name": value} if isinstance(value, str) else value
+    if isinstance(values, dict):
+        _check_plain(values.get("parameters"), "model.parameters")
+    section: ModelSection = read_by_hand(values, ModelSection, "model")
     return section
 
 
@@ -409,7 +408,7 @@ def _check_sections(raw: Mapping[str, Any], where: str) -> None:
 
 
 def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections with `~` expanded in values that are paths."""
+    """Return the sections with `~` expanded; in section data, only in the path of the source."""
 
     def home(value: Any) -> Any:
         if isinstance(value, dict):
@@ -418,11 +417,7 @@ def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
             return [home(item) for item in value]
         return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value
 
-    expanded = {**raw, "model": home(raw["model"])} if "model" in raw else {**raw}
-    own = (("gate", "champion"), ("training", "initial_model"))
-    for section, key in (*own, *(("deploy", key) for key in ("registry", "signing_key", "verify_key"))):
-        if isinstance(values := expanded.get(section), dict) and key in values:
-            expanded[section] = {**values, key: home(values[key])}
+    expanded = {section: values if section == "data" else home(values) for section, values in raw.items()}
     if isinstance(data := raw.get("data"), dict) and isinstance(source := data.get("source"), str):
         kind, place = split_source(source)
         expanded["data"] = {**data, "source": f"{kind}:{home(place)}"} if kind else data
@@ -461,17 +456,13 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Check that a value can be written as JSON: no dates, which YAML reads, and no NaN."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise InputError(f"Cannot use {where}: expected names for keys, received {key!r}. Put it in quotes.")
-            _check_plain(item, f"{where}.{key}")
-    elif isinstance(value, list):
-        for item in value:
-            _check_plain(item, where)
-    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+    """Check that a value can be written as JSON and read again: no dates, which YAML reads, and no NaN."""
+    try:
+        is_plain = json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError):
+        is_plain = False
+    if not is_plain:
         raise InputError(
-            f"Cannot use {where}: expected a text, a finite number, true, false, a list or a mapping, received "
-            f"{value!r}. Put it in quotes if it is a text."
+            f"Cannot use {where}: expected texts, finite numbers, true, false, lists, and mappings whose keys are "
+            f"texts. Received: {value!r}. Put dates and keys in quotes."
         )

@@ -320,7 +320,7 @@ def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str
     resources, words = dict(config.resources), []
     for step, memory_gib in _needs(config, size, target):
         asked, usual = config.resources.get(step, StepResources()), resources_of(config, step, target)
-        memory = f"{math.ceil(max(with_agents(memory_gib, target), _least(config, step, target)))}Gi"
+        memory = f"{math.ceil(max(with_agents(memory_gib, target), _STEP_GIB))}Gi"
         if not asked.memory and gib(memory) != gib(usual.memory):
             resources[step] = dataclasses.replace(asked, memory=memory)
             words.append(f"{step} {memory} of memory")
@@ -349,11 +349,3 @@ def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, f
     if target == "kubeflow":
         most = config.training.in_memory_mib / 2**10
         yield "train_model", BASE_GIB + 2 * (min(split_gib(TRAIN), most) + min(split_gib(VALIDATION), most))
-
-
-def _least(config: Config, step: str, target: str) -> float:
-    """Return the memory of a step for any data, in GiB."""
-    without_data = dataclasses.replace(
-        config, resources={}, training=dataclasses.replace(config.training, in_memory_mib=0)
-    )
-    return gib(resources_of(without_data, step, target).memory)

@@ -41,7 +41,7 @@ class Setting:
     def as_schema(self) -> dict[str, Any]:
         """Return the setting as JSON Schema."""
         schema = {"description": self.meaning, **_type_of(self.kind)}
-        return schema if self.default is None else {**schema, "default": _plain(self.default)}
+        return schema if self.default is None else {**schema, "default": self.default}
 
 
 def settings() -> Iterator[Setting]:
@@ -102,10 +102,6 @@ def _object(settings: Iterable[Setting]) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
-
-
 def as_json_schema() -> dict[str, Any]:
     """Return the configuration as JSON Schema (https://json-schema.org/draft-07)."""
     sections = {section: _object(_settings_of("", PARAMS[section], fields)) for section, fields in SETTINGS.items()}
@@ -145,7 +141,7 @@ def as_markdown() -> str:
 
 
 def _shown(setting: Setting) -> str:
-    return "" if setting.default is None else f"`{json.dumps(_plain(setting.default), ensure_ascii=False)}`"
+    return "" if setting.default is None else f"`{json.dumps(setting.default, ensure_ascii=False)}`"
 
 
 def _table(first: str, rows: list[tuple[str, str, str]]) -> str:

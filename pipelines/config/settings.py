@@ -166,6 +166,15 @@ class Settings:
                     f"Received: {value!r}. Name one of that region."
                 )
 
+    def vertex_registry(self) -> str:
+        """Return the path of Vertex AI's registry in this project and region.
+
+        Raises:
+            InputError: If project or region is missing.
+        """
+        self.require("project", "region")
+        return f"projects/{self.project}/locations/{self.region}/models"
+
     def require(self, *names: str) -> None:
         """Check that these settings are there.
 

@@ -5,6 +5,7 @@ TPU from the cluster.
 """
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from tpu_components.core.base.container_images import (
     with_image,
 )
 from tpu_components.core.base.container_images import IMAGE as IMAGE  # Read from here by checks and submissions.
-from tpu_components.core.base.errors import InputError, did_you_mean
+from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_components.core.models.lookup import bundle_of, named_files
@@ -54,7 +55,7 @@ class CompiledPipeline:
 
     Attributes:
         package: The pipeline as YAML.
-        machine: Machine of the training step.
+        machine: Machine of the training step; on Vertex AI with its region.
         timeout: Time limit of the training, and its reason.
         carried: Content of the files to upload for the pipeline, by their URI in the bucket.
     """
@@ -65,7 +66,7 @@ class CompiledPipeline:
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
-def compile_pipeline(config: Config, target: str, settings: Settings | None = None) -> CompiledPipeline:
+def compile_pipeline(config: Config, target: str, settings: Settings) -> CompiledPipeline:
     """Compile the pipeline for a platform.
 
     Args:
@@ -74,15 +75,11 @@ def compile_pipeline(config: Config, target: str, settings: Settings | None = No
         settings: Settings of the platform, as far as they are known.
 
     Raises:
-        InputError: If the platform lacks the machine, or its steps could not read the data or the model.
+        InputError: If the platform or its region lacks the machine, or its steps could not read the data or the model.
     """
-    settings = settings or Settings()
-    if target not in _WRAPPERS:
-        raise InputError(
-            f"Unknown target {target!r}: expected {' or '.join(_WRAPPERS)}.{did_you_mean(target, _WRAPPERS)}"
-        )
-    config = placed(config, target, settings)
     machine = require_machine(config, target)
+    machine = in_region(machine, settings) if target == "vertex" else machine
+    config = on_machine(config, machine, target)
     settings.check_applies(target)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
         require_step_image(target)
@@ -104,17 +101,15 @@ def compile_pipeline(config: Config, target: str, settings: Settings | None = No
     from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 
     timeout = training_timeout(config, machine, target)
-    machine = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
+    limited = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
     made_of = trained(config, made_with["train_model"])
     config = dataclasses.replace(config, training=training)
     wrap = _WRAPPERS[target]
     asked = {step: resources_of(config, step, target) for step in ("train_model", "evaluate_model")}
-    steps = {"train_model": wrap(train_model, machine, settings, config.name, asked["train_model"], made_of)}
+    steps = {"train_model": wrap(train_model, limited, settings, config.name, asked["train_model"], made_of)}
     if judge := config.evaluation_machine:
         judge = in_region(judge, settings) if target == "vertex" else judge
-        config = dataclasses.replace(
-            config, gate=dataclasses.replace(config.gate, accelerator=judge.slice.generation.accelerator)
-        )
+        config = config.changed("gate", accelerator=judge.slice.generation.accelerator)
         component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
         own = asked["evaluate_model"]
         steps["evaluate_model"] = wrap(component, judge, settings, config.name, own, step="evaluate_model")
@@ -131,7 +126,7 @@ def compile_pipeline(config: Config, target: str, settings: Settings | None = No
         fingerprints=made_with,
         place=place,
         estimated_timeout=timeout.is_estimated,
-        exit_task=exit_task(config.name, settings),
+        exit_task=functools.partial(exit_task, config.name, settings) if settings.notify else None,
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
@@ -179,16 +174,6 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     if training.backend == "tensorflow" or (training.backend == "auto" and training.accelerator == "cpu"):
         config.machine.require_one_host("The tensorflow backend trains on one host")
     return config.machine
-
-
-def placed(config: Config, target: str, settings: Settings) -> Config:
-    """Return the configuration with the machine's region: on Vertex AI, by default that of the settings.
-
-    Raises:
-        InputError: If there is no machine, or the region lacks it.
-    """
-    machine = require_machine(config, target)
-    return on_machine(config, in_region(machine, settings) if target == "vertex" else machine, target)
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
@@ -251,16 +236,17 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
             f"Cannot compile {config.name!r} for {target}: the model {model!r} lies among the code of this project or "
             "of libraries, which does not travel. Put it into a folder of its own."
         )
-    if bundle is None or storage.is_remote(model) or (":" in model and not settings.bucket):
+    has_bucket = storage.is_remote(settings.bucket)
+    if bundle is None or storage.is_remote(model) or (":" in model and not has_bucket):
         return config, {}  # The image or the bucket already holds it.
-    if not settings.bucket:
+    if not has_bucket:
         raise InputError(
-            f"Cannot compile {config.name!r} for {target}: the model {model!r} travels through a bucket, and none is "
-            f"set. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or install the model in the image, "
-            "and --set model=MODULE:build_model."
+            f"Cannot compile {config.name!r} for {target}: the model {model!r} travels through a bucket. Received: "
+            f"bucket={settings.bucket!r}. Set TPU_PIPELINES_BUCKET=gs://BUCKET, which the steps can read; or install "
+            "the model in the image, and --set model=MODULE:build_model."
         )
     place = bundle.reference(f"{settings.bucket.rstrip('/')}/models")
-    config = dataclasses.replace(config, training=dataclasses.replace(config.training, model=place))
+    config = config.changed("training", model=place)
     return on_machine(config, require_machine(config, target), target), {place: bundle.content}
 
 
@@ -288,22 +274,19 @@ def _with_registry(config: Config, target: str, settings: Settings) -> Config:
         )
     image = deploy.serving_image or SERVING_IMAGE
     _require_image(image, "vertex", "serving", "TPU_PIPELINES_SERVING_IMAGE")
-    registry, artifacts_uri = deploy.registry, deploy.artifacts_uri
-    if registry == VERTEX:
-        settings.require("project", "region")
-        registry = f"projects/{settings.project}/locations/{settings.region}/models"
+    registry = settings.vertex_registry() if deploy.registry == VERTEX else deploy.registry
+    artifacts_uri = deploy.artifacts_uri
     if not artifacts_uri:
         settings.require("bucket")
         artifacts_uri = f"{settings.bucket.rstrip('/')}/registry"
-    deploy = dataclasses.replace(
-        deploy,
+    return config.changed(
+        "deploy",
         registry=registry,
         artifacts_uri=artifacts_uri,
         serving_image=image,
         encryption_key=deploy.encryption_key or settings.encryption_key,
         verify_key=deploy.verify_key if storage.is_remote(deploy.verify_key) else public_key_text(deploy.verify_key),
     )
-    return dataclasses.replace(config, deploy=deploy)
 
 
 def check_output(output: Path) -> None:
@@ -314,8 +297,8 @@ def check_output(output: Path) -> None:
     """
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"Cannot write {output}: expected a name that ends in .yaml. Choose another --output.")
-    storage.require_writable(output.absolute().parent)
-    if output.is_dir() or (output.exists() and not output.read_bytes().startswith(_HEADER.encode())):
+    storage.require_file(output)
+    if output.exists() and not output.read_bytes().startswith(_HEADER.encode()):
         raise InputError(
             f"Refused to overwrite {output}: expected a compiled pipeline, received something else. Choose another "
             "--output."

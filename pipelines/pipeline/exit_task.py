@@ -1,6 +1,5 @@
 """Exit task of a pipeline: tells somebody how a run ended."""
 
-from collections.abc import Callable
 from typing import List  # noqa: UP035 (KFP's types)
 
 from kfp import dsl
@@ -44,25 +43,19 @@ def notify(run: str, address: str, page: str, run_id: str, status: dsl.PipelineT
     post(address, text)
 
 
-def exit_task(run: str, settings: Settings) -> Callable[[], dsl.PipelineTask] | None:
-    """Return a function that adds the settings' exit task to a pipeline; None without such a setting.
+def exit_task(run: str, settings: Settings) -> dsl.PipelineTask:
+    """Add the exit task to the pipeline that is being built.
 
     Args:
         run: Name of the run.
         settings: Address of the message, and the server whose page it names.
     """
-    if not settings.notify:
-        return None
-
-    def add() -> dsl.PipelineTask:
-        if settings.notify.startswith(MAIL):
-            task = vertex_pipelines_notification_email(recipients=settings.notify.removeprefix(MAIL).split(","))
-        else:
-            host = hide_credentials(settings.kfp_host, "").rstrip("/")
-            page = f"{host}/#/runs/details/"
-            # KFP's driver fills in a placeholder that is a whole input: backend/src/v2/driver/resolve.go.
-            task = notify(run=run, address=settings.notify, page=page, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
-            task.set_cpu_limit("1").set_memory_limit("2G")
-        return task.set_caching_options(False)
-
-    return add
+    if settings.notify.startswith(MAIL):
+        task = vertex_pipelines_notification_email(recipients=settings.notify.removeprefix(MAIL).split(","))
+    else:
+        host = hide_credentials(settings.kfp_host, "").rstrip("/")
+        page = f"{host}/#/runs/details/"
+        # KFP's driver fills in a placeholder that is a whole input: backend/src/v2/driver/resolve.go.
+        task = notify(run=run, address=settings.notify, page=page, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+        task.set_cpu_limit("1").set_memory_limit("2G")
+    return task.set_caching_options(False)

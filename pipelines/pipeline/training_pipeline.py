@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,7 +23,7 @@ from tpu_components.evaluate_model.component import evaluate_model, mark_promote
 from tpu_components.export_model.component import export_model
 from tpu_components.preflight_training.component import preflight_training
 from tpu_components.train_model.component import train_model
-from tpu_pipelines.config.configuration import Config, without_tuples
+from tpu_pipelines.config.configuration import Config, as_json
 from tpu_pipelines.config.resources import apply, resources_of
 
 PIPELINE_NAME = "training-pipeline"
@@ -32,8 +31,7 @@ PIPELINE_NAME = "training-pipeline"
 
 def _constants(params: Any, *but: str) -> dict[str, Any]:
     """Return the fields of a Params dataclass as component inputs, without the fields `but`."""
-    values = {name: value for name, value in dataclasses.asdict(params).items() if name not in but}
-    return typing.cast(dict[str, Any], without_tuples(values))
+    return as_json({name: value for name, value in dataclasses.asdict(params).items() if name not in but})
 
 
 def training_pipeline(

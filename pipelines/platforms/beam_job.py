@@ -1,6 +1,5 @@
 """Options of the Beam job that writes records on a platform: Dataflow if the settings name it."""
 
-import dataclasses
 import json
 
 from tpu_components.core.base.container_images import BEAM_IMAGE
@@ -27,8 +26,7 @@ def with_settings(config: Config, target: str, settings: Settings) -> Config:
             f"data.beam_options.runner, as {DATAFLOW} or FlinkRunner, or data.engine=fan_out."
         )
     options = {"runner": runner, **(_on_dataflow(config, settings) if runner == DATAFLOW else {}), **asked}
-    data = dataclasses.replace(config.data, beam_options=options)
-    return dataclasses.replace(config, data=data)
+    return config.changed("data", beam_options=options)
 
 
 def is_on_dataflow(config: Config, target: str) -> bool:

@@ -47,7 +47,7 @@ def as_custom_job(
     machine: MachineSpec,
     settings: Settings,
     name: str,
-    asked: StepResources | None = None,
+    asked: StepResources,
     fingerprint: Mapping[str, str] | None = None,
     step: str = "train_model",
 ) -> Step:
@@ -55,7 +55,7 @@ def as_custom_job(
 
     Args:
         component: Component to wrap; it keeps its inputs, outputs, code and image. Fields of the job that do not change
-            the weights become inputs with defaults.
+            the weights become inputs with defaults, so no input or output of the component may have their names.
         machine: Machine with its region. Fallbacks and `max_wait_seconds` are ignored; the submission handles them.
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
         name: Name of the run, and of its folder in the bucket.
@@ -64,8 +64,7 @@ def as_custom_job(
         step: Name of the step.
 
     Raises:
-        InputError: If the component has an input or output with the name of a job's field, or the bucket is not on
-            Cloud Storage.
+        InputError: If the bucket is not on Cloud Storage, or the machine needs a network.
     """
     from google.protobuf import json_format
     from kfp import components
@@ -80,7 +79,6 @@ def as_custom_job(
             "without a network. Set TPU_PIPELINES_NETWORK or TPU_PIPELINES_NETWORK_ATTACHMENT."
         )
     fields = _fields(machine, settings, name)
-    _check_names(component, (*fields, _RESOURCES))
     inputs = {key: value for key, value in fields.items() if "{{$" not in str(value)}
     values = {key: _input(key) if key in inputs else value for key, value in fields.items()}
     spec = json_format.MessageToDict(component.pipeline_spec)
@@ -107,7 +105,7 @@ def as_custom_job(
         outputs = part.setdefault("outputDefinitions", {}).setdefault("parameters", {})
         outputs[_RESOURCES] = {"parameterType": "STRING"}
     made = components.load_component_from_text(json.dumps(spec))
-    if asked is None or not asked.retries:
+    if not asked.retries:
         return made
     return lambda **inputs: apply_retries(made(**inputs), asked, machine.timeout_seconds)
 
@@ -237,13 +235,3 @@ def _as_argument(job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
         if not isinstance(value, str):
             text = text.replace(f'"{_input(name)}"', _input(name))
     return text
-
-
-def _check_names(component: Any, fields: tuple[str, ...]) -> None:
-    """Raise InputError for names that the job uses too: one value would silently overwrite the other."""
-    own = component.component_spec
-    if taken := sorted({*(own.inputs or ()), *(own.outputs or ())} & set(fields)):
-        raise InputError(
-            f"Cannot run {own.name!r} as a custom job, whose fields have these names too: {', '.join(taken)}. Rename "
-            "the component's inputs and outputs."
-        )

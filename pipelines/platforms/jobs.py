@@ -1,6 +1,5 @@
 """Jobs and schedules on any platform: what is submitted, what is returned, and the interface of platforms."""
 
-import copy
 import dataclasses
 import datetime
 import functools
@@ -53,26 +52,15 @@ class Job:
     machine: MachineSpec
     labels: Mapping[str, str]
 
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the job's data, configuration and code; see `caching.fingerprints`."""
-        return fingerprints_in(self.labels)
-
-    @property
-    def specification(self) -> dict[str, Any]:
-        """The pipeline specification, without the platform specification."""
-        return copy.deepcopy(parse_package(self.package))
+    @functools.cached_property
+    def specifications(self) -> list[dict[str, Any]]:
+        """The pipeline specification, and the platform specification if the pipeline has one."""
+        return list(yaml.safe_load_all(self.package))
 
 
 def fingerprints_in(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the fingerprints in the labels of a job; see `caching.fingerprints`."""
+    """Return the fingerprints in the labels of a job; see `cache_keys.fingerprints`."""
     return {part: labels[name] for part in FINGERPRINTS if (name := f"tpu_pipelines_{part}") in labels}
-
-
-@functools.lru_cache(maxsize=16)
-def parse_package(package: str) -> dict[str, Any]:
-    """Return a compiled pipeline as a mapping."""
-    return next(yaml.safe_load_all(package))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +78,7 @@ class Submission:
         error: The platform's message, if the run failed.
         lacks_machine: Whether the run failed because its machine is not available.
         waited_seconds: Seconds that the run has been waiting for its machine.
-        fingerprints: Fingerprints of data, configuration and code; see `caching.fingerprints`. Empty if unknown.
+        fingerprints: Fingerprints of data, configuration and code; see `cache_keys.fingerprints`. Empty if unknown.
         digest: Digest of the whole run; equal for equal runs, including those of a schedule.
         created: Time of submission, ISO 8601; empty if unknown.
         training_seconds: Seconds that the training has had its machine, or waited for it.
@@ -125,7 +113,6 @@ class Schedule:
 
     Attributes:
         schedule_id: Id of the schedule on the platform.
-        name: Name of the runs.
         cron: Cron expression of the start times.
         is_paused: Whether the schedule is paused.
         content: Plain values that define the schedule; schedules with equal content do the same.
@@ -134,7 +121,6 @@ class Schedule:
     """
 
     schedule_id: str
-    name: str
     cron: str
     is_paused: bool
     content: Mapping[str, Any]

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import functools
 import json
+import operator
 import os
 import re
 import warnings
@@ -112,7 +113,7 @@ class Kubeflow:
         predicates = json.dumps({"predicates": [condition]})
         page = self._call(service, f"list_{service}", filter=predicates, page_size=100, **self._where)
         same = [item for item in getattr(page, service) or () if item.display_name == name]  # The server ignores case.
-        return sorted(same, key=lambda item: (item.created_at, _id(item)))
+        return sorted(same, key=operator.attrgetter("created_at", f"{service.removesuffix('s')}_id"))
 
     @property
     def _where(self) -> dict[str, str]:
@@ -128,10 +129,11 @@ class Kubeflow:
 
     def _request(self, job: Job) -> dict[str, Any]:
         """Return the common fields of a run and a recurring run, without the experiment."""
-        root = self._settings.bucket
+        root, (spec, *platforms) = self._settings.bucket, job.specifications
         return {
             "description": yaml.safe_dump(dict(job.labels)),
-            "pipeline_spec": _whole_spec(job.package),
+            # In the server's form.
+            "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platforms[0]} if platforms else spec,
             "runtime_config": {"parameters": {}, **({"pipeline_root": root} if root else {})},
         }
 
@@ -335,29 +337,11 @@ class Kubeflow:
         content = _content(recurring_run)
         return Schedule(
             schedule_id=recurring_run.recurring_run_id,
-            name=recurring_run.display_name,
             cron=content["cron"],
             is_paused=recurring_run.mode != "ENABLE",
             content=content,
             url=self._url(f"recurringrun/details/{recurring_run.recurring_run_id}"),
         )
-
-
-def connect(settings: Settings) -> Kubeflow:
-    """Connect to Kubeflow Pipelines, with the sign-in of its client."""
-    return Kubeflow(settings)
-
-
-def _id(item: Any) -> str:
-    names = ("run_id", "recurring_run_id", "experiment_id")
-    return next(str(getattr(item, name)) for name in names if name in item.openapi_types)
-
-
-@functools.lru_cache(maxsize=16)
-def _whole_spec(package: str) -> dict[str, Any]:
-    """Return pipeline and platform specification in the server's form."""
-    spec, *platforms = yaml.safe_load_all(package)
-    return {"pipeline_spec": spec, "platform_spec": platforms[0]} if platforms else spec
 
 
 def _step_names(whole_spec: Mapping[str, Any]) -> set[str]:

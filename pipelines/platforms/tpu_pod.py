@@ -38,7 +38,7 @@ def as_tpu_pod(
     machine: MachineSpec,
     settings: Settings,
     name: str,
-    asked: StepResources | None = None,
+    asked: StepResources,
     fingerprint: Mapping[str, str] | None = None,
     step: str = "train_model",
 ) -> Step:
@@ -49,7 +49,7 @@ def as_tpu_pod(
         machine: Machine of the training. Region, boot disk and restarts are ignored: the cluster decides them.
         settings: Labels, environment, secrets, volumes, queue and kind of node.
         name: Name of the run, and of its folder on the first volume.
-        asked: Further resources of the step; None requests none.
+        asked: Further resources of the step.
         fingerprint: Facts besides the inputs that determine the result; part of the folder's name.
         step: Name of the step; only the training has checkpoints.
 
@@ -96,13 +96,12 @@ def as_tpu_pod(
             kubernetes.mount_pvc(task, claim, path)
         if settings.volumes:
             as_root(task)
-        if asked:
-            # All attempts of a step with a JobSet follow this JobSet and share its time limit.
-            task = apply_retries(task, asked, timeout_seconds, is_of_all=is_slice)
-            task = task if is_slice else place_on("kubeflow", task, asked)
-            # No limits: a pod with all chips has the host to itself.
-            task.set_cpu_request("1" if is_slice else str(asked.cpu))
-            task.set_memory_request("2Gi" if is_slice else asked.memory)
+        # All attempts of a step with a JobSet follow this JobSet and share its time limit.
+        task = apply_retries(task, asked, timeout_seconds, is_of_all=is_slice)
+        task = task if is_slice else place_on("kubeflow", task, asked)
+        # No limits: a pod with all chips has the host to itself.
+        task.set_cpu_request("1" if is_slice else str(asked.cpu))
+        task.set_memory_request("2Gi" if is_slice else asked.memory)
         return kubernetes.set_timeout(task, timeout_seconds)
 
     return make
@@ -170,7 +169,7 @@ def _host_pod(
     machine: MachineSpec,
     settings: Settings,
     environment: Mapping[str, str],
-    asked: StepResources | None,
+    asked: StepResources,
     image: str,
 ) -> dict[str, Any]:
     """Return the template of a host's pod in a JobSet."""
@@ -178,7 +177,6 @@ def _host_pod(
     mounts = {claim: ("persistentVolumeClaim", "claimName", path) for claim, path in settings.volumes.items()}
     mounts |= {secret: ("secret", "secretName", path) for secret, path in settings.secrets.items()}
     signing_in = variables_of(settings.s3_secret) if settings.s3_secret else []
-    requests = {"cpu": str(asked.cpu), "memory": asked.memory} if asked and asked.cpu else {}
     spec = {
         "restartPolicy": "Never",
         # Hosts must not have the step's permission to start JobSets, and do not call the cluster. They can still sign
@@ -198,7 +196,10 @@ def _host_pod(
                 "name": "train",
                 "image": image,
                 "env": [*({"name": key, "value": value} for key, value in variables.items()), *signing_in],
-                "resources": {"limits": {"google.com/tpu": str(entry.chips // entry.hosts)}, "requests": requests},
+                "resources": {
+                    "limits": {"google.com/tpu": str(entry.chips // entry.hosts)},
+                    "requests": {"cpu": str(asked.cpu), "memory": asked.memory},
+                },
                 "volumeMounts": [{"name": name, "mountPath": path} for name, (_, _, path) in mounts.items()],
                 # As for KFP's steps (backend/src/v2/compiler/argocompiler/security_context.go). The image sets the
                 # user: a TPU may need root.

@@ -61,9 +61,9 @@ class Vertex:
         self._service = service or VertexService(settings.project, settings.region, settings.vertex_endpoint)
         self._parent = f"projects/{settings.project}/locations/{settings.region}"
 
-    def _call(self, method: str, request: Any, kind: str = "PipelineService", region: str = "") -> Any:
+    def _call(self, method: str, request: Any, kind: str = "PipelineService") -> Any:
         """Call the service once and convert its errors to ours."""
-        return self._service.call(kind, method, request, region)
+        return self._service.call(kind, method, request)
 
     # Jobs
 
@@ -74,7 +74,7 @@ class Vertex:
             pipeline_job_id=job.job_id,
             pipeline_job=v1.PipelineJob(
                 display_name=job.name,
-                pipeline_spec=job.specification,
+                pipeline_spec=job.specifications[0],
                 runtime_config=v1.PipelineJob.RuntimeConfig(gcs_output_directory=settings.bucket),
                 labels=job.labels,
                 service_account=settings.service_account,
@@ -285,7 +285,6 @@ class Vertex:
         next_run = schedule.next_run_time
         return Schedule(
             schedule_id=schedule_id,
-            name=schedule.display_name,
             cron=schedule.cron,
             is_paused=schedule.state.name == "PAUSED",
             content=content,
@@ -293,11 +292,6 @@ class Vertex:
             url=f"{_CONSOLE}/vertex-ai/locations/{self._settings.region}/pipelines/schedules/{schedule_id}"
             f"?project={self._settings.project}",
         )
-
-
-def connect(settings: Settings) -> Vertex:
-    """Connect to Vertex AI, with the environment's credentials."""
-    return Vertex(settings)
 
 
 def _failure(job: Any, tasks: Mapping[str, Any], custom_job: Any) -> tuple[str, bool]:

@@ -18,12 +18,13 @@ from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import LOOKS, NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Table
 from tpu_components.core.registry.reference import is_on_vertex
 from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.platforms.jobs import DIGEST, Platform, Submission, now
+from tpu_pipelines.platforms.jobs import DIGEST, Platform, Submission, fingerprints_in, now
 from tpu_pipelines.runs.data_drift import Drift, find_drift
 from tpu_pipelines.runs.run_local import fingerprints_here
 from tpu_pipelines.runs.summary import Summary
@@ -149,7 +150,7 @@ def decide(plan: RunPlan, submitter: Platform, occasion: Occasion, look_for_drif
     job = plan.jobs[0]
     last = look_up(plan, submitter) or submitter.latest(job.name)
     is_change = last is None or last.digest != job.labels[DIGEST]
-    return _decide(job.name, last, job.fingerprints, is_change, occasion, look_for_drift)
+    return _decide(job.name, last, fingerprints_in(job.labels), is_change, occasion, look_for_drift)
 
 
 def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> RunDecision:
@@ -306,8 +307,6 @@ def as_table(known: Sequence[RunDecision]) -> str:
 
 def write_page(known: Sequence[RunDecision], name: str, path: Path) -> None:
     """Write the decisions as a self-contained HTML page."""
-    from tpu_components.core.pages import page
-
     runs = len({entry.run for entry in known if entry.needed and entry.run})
     paid = sum(entry.usd or 0.0 for entry in known if entry.needed)
     told = f"{len(known)} decisions, {runs} run{'' if runs == 1 else 's'}"

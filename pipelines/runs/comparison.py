@@ -15,6 +15,7 @@ from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.files import storage
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.results.export_info import with_spread
@@ -338,15 +339,11 @@ def check_page(path: Path) -> None:
     """
     if path.suffix not in (".html", ".htm"):
         raise InputError(f"Cannot write {path}: expected a name that ends in .html. Choose another --output.")
-    storage.require_writable(path.absolute().parent)
-    if path.is_dir():
-        raise InputError(f"Cannot write {path}: it is a folder. Choose another --output.")
+    storage.require_file(path)
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
     """Write the comparison, with the curves of all trainings, as a self-contained HTML page."""
-    from tpu_components.core.pages import page
-
     names = [run.label for run in comparison.runs]
     columns: dict[str | Cell, str] = {"": "<"}
     columns |= {Cell(name, f"series{place % len(page.SERIES)}"): ">" for place, name in enumerate(names)}
@@ -366,8 +363,6 @@ def write_page(comparison: Comparison, path: Path) -> None:
 
 def _curves(runs: Sequence[Run]) -> Iterator[Any]:
     """Draw the curve of each metric in the histories; the legend has number and name of each run."""
-    from tpu_components.core.pages import page
-
     followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
     for name in (name for name in followed if name.removeprefix("validation_") in _CURVES):
 

@@ -11,8 +11,7 @@ from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at, sketch_of
 from tpu_components.core.examples.artifacts import MANIFEST_FILE
 from tpu_components.core.files import storage
-from tpu_components.core.registry.opening import open_registry, origin_of_version, parse_reference
-from tpu_components.core.registry.reference import reference
+from tpu_components.core.registry.opening import origin_of_version, parse_reference
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.measuring import MOST_MEASURED
 from tpu_components.create_tfrecords.planning import plan_dataset
@@ -114,9 +113,6 @@ def sketch_sample(params: WriteParams) -> DataSketch:
 
 def champion_of(config: Config, settings: Settings | None) -> str:
     """Return the champion that a configuration's model is compared with; see `Config.champion`."""
-    deploy = config.deploy
-    if config.gate.champion or not deploy or deploy.registry != VERTEX or settings is None:
-        return config.champion
-    settings.require("project", "region")
-    root = f"projects/{settings.project}/locations/{settings.region}/models"
-    return reference(open_registry(root, deploy.model_name).root, deploy.model_name, deploy.alias)
+    if config.deploy and config.deploy.registry == VERTEX and settings:
+        config = config.changed("deploy", registry=settings.vertex_registry())
+    return config.champion

@@ -8,7 +8,7 @@ from pathlib import Path
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import EXPORT_FILE
 from tpu_components.core.files import storage
-from tpu_components.core.registry.folder import ModelRegistry, list_models
+from tpu_components.core.registry.folder import list_models
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import (
     CHAMPION,
@@ -17,19 +17,14 @@ from tpu_components.core.registry.reference import (
     VERSION_OR_ALIAS,
     VERTEX_MODEL_NAME,
     VERTEX_ROOT,
-    reference,
 )
-from tpu_components.core.registry.versions import RegisteredVersion
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.sources.kinds import SOURCES
 from tpu_components.core.sources.params import split_source
 from tpu_components.predict_batch.inputs import RECORDS
-from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.config.configuration import read_export
 from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.starting.data_overview import source_of
-
-_EXPECTED = "an export, a run's folder, or NAME, NAME@ALIAS or NAME@VERSION of the registry"
 
 
 def find_export(name: str, workspace: Path) -> str:
@@ -43,22 +38,39 @@ def find_export(name: str, workspace: Path) -> str:
     Raises:
         InputError: If there is no export with this name.
     """
-    if (named := parse_reference(name)) is not None:
-        registry, version = named
-        return _of_version(registry.find(version), name, str(registry.root))
-    if storage.is_remote(name):
-        return name
     path = Path(name)
-    if folder := next((place for place in (path, path / EXPORT_DIR) if (place / EXPORT_FILE).is_file()), None):
-        return str(folder)
-    if match := re.fullmatch(r"([\w-][\w.-]*)(?:@([\w-]+))?", name):
-        return _of_workspace(match[1], match[2] or CHAMPION, workspace, path.exists())
-    if path.exists():
+    if (named := parse_reference(name)) is None:
+        if storage.is_remote(name):
+            return name
+        if folder := next((place for place in (path, path / EXPORT_DIR) if (place / EXPORT_FILE).is_file()), None):
+            return str(folder)
+        named = parse_reference(_in_workspace(name if "@" in name else f"{name}@{CHAMPION}", workspace))
+    if named is None:
+        what = f"a folder with no {EXPORT_FILE} in it, or in its {EXPORT_DIR}/" if path.exists() else "no such folder"
         raise InputError(
-            f"Cannot predict with {path}: there is no {EXPORT_FILE} in it, or in its {EXPORT_DIR}/. Expected "
-            f"{_EXPECTED}. `tpu-pipelines export {path}` exports the model of a run that the gate has rejected."
+            f"Cannot find {name}: expected an export, the path of a run's folder, or NAME, NAME@ALIAS or NAME@VERSION "
+            f"of the registry. Received: {what}; {workspace / 'registry'} holds "
+            f"{', '.join(_models(workspace)) or 'no model'}. `tpu-pipelines registry list` shows what is registered, "
+            "and `tpu-pipelines export RUN` exports the model of a run that the gate has rejected."
         )
-    raise InputError(f"Cannot find {name}: expected {_EXPECTED}. Received: no such folder. Check the path.")
+    registry, wanted = named
+    if (version := registry.find(wanted)) is None:
+        raise InputError(
+            f"Cannot find {name}: the alias stands nowhere in {registry.root}. `tpu-pipelines registry list` shows the "
+            "versions."
+        )
+    return f"{version.uri}/{EXPORT_DIR}"
+
+
+def _in_workspace(text: str, workspace: Path) -> str:
+    """Return `REGISTRY/NAME@VERSION` for `NAME@VERSION` in the workspace's registry; empty if it has no such model."""
+    match = re.fullmatch(f"({MODEL_NAME})@({VERSION_OR_ALIAS})", text)
+    return f"{workspace / 'registry'}/{text}" if match and match[1] in _models(workspace) else ""
+
+
+def _models(workspace: Path) -> list[str]:
+    """Return the names of the models in the workspace's registry."""
+    return [model.model_name for model in list_models(workspace / "registry")]
 
 
 def name_on_vertex(name: str) -> str:
@@ -89,14 +101,12 @@ def find_compared(name: str, workspace: Path, others: str = "") -> str:
         others and (storage.is_remote(name) or os.path.exists(os.path.expanduser(name)))
     ):
         return name
-    known = {model.model_name for model in list_models(workspace / "registry")}
-    match = re.fullmatch(f"({MODEL_NAME})@({VERSION_OR_ALIAS})", name)
-    if match and match[1] in known:
-        return reference(workspace / "registry", match[1], match[2])
+    if here := _in_workspace(name, workspace):
+        return here
     raise InputError(
         f"Cannot compare with {name!r}: expected NAME@VERSION or NAME@ALIAS of the registry in --workspace, as "
         f"digits@champion, or of another one, REGISTRY/NAME@VERSION{others and f', or {others}'}. Received: nothing of "
-        f"that name; {workspace / 'registry'} holds {', '.join(sorted(known)) or 'no model'}."
+        f"that name; {workspace / 'registry'} holds {', '.join(_models(workspace)) or 'no model'}."
     )
 
 
@@ -120,29 +130,6 @@ def source_to_answer(inputs: Sequence[str]) -> str:
     return inputs[0] if split_source(inputs[0])[0] == RECORDS else source_of(inputs[0])
 
 
-def _of_workspace(model_name: str, version: str, workspace: Path, is_folder: bool) -> str:
-    registry = ModelRegistry(workspace / "registry", model_name)
-    known = [model.model_name for model in list_models(registry.root)]
-    if model_name not in known:
-        hint = "`tpu-pipelines registry list` shows what is registered; --workspace says where"
-        if (run := workspace / model_name).is_dir() and not is_folder:
-            hint = f"{run} is a run's folder: give its path"
-        what = f"a folder without {EXPORT_FILE}, and none" if is_folder else "neither a folder nor one"
-        raise InputError(
-            f"Cannot find {model_name}: expected {_EXPECTED}. Received: {what} of the models in {registry.root} "
-            f"({', '.join(known) or 'none'}); {hint}."
-        )
-    return _of_version(registry.find(version), f"{model_name}@{version}", str(registry.root))
-
-
-def _of_version(version: RegisteredVersion | None, name: str, root: str) -> str:
-    if version is None:
-        raise InputError(
-            f"Cannot find {name}: the alias stands nowhere in {root}. `tpu-pipelines registry list` shows the versions."
-        )
-    return f"{version.uri}/{EXPORT_DIR}"
-
-
 def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportInfo:
     """Export the model that a run has trained.
 
@@ -154,12 +141,6 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportI
     Raises:
         InputError: If it is no run's folder, or its model cannot be exported.
     """
-    missing = [name for name in (SUMMARY_FILE, "records", "model") if not (run_dir / name).exists()]
-    if missing:
-        raise InputError(
-            f"Cannot export {run_dir}: it has no {missing[0]}, as the folder of a run that has trained does. Name "
-            "one, for example runs/digits."
-        )
     params = read_export(Summary.load(run_dir).config.get("export", {}), overrides)
     from tpu_components.export_model import export_model
 

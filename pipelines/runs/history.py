@@ -25,6 +25,7 @@ from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
 from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.files import storage, typed_json
+from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
 from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
@@ -301,8 +302,6 @@ def write_index(workspace: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
         workspace: Folder for runs.
         rows: Rows of `as_rows`.
     """
-    from tpu_components.core.pages import page
-
     rows = sorted(rows, key=lambda row: row["ended"], reverse=True)
     # `compare` writes its page to the same folder.
     is_compared = (workspace / _COMPARISON_FILE).is_file()

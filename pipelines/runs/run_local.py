@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -199,7 +199,7 @@ class _LocalRun:
         # The last process of an interrupted run may still write into its folder.
         self._earlier = set(cache_dir.glob("training-pipeline-*"))
         if force:
-            self._cache.forget()
+            self._cache.keep_only(())
             shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
         self._keys = step_keys(config, data)
         self._drop_leftovers()
@@ -259,8 +259,7 @@ class _LocalRun:
                     return str(made)
             initial = version.model_digest
             pinned = reference(referred[0].root, referred[0].model_name, version.number)
-            training = dataclasses.replace(config.training, initial_model=pinned)
-            self._config = dataclasses.replace(config, training=training)
+            self._config = config.changed("training", initial_model=pinned)
         self._keys = step_keys(config, data, initial_digest=initial)
         return initial
 
@@ -346,7 +345,7 @@ class _LocalRun:
             )
             config = self._config
             if "create_tfrecords" in self._cached:  # The records are cached, so there is nothing to fan out.
-                config = dataclasses.replace(config, data=dataclasses.replace(config.data, engine=LOCAL))
+                config = config.changed("data", engine=LOCAL)
             pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
             pipeline(champion=self._champion)
 
@@ -463,48 +462,26 @@ class Deleted:
     num_bytes: int
 
 
-def clean_runs(workspace: Path, name: str, keep: int) -> Deleted:
-    """Delete the earlier runs of a name except the newest `keep`, and the cached steps that no run uses any more.
-
-    Raises:
-        InputError: If a run of that name is going on, or there never was one.
-    """
-    if name not in history.names(workspace):
-        raise InputError(
-            f"There is no run of the name {name!r} in {workspace}: expected one of "
-            f"{', '.join(history.names(workspace)) or 'none'}. Check --workspace."
-        )
-    return _delete_runs(workspace, name, lambda run_dir, _: history.delete_earlier(run_dir, keep))
-
-
-def delete_run(workspace: Path, reference: str) -> Deleted:
-    """Delete one run, and the cached steps that no other run of its name uses.
+def delete_runs(workspace: Path, name: str, number: str = "", keep: int = 0) -> Deleted:
+    """Delete one run of a name, or its earlier runs, and the cached steps that no other run uses.
 
     Args:
         workspace: Folder for runs.
-        reference: See `history.find_run`.
+        name: Name of the runs, one of which exists.
+        number: Number of the run, or `history.LATEST`; empty deletes all earlier runs but the newest `keep`.
+        keep: Number of earlier runs to keep.
 
     Raises:
-        InputError: If the run does not exist, or a run of that name is in progress.
+        InputError: If a run of that name is in progress.
     """
-    name, number = history.find_run(workspace, reference)
-
-    def delete(run_dir: Path, cache_dir: Path) -> list[Path]:
-        place = history.delete_one(run_dir, number)
-        if number == history.LATEST:  # A killed or failed run would be continued from its cached steps.
-            shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
-        return [place]
-
-    return _delete_runs(workspace, name, delete)
-
-
-def _delete_runs(workspace: Path, name: str, delete: Callable[[Path, Path], list[Path]]) -> Deleted:
     run_dir, cache_dir = workspace.absolute() / name, workspace.absolute() / ".cache" / name
     places = (run_dir, history_dir(run_dir), cache_dir)
     with _only_run(run_dir, cache_dir):
         check_history(run_dir)
         before = history.own_bytes(places)
-        dropped = delete(run_dir, cache_dir)
+        dropped = [history.delete_one(run_dir, number)] if number else history.delete_earlier(run_dir, keep)
+        if number == history.LATEST:  # A killed or failed run would be continued from its cached steps.
+            shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
         StepCache(cache_dir).keep_only(folder for _, folder in history.runs_of(run_dir) if folder.is_dir())
         with contextlib.suppress(OSError):  # There is a latest run in it.
             run_dir.rmdir()

@@ -65,11 +65,6 @@ class StepCache:
         if self._locate(str(output)) is not None:
             shutil.rmtree(output)
 
-    def forget(self) -> None:
-        """Delete every entry; the outputs are deleted as leftovers."""
-        for path in self.entries_dir.glob("*.json"):
-            path.unlink()
-
     def drop_leftovers(self) -> None:
         """Delete entries whose outputs are not in this cache, and leftovers of interrupted runs."""
         kept: set[Path] = set()

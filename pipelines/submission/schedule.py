@@ -32,15 +32,11 @@ class Change:
     duplicates: tuple[str, ...] = ()
 
 
-def check_cron(cron: str) -> str:
-    """Return the cron expression if it is well formed.
+def check_cron(cron: str) -> None:
+    """Check that a cron expression is well formed.
 
     Raises:
         InputError: If the expression does not have five fields.
-
-    Example:
-        >>> check_cron("TZ=Europe/Berlin 0 3 * * 1-5")
-        'TZ=Europe/Berlin 0 3 * * 1-5'
     """
     fields = _TIME_ZONE.sub("", cron, count=1).split()
     if len(fields) != 5 or not all(re.fullmatch(r"[\w*/,-]+", field) for field in fields):
@@ -48,7 +44,6 @@ def check_cron(cron: str) -> str:
             "Cannot use --cron: expected minute, hour, day, month and weekday, as in '0 3 * * *', or with a time zone, "
             f"'TZ=Europe/Berlin 0 3 * * *'. Received: {cron!r}."
         )
-    return cron
 
 
 def upsert(platform: Platform, job: Job, cron: str, backoff: Backoff | None = None, dry_run: bool = False) -> Change:
@@ -72,7 +67,7 @@ def upsert(platform: Platform, job: Job, cron: str, backoff: Backoff | None = No
         schedules = platform.schedules(job.name)
         wanted = platform.schedule_content(job, cron)
         if not schedules and dry_run:
-            return Change("created", Schedule("", job.name, cron, False, wanted), _difference({}, wanted))
+            return Change("created", Schedule("", cron, False, wanted), _difference({}, wanted))
         if not schedules:
             created = platform.create_schedule(job, cron)
             # The last of several concurrent callers sees all schedules, and all callers keep the oldest.

@@ -13,12 +13,13 @@ from tpu_components.core.base.states import State
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.core.pages.blocks import Table
+from tpu_components.core.sources.kinds import list_examples
 from tpu_components.train_model.environment_report import REPORT_VARIABLE
+from tpu_pipelines.checking.preflight import judge_machines
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.resources import paid_on
-from tpu_pipelines.config.settings import Settings
+from tpu_pipelines.config.settings import Settings, variable
 from tpu_pipelines.doctor.findings import CannotAskError
-from tpu_pipelines.platforms.custom_job import in_region
 from tpu_pipelines.platforms.jobs import Platform, Submission
 from tpu_pipelines.submission.submit import RunPlan, plan_submission, submit, wait
 
@@ -43,14 +44,12 @@ class Smoke:
         config: Configuration of the run.
         plan: Jobs of the run.
         report_uri: URI of the environment report that the training writes.
-        settings: Project, region, bucket and accounts.
         target: Platform, for example `vertex`.
     """
 
     config: Config
     plan: RunPlan
     report_uri: str
-    settings: Settings
     target: str
 
     @property
@@ -90,18 +89,17 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
     Raises:
         InputError: If settings are missing, or the run cannot be compiled.
     """
-    settings.require("bucket")
     if not storage.is_remote(settings.bucket):
         raise InputError(
             f"The training writes its environment report to a bucket: expected one that can be read from here, such as "
-            f"gs://BUCKET. Received: {settings.bucket!r}."
+            f"gs://BUCKET. Received: {settings.bucket!r}. Set {variable('bucket')}."
         )
     # A unique number, so that the first submission does not come from the cache.
     number = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     report_uri = f"{settings.bucket.rstrip('/')}/smoke/{number}/training.json"
     config = load_config("smoke", [f"machine.name={machine}", *overrides])
     settings = dataclasses.replace(settings, environment={**settings.environment, REPORT_VARIABLE: report_uri})
-    return Smoke(config, plan_submission(config, target, settings), report_uri, settings, target)
+    return Smoke(config, plan_submission(config, target, settings), report_uri, target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,13 +228,9 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
 
 def _estimate(smoke: Smoke) -> str:
     """Return preflight's estimate of the time of a step."""
-    from tpu_components.core.sources.kinds import list_examples
-    from tpu_pipelines.checking.preflight import judge_machines
-
-    paid = dataclasses.replace(smoke.paid, region=in_region(smoke.plan.jobs[0].machine, smoke.settings).region)
     try:
         listing = smoke.plan.data.listing if smoke.plan.data else list_examples(smoke.config.data)
-        (report,) = judge_machines(smoke.config, listing, (paid,))
+        (report,) = judge_machines(smoke.config, listing, (smoke.paid,))
     except (CannotAskError, InputError) as error:
         return f"not known: {error}"
     return f"{report.step.total_ms:.3f} ms on the device" if report.step else report.summary

@@ -5,12 +5,10 @@ also a concurrent one or one from another computer, therefore finds the existing
 """
 
 import dataclasses
+import itertools
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -19,16 +17,22 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State, Status
 from tpu_components.core.files import storage
+from tpu_components.core.sources.kinds import find_source, source_version
 from tpu_components.core.sources.params import BEAM
+from tpu_components.create_tfrecords.planning import DatasetPlan
+from tpu_components.preflight_training.estimate import INTERVALS
+from tpu_components.preflight_training.findings import LEFT_OUT
+from tpu_pipelines.checking.check_list import image_check, model_findings
+from tpu_pipelines.checking.checks import check_data
+from tpu_pipelines.checking.preflight import judge_machines
 from tpu_pipelines.config.configuration import Config
-from tpu_pipelines.config.resources import on_machine, paid_on
+from tpu_pipelines.config.resources import measure, paid_on, with_sizes
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, answer
+from tpu_pipelines.pipeline import compile as compiling
+from tpu_pipelines.pipeline.cache_keys import fingerprints
 from tpu_pipelines.platforms.custom_job import start_anew
 from tpu_pipelines.platforms.jobs import DIGEST, Job, Platform, Submission, slug
-
-if TYPE_CHECKING:
-    from tpu_components.create_tfrecords.planning import DatasetPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +51,7 @@ class RunPlan:
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     timeout: str = ""
     resources: str = ""
-    data: "DatasetPlan | None" = None
+    data: DatasetPlan | None = None
 
     def has(self, job_id: str) -> bool:
         """Return whether a job belongs to this run, in any round."""
@@ -66,6 +70,12 @@ class RunPlan:
             dataclasses.replace(job, job_id=f"{first}-r{number}{job.job_id.removeprefix(first)}") for job in self.jobs
         )
 
+    def jobs_from(self, job_id: str) -> list[Job]:
+        """Return the job with this id, and those that are tried after it in its round."""
+        match = re.match(r"-r(\d+)", job_id.removeprefix(self.jobs[0].job_id))
+        jobs = self.round(int(match[1]) if match else 1)
+        return list(itertools.dropwhile(lambda job: job.job_id != job_id, jobs))
+
 
 def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     """Check a run's data, compile the run for each of its machines, and derive its id.
@@ -78,24 +88,14 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     Raises:
         InputError: If it cannot be compiled, on any of the machines, or its data cannot be used.
     """
-    from tpu_components.core.sources.kinds import find_source, source_version
-    from tpu_pipelines.checking.checks import check_data
-    from tpu_pipelines.config.resources import measure, with_sizes
-    from tpu_pipelines.pipeline import compile as compiling
-    from tpu_pipelines.pipeline.cache_keys import fingerprints
-
-    candidates = [
-        on_machine(config, machine, target) for machine in compiling.require_machine(config, target).candidates
-    ]
-    machines = [
-        compiling.require_machine(compiling.placed(candidate, target, settings), target) for candidate in candidates
-    ]
+    machines = compiling.require_machine(config, target).candidates
     data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
     # Local data are refused by the compilation, and data of a library are small.
     listed = data.listing if data and storage.is_remote(config.data_location) else None
     sized, resources = with_sizes(config, measure(listed, config.data), target) if listed else (config, "")
     compiled = [
-        compiling.compile_pipeline(on_machine(sized, machine, target), target, settings) for machine in machines
+        compiling.compile_pipeline(dataclasses.replace(sized, machine=machine), target, settings)
+        for machine in machines
     ]
     name = slug(config.name)
     images = f"{compiling.IMAGE} {other_steps_image()}".rstrip() + f" {BEAM_IMAGE}" * (config.data.engine == BEAM)
@@ -107,18 +107,18 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
     digest = digest_of([spec, *platforms, made_of])[:12]
     parts = {f"tpu_pipelines_{part}": value for part, value in made_of.items()}
     jobs = []
-    for index, (machine, made) in enumerate(zip(machines, compiled, strict=True)):
+    for index, made in enumerate(compiled):
         labels = {
             **settings.labels,
             "tpu_pipelines_run": name,
             DIGEST: digest,
             **parts,
-            "tpu_pipelines_machine": machine.name,
-            "tpu_pipelines_region": machine.region,
+            "tpu_pipelines_machine": made.machine.name,
+            "tpu_pipelines_region": made.machine.region,
             "tpu_pipelines_fallback": str(index),
         }
         job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
-        jobs.append(Job(job_id, config.name, made.package, machine, labels))
+        jobs.append(Job(job_id, config.name, made.package, made.machine, labels))
     return RunPlan(tuple(jobs), compiled[0].carried, compiled[0].timeout.reason, resources, data)
 
 
@@ -141,11 +141,8 @@ def put_carried(plan: RunPlan) -> None:
     Raises:
         InputError: If the bucket is missing or may not be written.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        for place, content in plan.carried.items():
-            path = Path(folder) / Path(place).name
-            path.write_bytes(content)
-            storage.upload(path, place)
+    for place, content in plan.carried.items():
+        storage.write_file(place, content)
 
 
 def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submission:
@@ -219,20 +216,19 @@ def wait(
     Raises:
         PlatformError: If the job was deleted.
     """
-    number, index = _place(plan, submission.job_id)
-    jobs = plan.round(number)
+    job, *fallbacks = plan.jobs_from(submission.job_id)
     given_up = False
     while True:
         report(submission)
-        job, is_last = jobs[index], index + 1 == len(jobs)
         if submission.state.is_final:
             ended_early = submission.state is not State.SUCCEEDED and given_up
-            if is_last or not (ended_early or _lacked_machine(submission, job)):
+            if not fallbacks or not (ended_early or _lacked_machine(submission, job)):
                 return submission
-            index, given_up = index + 1, False
-            submission = submitter.create(jobs[index])
+            job, *fallbacks = fallbacks
+            given_up = False
+            submission = submitter.create(job)
             continue
-        if not is_last and not given_up and 0 < job.machine.max_wait_seconds <= submission.waited_seconds:
+        if fallbacks and not given_up and 0 < job.machine.max_wait_seconds <= submission.waited_seconds:
             submitter.cancel(job.job_id)
             given_up = True
         sleep(poll_seconds)
@@ -240,13 +236,6 @@ def wait(
         if current is None:
             raise PlatformError(f"The run {job.job_id} is gone: somebody has deleted it. Submit it again.")
         submission = current
-
-
-def _place(plan: RunPlan, job_id: str) -> tuple[int, int]:
-    """Return the round of a job, and its position in the round."""
-    rest = job_id.removeprefix(plan.jobs[0].job_id)
-    number = int(match[1]) if (match := re.match(r"-r(\d+)", rest)) else 1
-    return number, [job.job_id for job in plan.round(number)].index(job_id)
 
 
 def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
@@ -257,8 +246,6 @@ def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
         plan: Plan of the run.
         target: The platform, for example `vertex`.
     """
-    from tpu_pipelines.checking.check_list import image_check, model_findings
-
     machines = [f"{job.machine.name} in {job.machine.region}".removesuffix(" in ") for job in plan.jobs]
     splits = plan.data.split_examples if plan.data else {}
     yield Finding("machine", Status.OK, ", then ".join(machines))
@@ -278,10 +265,6 @@ def _prices(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
         CannotAskError: If preflight is switched off, or the data must be downloaded first.
         InputError: If the compiler is not installed, or the training cannot be compiled.
     """
-    from tpu_components.preflight_training.estimate import INTERVALS
-    from tpu_components.preflight_training.findings import LEFT_OUT
-    from tpu_pipelines.checking.preflight import judge_machines
-
     if plan.data is None:
         raise CannotAskError(f"not known before the data are there: tpu-pipelines preflight {config.name}")
     reports = judge_machines(config, plan.data.listing, [paid_on(config, job.machine, target) for job in plan.jobs])

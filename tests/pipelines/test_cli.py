@@ -107,7 +107,7 @@ def test_predict_refuses_what_it_cannot_read(finished_run, tmp_path):
     export = str(finished_run[0] / "digits" / "export")
     (tmp_path / "text.png").write_text("no image")
     np.save(tmp_path / "floats.npy", np.full((1, 8, 8), 1.5))  # Neither whole numbers nor shares of 255.
-    assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "there is no export.json")
+    assert_user_error(tpu_pipelines_here("predict", str(tmp_path), "x.png"), "a folder with no export.json in it")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "text.png")), "not an image")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "none.png")), "there is no such file")
     assert_user_error(tpu_pipelines_here("predict", export, str(tmp_path / "floats.npy")), "received float64[1, 8, 8")
@@ -125,4 +125,6 @@ def test_predict_refuses_damaged_files(finished_run, tmp_path):
 
 
 def test_export_of_what_is_no_run_says_what_is_missing(tmp_path):
-    assert_user_error(tpu_pipelines_here("export", str(tmp_path)), "as the folder of a run", "it has no summary.json")
+    assert_user_error(
+        tpu_pipelines_here("export", str(tmp_path)), "summary.json': there is no such file. Check the path."
+    )

@@ -93,12 +93,12 @@ def test_the_epochs_are_those_of_all_stages():
         ({"export": []}, r"Cannot use export: expected a mapping, or false to leave it out, received \[\]"),
         (
             {"model": {"name": "digits_cnn", "parameters": {"filters": datetime.date(2024, 1, 1)}}},
-            r"model.parameters.filters: expected .* received datetime.date\(2024, 1, 1\)",
+            r"Cannot use model.parameters: expected .* Received: .*datetime.date\(2024, 1, 1\)",
         ),
-        ({"model": {"name": "digits_cnn", "parameters": {1: 2}}}, r"expected names for keys, received 1"),
+        ({"model": {"name": "digits_cnn", "parameters": {1: 2}}}, r"mappings whose keys are texts. Received: \{1: 2\}"),
         (
             {"model": {"name": "digits_cnn", "parameters": {"dropout": [math.nan]}}},
-            r"model.parameters.dropout: expected .* a finite number, .* received nan",
+            r"Cannot use model.parameters: expected .* finite numbers, .* Received: .*nan",
         ),
         ({"name": "../elsewhere"}, r"Cannot use the name '../elsewhere'"),
         ({"name": "-rf"}, r"Cannot use the name '-rf': .* not '-' or '.' first"),

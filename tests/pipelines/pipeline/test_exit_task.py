@@ -91,7 +91,7 @@ from tpu_pipelines.pipeline.training_pipeline import training_pipeline
 source, address, root = sys.argv[1:]
 local.init(local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=False)
 config = load_config({"name": "digits", "data": {"source": source}, "model": "digits_cnn"})
-training_pipeline(config, exit_task=exit_task("digits", Settings(kfp_host="http://kf", notify=address)))()
+training_pipeline(config, exit_task=lambda: exit_task("digits", Settings(kfp_host="http://kf", notify=address)))()
 """
 
 

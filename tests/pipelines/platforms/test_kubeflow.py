@@ -114,7 +114,7 @@ def test_what_is_sent_arrives_as_it_was_compiled(plan, fake, kubeflow, clock):
     assert end.url == f"{fake.url}/#/runs/details/{run_id}"
     assert sent.runtime_config.pipeline_root == "gs://my-bucket/runs"
     assert "team: vision" in sent.description
-    assert sent.pipeline_spec["pipeline_spec"] == plan.jobs[0].specification
+    assert sent.pipeline_spec["pipeline_spec"] == plan.jobs[0].specifications[0]
     assert node_selectors(sent.pipeline_spec, "train-model") == {
         "cloud.google.com/gke-tpu-accelerator": V5E,
         "cloud.google.com/gke-tpu-topology": "2x2",
@@ -566,7 +566,7 @@ def test_a_schedule_is_created_once_and_then_left(plan, fake, kubeflow, backoff)
     (one,) = fake.recurring_runs.values()
     assert (one.trigger.cron_schedule.cron, one.max_concurrency, one.no_catchup) == ("0 0 3 * * *", "1", True)
     assert first.schedule.url == f"{fake.url}/#/recurringrun/details/{one.recurring_run_id}"
-    assert fake.fire(one.recurring_run_id).pipeline_spec["pipeline_spec"] == plan.jobs[0].specification
+    assert fake.fire(one.recurring_run_id).pipeline_spec["pipeline_spec"] == plan.jobs[0].specifications[0]
     assert scheduler.latest("digits").state is State.SUCCEEDED
 
 
@@ -678,7 +678,7 @@ def test_submit_waits_and_says_what_came_of_it(fake, environment, token, capfd):
     assert main(["cancel", said["job_id"], "--target", "kubeflow"]) == 0
     assert capfd.readouterr().out == f"{said['job_id']}: succeeded already\n"
     assert main(["status", "digit", "--target", "kubeflow"]) == 2
-    assert f"There is no run 'digit' at {fake.url}: expected" in capfd.readouterr().err
+    assert f"There is no run 'digit' with kfp_host {fake.url}: expected" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -595,7 +595,7 @@ def test_the_status_of_a_promoted_run_asks_for_its_steps(fake, environment, capf
 
 def test_a_name_that_nothing_has_is_an_error(fake, environment, capfd):
     assert main(["status", "digit"]) == 2
-    assert "There is no run 'digit' in my-project, us-central1" in capfd.readouterr().err
+    assert "There is no run 'digit' with project my-project, region us-central1" in capfd.readouterr().err
 
 
 def test_a_service_that_stays_away_is_no_stack_trace(environment, capfd, monkeypatch):
@@ -674,7 +674,7 @@ def test_missing_settings_are_named_together_before_anything_slow_is_imported(co
     code = (
         "import sys; from tpu_pipelines.cli import main\n"
         f"code = main({[*command]!r})\n"
-        "print(code, [m for m in ('numpy', 'kfp', 'google.cloud.aiplatform_v1') if m in sys.modules])"
+        "print(code, [m for m in ('kfp', 'google.cloud.aiplatform_v1') if m in sys.modules])"
     )
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TPU_PIPELINES_")}
     environment["TPU_PIPELINES_REGION"] = "us-central1"

@@ -51,9 +51,9 @@ def test_a_damaged_version_is_refused_however_it_is_named(workspace, name):
     [
         ("digits@best", r"Cannot find digits@best: the alias stands nowhere in .*registry list"),
         ("digits@0009", r"has no version '0009'"),
-        ("nothing", r"neither a folder nor one of the models in .*registry \(digits\); `tpu-pipelines registry list`"),
-        ("rejected", r"rejected is a run's folder: give its path"),
-        ("{0}/rejected", r"there is no export\.json in it, or in its export/.*`tpu-pipelines export "),
+        ("nothing", r"Received: no such folder; .*registry holds digits\. `tpu-pipelines registry list`"),
+        ("rejected", r"expected .* the path of a run's folder"),
+        ("{0}/rejected", r"a folder with no export\.json in it, or in its export/.*`tpu-pipelines export "),
         ("{0}/nowhere", r"Received: no such folder"),
     ],
 )

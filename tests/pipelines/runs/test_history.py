@@ -170,7 +170,7 @@ def test_a_run_that_is_going_on_is_not_cleaned(workspace):
         run_local._only_run(folder, workspace / ".cache" / "digits"),
         pytest.raises(InputError, match="Another run is writing to"),
     ):
-        run_local.clean_runs(workspace, "digits", 0)
+        run_local.delete_runs(workspace, "digits")
 
 
 def test_one_run_is_deleted_by_name_with_what_the_cache_holds_of_it(workspace, capsys, monkeypatch):

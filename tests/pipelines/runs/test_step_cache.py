@@ -135,12 +135,11 @@ def test_a_step_that_another_cache_only_links_is_not_shared(workspace, tmp_path)
     assert other.adopt("key", "trained", workspace / ".cache" / "digits") is None
 
 
-def test_what_is_forgotten_is_not_found_and_goes_with_the_leftovers(workspace):
+def test_what_no_run_keeps_is_not_found_and_goes_with_the_leftovers(workspace):
     cache = open_cache(workspace)
     assert cache.output("key", "trained") is not None
-    cache.forget()
+    cache.keep_only(())
     assert cache.output("key", "trained") is None
-    cache.drop_leftovers()
     assert not (cache.directory / TASK).exists()
 
 

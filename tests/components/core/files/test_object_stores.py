@@ -147,9 +147,9 @@ def test_a_kubeflow_run_reads_and_writes_there_and_its_model_travels_there(folde
     (place,) = plan.carried
     assert place.startswith(f"{folder}/runs/models/")
     assert storage.read_bytes(place) == plan.carried[place]
-    assert f"{folder}/photos" in json.dumps(plan.jobs[0].specification)
+    assert f"{folder}/photos" in json.dumps(plan.jobs[0].specifications[0])
     with pytest.raises(InputError, match=r"data\.source must be on Cloud Storage, where the steps can read it"):
-        compile_pipeline(config, "vertex")
+        compile_pipeline(config, "vertex", Settings())
 
 
 PASSWORD = Settings(kfp_host="http://kfp", s3_secret="s3-credentials")

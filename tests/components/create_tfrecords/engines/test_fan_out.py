@@ -27,7 +27,7 @@ from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.component import create_tfrecords, merge_parts, plan_parts, write_parts
 from tpu_components.create_tfrecords.engines import fan_out
 from tpu_components.create_tfrecords.preparing import Prepared
-from tpu_pipelines.config.configuration import without_tuples
+from tpu_pipelines.config.configuration import as_json
 from tpu_pipelines.runs.run_local import print_as_before
 
 
@@ -140,7 +140,7 @@ def _run_here(params: WriteParams, folder: Path) -> Path:
     """Run the three components through kfp.local; returns the records' folder."""
     from kfp import dsl, local
 
-    asked = {"source": params.source, "data": without_tuples(dataclasses.asdict(params))}
+    asked = {"source": params.source, "data": as_json(dataclasses.asdict(params))}
 
     @dsl.pipeline(name="fan-out")
     def pipeline() -> None:
