@@ -23,6 +23,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.results.evaluation_info import Rule
+from tpu_components.core.results.metric_table import show
 from tpu_components.preflight_training import report
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.serving.inputs import ExamplePrediction, predict_inputs
@@ -149,6 +150,15 @@ class Run(Displayed):
     def predict(self, *inputs: Place | np.ndarray, top: int = 3) -> list[ExamplePrediction]:
         """Answer with the exported model; see `predict`."""
         return predict(self.path, *inputs, top=top)
+
+    def _repr_html_(self) -> str:
+        known = {name: value for name, value in self.metrics.items() if value is not None}
+        rows = {name: f"{value:,}" if isinstance(value, int) else show(value) for name, value in known.items()}
+        rows |= {name: State.CACHED if step.cached else step.state for name, step in self.facts.steps.items()}
+        cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in rows.items())
+        said = "".join(f"<li>{html.escape(str(rule))}</li>" for rule in self.reasons)
+        table = f"<table>{''.join(cells)}</table>"
+        return f"<h4>{html.escape(self.name)}: {self.status}</h4>{table}<ul>{said}</ul>"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
