@@ -282,6 +282,7 @@ class _Training:
                 f"training: {session.num_examples:,} {plural}, {session.steps:,} steps an epoch, {epochs}; the first "
                 "step compiles the model",
             )
+        session.stopwatch.take()  # The time before is start-up, in which a program may have been compiled.
         while session.progress.epoch < params.epochs and not self._should_stop():
             epoch = session.progress.epoch
             session.enter_stage_of(epoch)
