@@ -376,11 +376,11 @@ training = dataclasses.replace(TRAINING, model=model, model_parameters={})
 task = compiler.Task(training, Interface(ImageInput(shape, "raw"), 10), 50_000)
 compilation = make_compilation(machine, 128)
 built, _ = compiler._without_values(lambda: compiler._build(task, compilation))
-devices = compiler._topology(compilation).devices
+devices = compiler._devices_of(compilation.machine)
 traced = compiler.trace_program(built, task, compilation, devices, "tpu")
 compiled = traced.lower(lowering_platforms=("tpu",)).compile()
 layers = [layer.name for layer in built._flatten_layers(include_self=False)]
-cost = read_cost(compiled.as_text(), layers, compilation.bytes_per_cycle)
+cost = read_cost(compiled.as_text(), layers, compilation.machine.generation.device_bytes_per_cycle)
 print(json.dumps({
     "flops": sum(one.flops * one.times for layer in cost.layers.values() for one in layer.products),
     "flops_of_jax": compiled.cost_analysis()["flops"],
