@@ -43,8 +43,8 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
             place_of_text = f'x="{x:.1f}" y="{_CHART_HEIGHT + 14}" text-anchor="{anchor}"'
             parts.append(f'<text {place_of_text} font-size="11" fill="var(--muted)">{edge:g}</text>')
     return markupsafe.Markup(
-        f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT + 18}" role="img" aria-label="Histogram of {name}">'
-        f"{''.join(parts)}</svg>"
+        f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT + 18}" role="img" '
+        f'aria-label="Histogram of {markupsafe.escape(name)}">{"".join(parts)}</svg>'
     )
 
 

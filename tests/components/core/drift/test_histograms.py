@@ -47,3 +47,8 @@ def test_the_wide_bins_of_an_older_version_are_drawn_beside_narrow_ones():
     drawn = bars(draw_histograms("width", {"new": distribution(np.full(10, 300)), "old": old}, _COLOURS))
     assert sum(count for name, count, _, _ in drawn if name == "old") == pytest.approx(4, abs=4)
     assert [(count, low) for name, count, low, _ in drawn if name == "new" and count] == [(10, 300)]
+
+
+def test_a_name_is_text_and_no_markup():
+    drawn = draw_histograms('"><b>', {"new": distribution(np.full(10, 300))}, _COLOURS)
+    assert 'aria-label="Histogram of &#34;&gt;&lt;b&gt;"' in drawn
