@@ -112,9 +112,14 @@ def check_fields(value: Any) -> None:
         is_mapping = typing.get_origin(kind) is Mapping
         if (allowed := allowed_by(typing.get_args(kind)[1] if is_mapping else kind)) is None:
             continue
-        for item in held.values() if is_mapping else held if isinstance(held, tuple) else [held]:
+        if is_mapping:
+            items = [(f"{name}.{key}", item) for key, item in held.items()]
+        else:
+            items = [(name, item) for item in (held if isinstance(held, tuple) else [held])]
+        for place, item in items:
             if item not in allowed:
-                mistakes.add(f"{name} must be {describe(allowed)}. Received: {name}={item!r}.{_nearest(item, allowed)}")
+                nearest = _nearest(item, allowed)
+                mistakes.add(f"{place} must be {describe(allowed)}. Received: {place}={item!r}.{nearest}")
     mistakes.raise_all()
 
 

@@ -35,7 +35,7 @@ def _history(model_dir):
         ({"ema_decay": 1.0}, r"ema_decay=1\.0"),
         ({"random_flip": "yes"}, "random_flip='yes'"),
         ({"early_stopping_epochs": -1}, "early_stopping_epochs=-1"),
-        ({"class_weights": {"3": -1.0}}, r"class_weights must be at least 0.*Received: class_weights=-1\.0"),
+        ({"class_weights": {"3": -1.0}}, r"class_weights\.3 must be at least 0.*Received: class_weights\.3=-1\.0"),
         ({"learning_rate_scaling": "cubic"}, "learning_rate_scaling='cubic'"),
         ({"backend": "torch"}, "backend='torch'"),
         ({"accelerator": "npu"}, "accelerator='npu'"),
