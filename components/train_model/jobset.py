@@ -187,8 +187,11 @@ class _JobSet:
         try:
             kubernetes.config.load_incluster_config()
             self.namespace = _NAMESPACE_FILE.read_text().strip()
-        except kubernetes.config.ConfigException:  # Outside a cluster, as in tests.
-            kubernetes.config.load_kube_config()
+        except kubernetes.config.ConfigException:
+            try:
+                kubernetes.config.load_kube_config()
+            except kubernetes.config.ConfigException as error:
+                raise InputError(f"Cannot train on several hosts: no Kubernetes cluster is known ({error}).") from error
             _, context = kubernetes.config.list_kube_config_contexts()
             self.namespace = context["context"].get("namespace", "default")
         self._client = kubernetes.client.ApiClient()
