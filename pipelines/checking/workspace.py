@@ -78,7 +78,7 @@ def _check_apart(config: Config, place: Path) -> None:
 
 
 def _others(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the key and the path of a run's registry, and of each input that exists; only those on this machine."""
+    """Yield the configuration key and the path of the registry and of each existing input that are local files."""
     if config.deploy and not is_on_vertex(config.deploy.registry) and not storage.is_remote(config.deploy.registry):
         yield "deploy.registry", config.deploy.registry
     inputs = [

@@ -98,7 +98,7 @@ class Config:
         return self.changed("training", initial_model=f"{root}/{named}")
 
     def changed(self, section: str, **values: Any) -> Self:
-        """Return the configuration with other values in a section that it has."""
+        """Return a copy of the configuration with some values of a section replaced."""
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **values)})
 
     @property

@@ -80,10 +80,11 @@ class Program:
 
     @functools.cached_property
     def block_steps(self) -> int:
-        """Number of batches per block for the loop, 1 if the split is resident; 0 means no loop: each call is one step.
+        """Largest number of batches in an input of the program, which loops over them; 0 if it runs a single step.
 
-        Steps run in a loop on the device, except on a CPU unless `steps_per_execution` is set: there, XLA runs a
-        convolution in a loop on one thread, 15 times slower than outside.
+        It is 1 if the split is resident: the program loops too, and gathers its batches itself. On a CPU there is no
+        loop unless `steps_per_execution` is set: there, XLA runs a convolution in a loop on one thread, 15 times slower
+        than outside.
         """
         steps = self.settings.steps_per_execution
         if steps == 1 or (steps == 0 and self.accelerator == "cpu"):

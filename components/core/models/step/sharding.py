@@ -33,7 +33,7 @@ def cut_axis(shape: Sequence[int], num_devices: int) -> int | None:
 
 
 def shared(mesh: Any, axis: int | None) -> Any:
-    """Return the sharding of an array over a mesh along an axis; replicated if `axis` is None; None without a mesh."""
+    """Return the sharding of an array over a mesh along an axis (None: replicated); None if there is no mesh."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     if mesh is None:
@@ -42,7 +42,13 @@ def shared(mesh: Any, axis: int | None) -> Any:
 
 
 def placed(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
-    """Return the sharding of a variable with this shape; `sharding` is `TrainParams.sharding`; None without a mesh."""
+    """Return how a variable of this shape is placed on the devices of a mesh; None if there is no mesh.
+
+    Args:
+        mesh: The devices.
+        shape: Shape of the variable.
+        sharding: Value of `TrainParams.sharding`.
+    """
     return shared(mesh, cut_axis(shape, mesh.size) if mesh is not None and sharding == FULLY_SHARDED else None)
 
 

@@ -144,7 +144,7 @@ def _batch_normalization(model: Any) -> list[Any]:
 
 
 def _moments_of_all_replicas(layer: Any, plain: Callable[[Any, Any], Any], inputs: Any, mask: Any) -> tuple[Any, Any]:
-    """Return mean and variance over replicas and all axes but the layer's `axis`, of the values that the mask keeps."""
+    """Return mean and variance of unmasked values, over all replicas and over all axes except the layer's `axis`."""
     replica = tf.distribute.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:  # Not in a training step of several replicas.
         return plain(inputs, mask)
