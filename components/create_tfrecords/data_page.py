@@ -1,51 +1,40 @@
 """Writes an HTML report of the data, to look at before a training is paid for."""
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import markupsafe
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.histograms import draw_histograms
-from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Manifest
+from tpu_components.core.drift.histograms import draw_histograms, draw_legend
+from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Distribution, Manifest, TargetStatistics
 from tpu_components.core.examples.images import UnreadableImageError, decode_pixels
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
-from tpu_components.core.pages.pictures import thumbnail
+from tpu_components.core.pages import page
+from tpu_components.core.pages.blocks import Block, Cell, Figure, Section, Table
+from tpu_components.core.pages.pictures import PICTURES, show_picture
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.work.workers import in_threads
 from tpu_components.create_tfrecords.measuring import FIGURES, LABELS
 
 _PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
-_THUMBNAIL_PIXELS = 72
+_PICTURE_PIXELS = 72
 _TEXT_CHARACTERS = 240
 _BALANCE_ROWS, _ASIDE_ROWS, _COPY_SETS, _COPY_MEMBERS = 60, 100, 30, 6
 _COLOURS = dict(zip(SPLITS, ("blue", "orange", "green"), strict=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """An example to show.
-
-    Attributes:
-        key: Key of the example.
-        picture: Small picture as a `data:` URI; empty for a text.
-        text: Beginning of a text; empty for a picture.
-    """
-
-    key: str
-    picture: str = ""
-    text: str = ""
+_CHART = markupsafe.Markup('<h3>{}</h3><p class="note">{}</p>{}')
+_SAMPLES = markupsafe.Markup("<h3><bdi>{}</bdi></h3>{}")
+_TEXT = markupsafe.Markup('<blockquote title="{}">{}</blockquote>')
 
 
 def choose_samples(
     listing: Listing, stored: Mapping[str, np.ndarray], params: WriteParams
-) -> dict[str, tuple[Sample, ...]]:
-    """Choose the first few stored examples of each class; for a regression, of each fifth of its first target.
+) -> dict[str, markupsafe.Markup]:
+    """Show the first few stored examples of each class; for a regression, of each fifth of its first target.
 
     Args:
         listing: The source.
@@ -66,7 +55,8 @@ def choose_samples(
         name: in_threads(lambda example: _show(listing, example, params), listing.place, some.tolist())
         for name, some in chosen.items()
     }
-    return {name: tuple(sample for sample in samples if sample) for name, samples in shown.items()}
+    row = markupsafe.Markup("{}") if listing.kind == TEXT else PICTURES
+    return {name: row.format(markupsafe.Markup("").join(filter(None, some))) for name, some in shown.items()}
 
 
 def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -82,69 +72,101 @@ def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[
             yield f"{names[0]} from {low:.4g} to {high:.4g}", (labels[:, 0] >= low) & (labels[:, 0] <= high)
 
 
-def _show(listing: Listing, example: int, params: WriteParams) -> Sample | None:
-    key = listing.keys[example]
+def _show(listing: Listing, example: int, params: WriteParams) -> markupsafe.Markup | None:
+    """Return the beginning of a text, or a small picture; None if the example cannot be read."""
     with contextlib.suppress(InputError, UnreadableImageError):
-        if listing.kind == TEXT:
-            text = listing.read(example).decode("utf-8", "replace")
-            return Sample(key, text=text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
-        return Sample(key, thumbnail(decode_pixels(listing.read(example), params.image_rule), _THUMBNAIL_PIXELS))
+        key, content = listing.keys[example], listing.read(example)
+        if listing.kind != TEXT:
+            return show_picture(decode_pixels(content, params.image_rule), _PICTURE_PIXELS, key)
+        text = content.decode("utf-8", "replace")
+        return _TEXT.format(key, text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
     return None
 
 
-def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> str:
+def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, markupsafe.Markup]) -> str:
     """Render the page; equal data give the same bytes.
 
     Args:
         manifest: Manifest of the records.
         copies: Content of `copies.json`.
-        samples: Examples to show, by class.
+        samples: Examples to show, by class, from `choose_samples`.
     """
-    from tpu_components.core.pages import page  # Imported here, so that workers start faster.
-
-    jinja = page.environment(Path(__file__).parent)
-    splits = manifest.splits
-    num_bytes = sum(shard.num_bytes for split in splits.values() for shard in split.shards)
-    num_examples = sum(split.num_examples for split in splits.values())
+    num_bytes = sum(shard.num_bytes for split in manifest.splits.values() for shard in split.shards)
+    num_examples = sum(split.num_examples for split in manifest.splits.values())
     stored = f"{num_examples:,} {manifest.input.plural}, stored in {num_bytes / 2**20:,.1f} MiB"
-    return jinja.get_template("data.html.jinja").render(
-        manifest=manifest,
-        title=manifest.source,
+    sections = {
+        "Classes, largest first": _balance(manifest),
+        "Targets": _targets(manifest),
+        f"Figures of the {manifest.input.plural}": _charts(manifest, num_examples),
+        "Samples": _samples(manifest, samples),
+        "Set aside": _set_aside(manifest),
+        "Copies": _copies(manifest, copies),
+    }
+    return page.render(
+        manifest.source,
+        [
+            _numbers(manifest, copies, num_examples),
+            *(Section(title, blocks) for title, blocks in sections.items() if blocks),
+        ],
         subtitle=f"{stored} · divided by: {manifest.split_rule}",
-        head=(),
-        num_examples=num_examples,
-        colours=_COLOURS,
-        balance=_balance(manifest),
-        balance_rows=_BALANCE_ROWS,
-        charts=_charts(manifest),
-        targets=manifest.class_names if manifest.task == REGRESSION else (),
-        samples={name: some for name, some in samples.items() if some},
-        is_cut=manifest.task != REGRESSION and len(manifest.class_names) > len(samples),
-        aside=sorted(manifest.quarantined, key=lambda item: item.key)[:_ASIDE_ROWS],
-        copies=copies,
-        sets=[{**copied, "shown": copied["examples"][:_COPY_MEMBERS]} for copied in copies["sets"][:_COPY_SETS]],
-        thumbnail_pixels=_THUMBNAIL_PIXELS,
     )
 
 
-def _balance(manifest: Manifest) -> list[dict[str, Any]]:
+def _numbers(manifest: Manifest, copies: Mapping[str, Any], num_examples: int) -> list[Figure]:
+    def judged(count: int, detail: str) -> dict[str, Any]:
+        return {"value": f"{count:,}", "details": [Cell(detail, "bad" if count else "good")]}
+
+    left_out = f"{copies['exact']:,} equal, {copies['near']:,} nearly so, {copies['left_out']:,} left out"
+    return [
+        *(
+            Figure(name, f"{split.num_examples:,}", [f"{100 * split.num_examples / num_examples:.1f} % of all"])
+            for name, split in manifest.splits.items()
+        ),
+        Figure("set aside", **judged(len(manifest.quarantined), "unreadable, not stored")),
+        Figure("copies", f"{copies['exact'] + copies['near']:,}", [left_out]),
+        Figure("copies across splits", **judged(copies["across_splits"], "sets: they flatter the result")),
+        Figure("copies of several labels", **judged(copies["contradictory"], "sets: at least one label is wrong")),
+    ]
+
+
+def _balance(manifest: Manifest) -> list[Block]:
     """Return the classes with their numbers of examples by split, the largest first; of many, only the extremes."""
     if manifest.task == REGRESSION:
         return []
     by_class = zip(*(split.class_counts for split in manifest.splits.values()), strict=True)
-    rows: list[dict[str, Any]] = [
-        {"name": name, "counts": counts, "total": sum(counts)}
-        for name, counts in zip(manifest.class_names, by_class, strict=True)
+    classes = sorted(zip(manifest.class_names, by_class, strict=True), key=lambda pair: (-sum(pair[1]), pair[0]))
+    most, half = max(sum(classes[0][1]), 1), _BALANCE_ROWS // 2
+    shown = classes if len(classes) <= _BALANCE_ROWS else [*classes[:half], *classes[-half:]]
+    note = f"The largest and the smallest of {len(classes):,}." if len(shown) < len(classes) else ""
+    rows = [
+        (
+            Cell(name),
+            *(Cell(f"{count:,}", "" if count else "bad") for count in counts),
+            Cell(f"{sum(counts):,}", share=sum(counts) / most),
+        )
+        for name, counts in shown
     ]
-    rows.sort(key=lambda row: (-row["total"], row["name"]))
-    half = _BALANCE_ROWS // 2
-    shown = rows if len(rows) <= _BALANCE_ROWS else [*rows[:half], *rows[-half:]]
-    return [{**row, "share": row["total"] / max(rows[0]["total"], 1)} for row in shown]
+    return [note, Table({"Class": "<", **dict.fromkeys(manifest.splits, ">"), "All": ">"}, rows)]
 
 
-def _charts(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return name, unit, drawing and numbers by split of each figure."""
-    charts = []
+def _targets(manifest: Manifest) -> list[Block]:
+    if manifest.task != REGRESSION:
+        return []
+    return [
+        _statistics(
+            "Target",
+            [
+                (target, name, split.targets[place])
+                for place, target in enumerate(manifest.class_names)
+                for name, split in manifest.splits.items()
+            ],
+        )
+    ]
+
+
+def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
+    """Return histograms of each figure by split, and a table of its statistics."""
+    charts, rows, measured = [], [], 0
     for figure in (*FIGURES.get(manifest.input.kind, ()), LABELS):
         by_split = {
             name: split.distributions[figure.name]
@@ -153,12 +175,51 @@ def _charts(manifest: Manifest) -> list[dict[str, Any]]:
         }
         if by_split:
             name = figure.name.replace("_", " ")
-            charts.append(
-                {
-                    "name": name,
-                    "unit": figure.unit,
-                    "by_split": by_split,
-                    "svg": draw_histograms(name, by_split, _COLOURS),
-                }
-            )
-    return charts
+            charts.append(_CHART.format(name, figure.unit, draw_histograms(name, by_split, _COLOURS)))
+            rows += [(name, *pair) for pair in by_split.items()]
+            measured = sum(distribution.num_examples for distribution in by_split.values())
+    if not charts:
+        return []
+    part = f"Of {measured:,} {manifest.input.plural}, chosen by their hashes. " if measured < num_examples else ""
+    colours = {name: _COLOURS[name] for name in manifest.splits}
+    return [f"{part}Each bar is a share of its split.", draw_legend(colours), charts, _statistics("Figure", rows)]
+
+
+def _statistics(first: str, rows: Sequence[tuple[str, str, TargetStatistics | Distribution]]) -> Table:
+    columns = {first: "<", "Split": "<", "Mean": ">", "Deviation": ">", "Least": ">", "Greatest": ">"}
+    return Table(
+        columns,
+        [
+            (name, split, *(f"{value:.5g}" for value in (row.mean, row.std, row.minimum, row.maximum)))
+            for name, split, row in rows
+        ],
+    )
+
+
+def _samples(manifest: Manifest, samples: Mapping[str, markupsafe.Markup]) -> list[Block]:
+    is_cut = manifest.task != REGRESSION and len(manifest.class_names) > len(samples)
+    note = f"Of the first {len(samples)} of {len(manifest.class_names):,} classes." if is_cut else ""
+    return [note, [_SAMPLES.format(*pair) for pair in samples.items()]] if samples else []
+
+
+def _set_aside(manifest: Manifest) -> list[Block]:
+    aside = sorted(manifest.quarantined, key=lambda item: item.key)[:_ASIDE_ROWS]
+    note = f"The first {len(aside)} of {len(manifest.quarantined):,}; dataset.json lists all."
+    table = Table({"Input": "<", "Reason": "<"}, [(item.key, item.reason) for item in aside])
+    return [note if len(aside) < len(manifest.quarantined) else "", table] if aside else []
+
+
+def _copies(manifest: Manifest, copies: Mapping[str, Any]) -> list[Block]:
+    rows = []
+    for copied in copies["sets"][:_COPY_SETS]:
+        faults = ["several labels"] * copied["contradictory"] + ["across splits"] * copied["across_splits"]
+        kind = ", ".join(["equal" if copied["equal"] else "nearly equal", *faults])
+        members = copied["examples"][:_COPY_MEMBERS]
+        shown = " · ".join(f"{member['key']} ({member['split']}, {member['label']})" for member in members)
+        more = len(copied["examples"]) - len(members)
+        rows.append((Cell(kind, "bad" if faults else ""), f"{shown} and {more} more" if more else shown))
+    note = (
+        f"Sets of equal or nearly equal {manifest.input.plural}, those of several labels or splits first; "
+        "copies.json lists more."
+    )
+    return [note, Table({"Set": "<", "Examples": "<"}, rows)] if rows else []

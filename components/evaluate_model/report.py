@@ -40,7 +40,7 @@ from tpu_components.core.pages.blocks import (
     Sentences,
     Table,
 )
-from tpu_components.core.pages.pictures import thumbnail
+from tpu_components.core.pages.pictures import show_picture
 from tpu_components.core.pages.scores import Score, list_scores, percent, plain_number, table_of
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.results.metric_table import BY_NAME, show
@@ -529,10 +529,7 @@ def _show(key: str, content: np.ndarray | str) -> str:
         if len(plain) <= _TEXT_START + _TEXT_END:
             return plain
         return f"{plain[:_TEXT_START]} […] {plain[-_TEXT_END:]}"
-    source = thumbnail(content, 2 * _PICTURE_PIXELS)  # Twice: screens of phones are dense.
-    is_small = max(content.shape[:2]) < _PICTURE_PIXELS
-    look = markupsafe.Markup(' class="crisp"' if is_small else "")
-    return markupsafe.Markup('<img src="{}" alt="{}"{}>').format(source, key, look)
+    return show_picture(content, _PICTURE_PIXELS, key)
 
 
 def _chart_targets(names: Sequence[str], targets: np.ndarray, values: np.ndarray) -> list[Block]:

@@ -17,7 +17,7 @@ from tpu_components.core.drift.comparison import (
     say_rule,
     say_verdict,
 )
-from tpu_components.core.drift.histograms import draw_histograms
+from tpu_components.core.drift.histograms import draw_histograms, draw_legend
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
 from tpu_components.core.examples.artifacts import KEY_FEATURE, Distribution, Manifest
@@ -27,7 +27,7 @@ from tpu_components.core.examples.interface import IMAGE, ImageInput
 from tpu_components.core.examples.records import RAW, DamagedRecordError, read_fields, read_frames
 from tpu_components.core.files import storage
 from tpu_components.core.pages import page
-from tpu_components.core.pages.pictures import thumbnail
+from tpu_components.core.pages.pictures import PICTURES, show_picture
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.create_tfrecords.copies import thin_out
 from tpu_components.create_tfrecords.measuring import FIGURES, measure_pictures
@@ -38,11 +38,7 @@ _JOIN = markupsafe.Markup("").join
 _COLOURS = {"these": "orange", "those before": "blue"}
 _MOST_READ, _SHOWN, _PICTURE_PIXELS = 200, 6, 72
 _FROM, _TO = 0.05, 0.95  # Quantiles of the first and the last image that are shown.
-_SERIES = markupsafe.Markup('<span class="swatch" style="background: var(--{})"></span>{}: <bdi>{}</bdi><br>')
-_PICTURE = markupsafe.Markup('<img src="{}" alt="{}" title="{}: {:.4g}">')
-_PICTURES = markupsafe.Markup(
-    '<div class="pictures"><span class="swatch" style="background: var(--{})"></span>{}</div>'
-)
+_PICTURES = PICTURES.format(markupsafe.Markup('<span class="swatch" style="background: var(--{})"></span>{}'))
 _PANEL = markupsafe.Markup(
     "<h3>{name}{verdict}</h3>{chart}{pictures}"
     '<p class="note">now {now}, before {before}. {measure}: {effect:.3f}; threshold {threshold:g}; p-value {luck:.2g}.'
@@ -88,8 +84,8 @@ def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: 
     panels = [
         _show(shift, pairs.get(shift.figure, ()), [chosen.get(shift.figure) for chosen in pictures]) for shift in shifts
     ]
-    series = zip(_COLOURS.values(), _COLOURS, (new.source, old.source), strict=True)
-    legend = markupsafe.Markup("<p>{}</p>").format(_JOIN(_SERIES.format(*shown) for shown in series))
+    sources = zip(_COLOURS.items(), (new.source, old.source), strict=True)
+    legend = draw_legend({f"{name}: {source}": colour for (name, colour), source in sources})
     verdict, rule = say_verdict(shifts), f"{say_rule(shifts)} {say_power(new, old, shifts, 'examples')}"
     text = page.render(verdict[0].upper() + verdict[1:], [legend, panels, rule])
     storage.write_bytes(path, text.encode())
@@ -132,10 +128,10 @@ def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markups
     for figure, values in zip(FIGURES[IMAGE], measured.T, strict=False):
         if figure.name in figures:
             some = np.argsort(values, kind="stable")[np.rint(shares * (len(values) - 1)).astype(int)].tolist()
-            shown = [
-                (thumbnail(pictures[i], _PICTURE_PIXELS), keys[i], keys[i], values[i] * figure.scale) for i in some
-            ]
-            chosen[figure.name] = _JOIN(_PICTURE.format(*picture) for picture in shown)
+            hints = (f"{keys[i]}: {values[i] * figure.scale:.4g}" for i in some)
+            chosen[figure.name] = _JOIN(
+                show_picture(pictures[i], _PICTURE_PIXELS, keys[i], hint) for i, hint in zip(some, hints, strict=True)
+            )
     return chosen
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from tpu_components.core.examples.artifacts import Distribution
 
 _CHART_WIDTH, _CHART_HEIGHT, _MOST_BARS, _LEAST_BARS = 320, 120, 32, 8
+_SERIES = markupsafe.Markup('<span class="swatch" style="background: var(--{})"></span><bdi>{}</bdi><br>')
 _TAIL = 0.005  # Share of the values at each end that are put into the first or last bar.
 
 
@@ -39,13 +40,19 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
     every = max(1, -(-len(bins) // 6))
     for place, edge in enumerate(edges):
         if place % every == 0:
-            x, anchor = place * width, "start" if not place else "end" if place == len(bins) else "middle"
+            x, anchor = place * width, "start" if not place else "end" if place >= len(bins) - 1 else "middle"
             place_of_text = f'x="{x:.1f}" y="{_CHART_HEIGHT + 14}" text-anchor="{anchor}"'
             parts.append(f'<text {place_of_text} font-size="11" fill="var(--muted)">{edge:g}</text>')
     return markupsafe.Markup(
         f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT + 18}" role="img" '
         f'aria-label="Histogram of {markupsafe.escape(name)}">{"".join(parts)}</svg>'
     )
+
+
+def draw_legend(colours: Mapping[str, str]) -> markupsafe.Markup:
+    """Return names with their colours, a name in `page.css` each."""
+    series = (_SERIES.format(colour, name) for name, colour in colours.items())
+    return markupsafe.Markup("<p>{}</p>").format(markupsafe.Markup("").join(series))
 
 
 def _choose_edges(distributions: Sequence[Distribution]) -> list[float]:

@@ -18,7 +18,6 @@ from tpu_components.core.pages.blocks import Block
 from tpu_components.core.step.step_record import RUN_VARIABLE
 
 if TYPE_CHECKING:
-    import jinja2
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure
 
@@ -60,19 +59,6 @@ _STYLE: dict[Any, Any] = {
 _FILES = [Path(__file__).parent / name for name in ("page.css", "page.html.jinja", "blocks.html.jinja")]
 
 
-def environment(templates: Path) -> "jinja2.Environment":
-    """Return the templates of a folder, which extend `page.html.jinja`; every text in them is escaped."""
-    import jinja2  # Imported here, because it takes 30 ms, and most commands write no page.
-
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader([templates, _FILES[0].parent]),
-        autoescape=True,  # Names of classes, files, models and layers are untrusted.
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subtitle: str = "") -> str:
     """Return a page as HTML. All texts are escaped, and equal arguments give equal pages.
 
@@ -82,8 +68,17 @@ def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subt
         head: Blocks that belong to the heading.
         subtitle: Facts that distinguish this page from others with the same title.
     """
-    template = environment(Path(__file__).parent).get_template("page.html.jinja")
-    return template.render(title=title, subtitle=subtitle, head=head, blocks=blocks)
+    import jinja2  # Imported here, because it takes 30 ms, and most commands write no page.
+
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,  # Names of classes, files, models and layers are untrusted.
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = templates.get_template("page.html.jinja")
+    return page.render(title=title, subtitle=subtitle, head=head, blocks=blocks)
 
 
 def run_name() -> str:

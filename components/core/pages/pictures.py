@@ -2,25 +2,33 @@
 
 import base64
 
+import markupsafe
 import numpy as np
 
 from tpu_components.core.examples.images import encode_jpeg, encode_png, image_of
 
 _JPEG_QUALITY = 80
+_DENSITY = 2  # Pixels of a picture for each pixel of CSS: screens of phones are dense.
+_PICTURE = markupsafe.Markup('<img src="{}" alt="{}" title="{}"{}>')
+PICTURES = markupsafe.Markup('<div class="pictures">{}</div>')  # A row of pictures.
+_CRISP = markupsafe.Markup(' class="crisp"')
 
 
-def thumbnail(pixels: np.ndarray, most_pixels: int) -> str:
-    """Return a picture as a `data:` URI: a PNG file of the same size if it is small, otherwise a smaller JPEG file.
+def show_picture(pixels: np.ndarray, side: int, name: str, hint: str = "") -> markupsafe.Markup:
+    """Return the `<img>` element of a picture: a PNG file if it is small, otherwise a reduced JPEG file.
 
     Args:
         pixels: uint8[height, width, 1 or 3].
-        most_pixels: Height and width up to which a picture is small. A larger one is reduced to fit.
+        side: Height and width to which the page's style limits the picture, in pixels of CSS.
+        name: Text for readers who do not see the picture.
+        hint: Tooltip; the name by default.
     """
-    image = image_of(pixels)
-    if max(image.size) > most_pixels:
-        image.thumbnail((most_pixels, most_pixels))
+    image, look = image_of(pixels), markupsafe.Markup()
+    if max(image.size) <= side:
+        kind, content, look = "png", encode_png(pixels), _CRISP
+    else:
+        image.thumbnail((_DENSITY * side, _DENSITY * side))
         small = np.asarray(image)
         kind, content = "jpeg", encode_jpeg(small.reshape(*small.shape[:2], -1), _JPEG_QUALITY)
-    else:
-        kind, content = "png", encode_png(pixels)
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return _PICTURE.format(source, name, hint or name, look)

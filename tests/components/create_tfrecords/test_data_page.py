@@ -84,7 +84,7 @@ def test_texts_and_targets_have_their_own_figures(review_records, tmp_path):
     params = WriteParams(f"npz:{tmp_path}/x.npz", task="regression", num_workers=1)
     write_records(params, tmp_path / "records")
     page = (tmp_path / "records" / "data.html").read_text()
-    assert "<h2>Targets</h2>" in page
+    assert "<h2><bdi>Targets</bdi></h2>" in page
     assert "target from" in page
 
 
