@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tpu_components.core.base import progress
+from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN
 from tpu_components.core.examples.example_ids import identify
@@ -40,7 +41,7 @@ _MOST_COMMON = 200  # Number of frequent words; they are about half of the words
 
 def count_workers(params: WriteParams) -> int:
     """Return the largest number of processes to use on this machine."""
-    return params.num_workers or os.cpu_count() or 1
+    return params.num_workers or available_cpus()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ class PredictParams:
         form: Format of the files: `jsonl`, a line for each example, or `parquet`, which needs `tpu-pipelines[parquet]`.
         use_int8: Use the int8 model.
         part_examples: Examples per file. A killed process loses at most one file.
-        num_workers: Processes to use; 0 means one per core.
+        num_workers: Processes to use; 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
             Apache Beam runner. The bytes are the same, as are those of the commands of `predict_batch.fan_out`.
         beam_options: Options of the Beam pipeline with Beam's own names, for example `runner`, `region`,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpu_components.core.base import progress
+from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.sources.params import BEAM
@@ -60,8 +61,8 @@ def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:
     """Write the missing ones of the wanted files, in worker processes; returns the number of existing ones."""
     finished = state.whole(plan.names[number] for number in wanted)
     missing = [number for number in wanted if plan.names[number] not in finished]
-    num_workers = max(1, min(plan.work.params.num_workers or os.cpu_count() or 1, len(missing)))
-    work = dataclasses.replace(plan.work, num_threads=max(1, (os.cpu_count() or 1) // num_workers))
+    num_workers = max(1, min(plan.work.params.num_workers or available_cpus(), len(missing)))
+    work = dataclasses.replace(plan.work, num_threads=max(1, available_cpus() // num_workers))
     sizes = {number: len(plan.examples(number)) for number in wanted}
     total = sum(sizes.values())
     if kept := total - sum(sizes[number] for number in missing):

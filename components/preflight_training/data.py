@@ -1,8 +1,6 @@
 """Facts about a data set that preflight needs: its shapes, and the rate at which this machine reads it."""
 
-import contextlib
 import dataclasses
-import os
 import platform
 import threading
 import time
@@ -10,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.base.frameworks import tf
@@ -116,17 +115,6 @@ def load_facts(
     )
 
 
-def _cpus() -> int:
-    """Return the number of CPUs that this process may use; in a container, the container's share.
-
-    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
-    """
-    with contextlib.suppress(OSError, ValueError):  # No such file outside a container, and `max` is no number.
-        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
-        return max(1, round(quota / period))
-    return os.cpu_count() or 1
-
-
 def remembered(cache_dir: Path, key: Sequence[Any], find: Callable[[], DataFacts]) -> DataFacts:
     """Return cached facts about some data on this machine; if there are none, call `find` and cache its result.
 
@@ -135,7 +123,7 @@ def remembered(cache_dir: Path, key: Sequence[Any], find: Callable[[], DataFacts
         key: Values that decide the facts beside the machine and this module's code.
         find: Measures the facts.
     """
-    digest = digest_of([*key, platform.node(), _cpus(), code_of([__name__]).digest])
+    digest = digest_of([*key, platform.node(), available_cpus(), code_of([__name__]).digest])
     path = cache_dir / f"data-{digest}.json"
     facts: DataFacts | None = compile_cache.recall(path, DataFacts)
     if facts is None:
@@ -188,7 +176,7 @@ def measure(
         interface=manifest.interface,
         num_examples=num_examples,
         decoded_bytes=decoded_bytes,
-        host=HostRate(read, feed, in_memory, _cpus(), low, high),
+        host=HostRate(read, feed, in_memory, available_cpus(), low, high),
         num_validation=num_validation,
     )
 

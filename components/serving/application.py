@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib.metadata
 import json
-import os
 import re
 import sys
 import time
@@ -24,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.base.errors import InputError
 from tpu_components.serving.exported import ExportedModel
 from tpu_components.serving.instances import (
@@ -139,7 +139,7 @@ class Application:
         """Serve predictions of `model` while the block runs."""
         self._model = model
         self._batcher = Batcher(model.predict, self._params.max_batch_size, self._params.max_wait_ms / 1e3)
-        num_threads = min(os.cpu_count() or 1, _MAX_THREADS)
+        num_threads = min(available_cpus(), _MAX_THREADS)
         with (
             FairThreads(num_threads, "json") as self._threads,
             # One processor stays free, since a thread of low priority may hold Python's lock.

@@ -124,7 +124,7 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
     Args:
         export_dir: Folder that export_model wrote.
         use_int8: Load the int8 model.
-        num_threads: Threads for one call of `predict`; 0 is one per core.
+        num_threads: Threads for one call of `predict`; 0 is one per available CPU.
 
     Raises:
         InputError: If the folder is no export, is damaged or part of a damaged version, or lacks the format.

@@ -1,6 +1,5 @@
 """LiteRT files as functions of arrays. Imports nothing of this project, since an export is verified without it."""
 
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tpu_components.core.base.cpus import available_cpus
 
 Predict = Callable[[np.ndarray], np.ndarray]
 Step = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # See `generation.Step`.
@@ -17,7 +18,7 @@ def _interpreter(path: Path, num_threads: int) -> Any:
     """Load a LiteRT file; `num_threads=0` uses one thread per core."""
     from ai_edge_litert.interpreter import Interpreter
 
-    return Interpreter(model_path=str(path), num_threads=num_threads or os.cpu_count())
+    return Interpreter(model_path=str(path), num_threads=num_threads or available_cpus())
 
 
 def takes_one(path: Path) -> bool:
@@ -30,7 +31,7 @@ def load_predictor(path: Path, num_threads: int = 0, factor: Any = 1.0, addend: 
 
     Args:
         path: The file.
-        num_threads: Threads of one call; 0 is one per core.
+        num_threads: Threads of one call; 0 is one per available CPU.
         factor: Factor of the outputs.
         addend: Number that is added to the scaled outputs.
     """
@@ -53,7 +54,7 @@ def load_predictor(path: Path, num_threads: int = 0, factor: Any = 1.0, addend: 
         return interpreter.get_tensor(answer["index"])
 
     holds_one = details["shape_signature"][0] == 1
-    answers: Predict = _one_at_a_time(path, num_threads or os.cpu_count() or 1) if holds_one else predict
+    answers: Predict = _one_at_a_time(path, num_threads or available_cpus()) if holds_one else predict
     factor, addend = np.float32(factor), np.float32(addend)
     return lambda inputs: answers(inputs) * factor + addend
 

@@ -34,7 +34,7 @@ class ServeParams:
         model_name: Name in the routes of KServe's protocols, as /v1/models/NAME:predict. Default: name of the
             registered model, else of the run (from the export's path), else of the exported model.
         int8: Serve the int8 model.
-        num_threads: Threads for one batch; 0 is one per core.
+        num_threads: Threads for one batch; 0 is one per available CPU.
         max_batch_size: Largest batch of the model. Waiting requests are batched together.
         max_wait_ms: Milliseconds that an idle model waits for more requests after the first. On a CPU an image costs
             the same in a batch and alone, so waiting gains little.

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from tests.components.ready_data import READY_DATA
+from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.examples.records import Examples, input_bytes
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training import PreflightParams
-from tpu_components.preflight_training.data import FEED_BATCH, DataFacts, HostRate, _cpus
+from tpu_components.preflight_training.data import FEED_BATCH, DataFacts, HostRate
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport
 from tpu_pipelines.config.configuration import load_config, ready_examples
@@ -51,7 +52,7 @@ def examine_example(name: str, machines: list[str], cache_dir: Path) -> list[tup
         interface,
         num_examples,
         num_examples * input_bytes(interface.input, with_margin=True),
-        HostRate(rate, rate, True, _cpus()),
+        HostRate(rate, rate, True, available_cpus()),
     )
     found = []
     for residency in ("host", "auto"):

@@ -2,18 +2,18 @@
 
 import functools
 import math
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.examples.images import UNUSUAL, decode_jpeg, decode_pixels, jpeg_header, reduction
 from tpu_components.core.examples.interface import ImageInput, ImageRule
 from tpu_components.core.examples.resizing import resize_into
 
 _ALIGNMENT = 64  # Alignment of TensorFlow's tensors, in bytes.
-_WORKERS = os.cpu_count() or 1
+_WORKERS = available_cpus()
 _RUNS_PER_WORKER = 4  # Pieces of a batch per worker: few to submit, but enough that all workers end together.
 # Of image files that Python hands on, one at a time, however many cores decode them: some 8 µs each. Pixels that are
 # resized are copied under its lock: of photos of 500×375 that become 224×224, on an AMD EPYC, another 13 µs out of the

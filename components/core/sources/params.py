@@ -87,7 +87,7 @@ class WriteParams:
             integer labels of arrays: their names. For a multi-label npz: source, empty numbers the columns.
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
-        num_workers: Processes to use; 0 means one per core.
+        num_workers: Processes to use; 0 means one per available CPU.
         engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
             merge step, or `beam` in an Apache Beam job. All write the same bytes. The step on its own is always
             `local`.
