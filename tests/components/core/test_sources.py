@@ -868,6 +868,7 @@ def test_a_download_of_keras_prints_one_line_on_stderr_and_nothing_on_stdout(mon
     assert (out, err) == ("", "[create_tfrecords] Downloading data from https://example.com/mnist.npz\n")
 
 
+@pytest.mark.heavy  # Another process with TensorFlow: 4 s.
 def test_a_data_set_of_keras_is_read_without_the_log_messages_of_tensorflow():
     code = "from tpu_components.core.sources import keras_datasets; keras_datasets._import_data_set('mnist')"
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}

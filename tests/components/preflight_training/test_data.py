@@ -23,6 +23,7 @@ def _load(records, cache_dir, in_memory_mib=4096):
     return load_facts(records, in_memory_mib, 1000, cache_dir)
 
 
+@pytest.mark.heavy  # Another process with TensorFlow: 5 s.
 def test_data_are_measured_without_the_log_messages_of_tensorflow(digits_records, tmp_path):
     code = (
         "import pathlib, sys; from tpu_components.preflight_training.data import load_facts; "

@@ -23,7 +23,13 @@ def earlier(trained_digits, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(("backend", "replicas"), [("tensorflow", 1), ("tensorflow", 2), ("jax", 2)])
+_heavy = pytest.mark.heavy  # A process of its own: 8 s.
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas"),
+    [("tensorflow", 1), pytest.param("tensorflow", 2, marks=_heavy), pytest.param("jax", 2, marks=_heavy)],
+)
 def test_a_training_starts_with_the_weights_of_another_model(
     quick, earlier, digits_records, tmp_path, run_step, run_step_here, backend, replicas
 ):
