@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TEXT_FEATURE, Manifest
@@ -64,6 +65,7 @@ def write_examples(
         "answer": trained.answer,
         **trained.scale,
         "num_outputs": manifest.interface.output_shape[-1],
+        "num_threads": available_cpus(),
         "margin": manifest.input.margin if isinstance(manifest.input, ImageInput) else (0, 0),
     }
     storage.write_json(work / verification.TASK_FILE, task)

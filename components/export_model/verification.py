@@ -120,9 +120,9 @@ def _most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
     return possible[bisect.bisect_left(possible, True, key=is_excluded) - 1]
 
 
-def _step_by_step(path: Path, num_classes: int) -> Predict:
+def _step_by_step(path: Path, num_threads: int, num_classes: int) -> Predict:
     """Return a LiteRT step of a language model as a function: int32[N, length] ids → float32[N, length, classes]."""
-    step, state_size = lite.load_step(path, 0, num_classes)
+    step, state_size = lite.load_step(path, num_threads, num_classes)
 
     def predict(passages: np.ndarray) -> np.ndarray:
         probabilities = np.empty((*passages.shape, num_classes), np.float32)
@@ -303,9 +303,9 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
     examples, some = inputs, np.asarray(inputs[:_ENCODED_CHECKED])
     if path.suffix == ".tflite":
         if is_language_model:
-            predict = _step_by_step(path, task["num_outputs"])
+            predict = _step_by_step(path, task["num_threads"], task["num_outputs"])
         else:
-            predict = lite.load_predictor(path, 0, task.get("scale", 1.0), task.get("offset", 0.0))
+            predict = lite.load_predictor(path, task["num_threads"], task.get("scale", 1.0), task.get("offset", 0.0))
     else:
         predict, loaded = _saved_model(path, task["answer"])
         if (work / TEXTS_FILE).is_file():

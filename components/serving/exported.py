@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.base.terminal import filter_stderr
@@ -135,7 +136,7 @@ def load_model(export_dir: Path, use_int8: bool = False, num_threads: int = 0) -
         raise InputError(
             f"Cannot predict with {export_dir}: there is no {EXPORT_FILE} in it. Expected the export folder of a run."
         )
-    info = ExportInfo.load(export_dir)
+    info, num_threads = ExportInfo.load(export_dir), num_threads or available_cpus()
     try:
         form, file = _choose_format(export_dir, info.left_out, use_int8)
         name, task, inputs, class_names = info.model, info.task, info.input, info.class_names

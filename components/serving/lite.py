@@ -8,17 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.base.cpus import available_cpus
-
 Predict = Callable[[np.ndarray], np.ndarray]
 Step = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # See `generation.Step`.
 
 
 def _interpreter(path: Path, num_threads: int) -> Any:
-    """Load a LiteRT file; `num_threads=0` uses one thread per core."""
     from ai_edge_litert.interpreter import Interpreter
 
-    return Interpreter(model_path=str(path), num_threads=num_threads or available_cpus())
+    return Interpreter(model_path=str(path), num_threads=num_threads)
 
 
 def takes_one(path: Path) -> bool:
@@ -26,12 +23,12 @@ def takes_one(path: Path) -> bool:
     return bool(_interpreter(path, 1).get_input_details()[0]["shape_signature"][0] == 1)
 
 
-def load_predictor(path: Path, num_threads: int = 0, factor: Any = 1.0, addend: Any = 0.0) -> Predict:
+def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any = 0.0) -> Predict:
     """Load a file as a function: pixels or ids of N examples → float32[N, outputs], for any N.
 
     Args:
         path: The file.
-        num_threads: Threads of one call; 0 is one per available CPU.
+        num_threads: Threads of one call.
         factor: Factor of the outputs.
         addend: Number that is added to the scaled outputs.
     """
@@ -54,7 +51,7 @@ def load_predictor(path: Path, num_threads: int = 0, factor: Any = 1.0, addend: 
         return interpreter.get_tensor(answer["index"])
 
     holds_one = details["shape_signature"][0] == 1
-    answers: Predict = _one_at_a_time(path, num_threads or available_cpus()) if holds_one else predict
+    answers: Predict = _one_at_a_time(path, num_threads) if holds_one else predict
     factor, addend = np.float32(factor), np.float32(addend)
     return lambda inputs: answers(inputs) * factor + addend
 

@@ -59,6 +59,7 @@ def _work(folder, expected):
         "task": "classification",
         "answer": "probabilities",
         "num_outputs": 10,
+        "num_threads": 2,
         "margin": [0, 0],
     }
     (folder / verification.TASK_FILE).write_text(json.dumps(task))
@@ -194,7 +195,7 @@ def test_a_format_answers_what_it_can_before_the_trained_model_and_is_timed_afte
 
 
 def test_lite_predictor_follows_the_batch(exported_digits):
-    predict = lite.load_predictor(Path(exported_digits.path) / "model.tflite")
+    predict = lite.load_predictor(Path(exported_digits.path) / "model.tflite", 2)
     images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 1), np.uint8)
     whole = predict(images)
     assert whole.shape == (6, 10)
