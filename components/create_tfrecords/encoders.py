@@ -203,7 +203,7 @@ def _choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[
     """Choose how to encode texts, by the words of the training split; also returns the estimated bytes of a record."""
     if not counts:
         raise InputError(
-            f"Found no word in the training texts of {listing.source!r}: expected UTF-8 text. Check the source."
+            f"Found no word in the training texts of {params.source!r}: expected UTF-8 text. Check the source."
         )
     vocabulary = build_vocabulary(counts, params.vocabulary_size)
     tokens = TextInput(
@@ -230,7 +230,7 @@ def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[Image
         height, width, channels = listing.images.shape[1:]
         shape = (*(size or (height, width)), params.channels or channels)
     else:
-        shape = _first_shape(plan, image)
+        shape = _first_shape(params.source, plan.listing, image)
     raw_bytes = math.prod(shape)
     encoding = params.encoding
     if listing.images is not None:
@@ -274,15 +274,15 @@ def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:
     return RESIZED if areas and np.median(areas) > _RESIZE_FROM**2 * math.prod(image.image_size) else ENCODED
 
 
-def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
+def _first_shape(source: str, listing: Listing, image: ImageRule) -> tuple[int, int, int]:
     reason = ""
-    for place, key in enumerate(plan.listing.keys):
+    for place, key in enumerate(listing.keys):
         try:
-            height, width, channels = decode_pixels(plan.listing.read(place), image).shape
+            height, width, channels = decode_pixels(listing.read(place), image).shape
             return height, width, channels
         except (UnreadableImageError, InputError) as error:
             reason = reason or f"{key!r}: {error}"
     raise InputError(
-        f"Found no readable image in {plan.listing.source!r}: expected JPEG, PNG or another image format, received "
-        f"{len(plan.listing.keys)} files that are none (first: {reason}). Check the source."
+        f"Found no readable image in {source!r}: expected JPEG, PNG or another image format, received "
+        f"{len(listing.keys)} files that are none (first: {reason}). Check the source."
     )

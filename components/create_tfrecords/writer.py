@@ -136,7 +136,7 @@ def _write_all(prepared: Prepared, tasks: Sequence[Task], parts: Written, staged
     task, own = TASKS[params.asked], (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
         fingerprint=merger.fingerprint(listing.class_names, encoder),
-        source=listing.source,
+        source=params.source,
         split_rule=plan.split_rule,
         split_rule_version=plan.rule_version,
         input=encoder.input,

@@ -54,7 +54,7 @@ from tpu_components.core.results.evaluation_info import (
     TestSetUse,
     Unseen,
 )
-from tpu_components.core.results.metric_table import direction, scalars
+from tpu_components.core.results.metric_table import direction
 from tpu_components.evaluate_model.figures import (
     Figures,
     compare_figures,
@@ -106,7 +106,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         scores = score(params, device, records_dir, manifest, models)
         seen = find_seen_examples(params.split, records_dir, manifest.fingerprint, models)
     model = EvaluatedModel(info.name, info.parameters, "best", digest)
-    evaluation, rivals = _judge(params, manifest, model, champion.registered, scores, seen, held_out, best)
+    evaluation, metrics, rivals = _judge(params, manifest, model, champion.registered, scores, seen, held_out, best)
     with storage.staged_directory(output) as staged:
         evaluation.save(staged)
         np.savez_compressed(staged / PREDICTIONS_FILE, **scores.predictions)
@@ -122,16 +122,16 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
             held_out.record(digest, evaluation.gate.promote, evaluation.metrics, compared)
         except (OSError, InputError) as error:  # The decision stands, as where the registry may only be read.
             progress.say("evaluate_model", f"this decision on the test set is not counted: {error}")
-    decision, ours, theirs = evaluation.gate, evaluation.challenger, evaluation.champion
+    decision = evaluation.gate
     verdict = "passed the gate" if decision.promote else "did not pass the gate"
     reasons = [reason.text if decision.promote else str(reason) for reason in decision.reasons]
     progress.say("evaluate_model", f"{verdict}: {'; '.join(reasons)}")
     return EvaluateResult(
         promote=decision.promote,
         reasons=decision.reasons,
-        num_examples=ours["num_examples"],
-        metrics=scalars(manifest.task, ours, scores.further),
-        champion_metrics=scalars(manifest.task, theirs, scores.further) if theirs else None,
+        num_examples=evaluation.challenger["num_examples"],
+        metrics=metrics[0],
+        champion_metrics=metrics[1] if evaluation.champion else None,
     )
 
 
@@ -144,11 +144,11 @@ def _judge(
     seen: np.ndarray | None,
     held_out: HeldOutSet | None,
     best: "Champion",
-) -> tuple[Evaluation, list[dict[str, float]]]:
+) -> tuple[Evaluation, list[dict[str, float]], list[dict[str, float]]]:
     """Judge a model by the examples that no model has seen; by all, where every example has been seen.
 
     Returns:
-        The evaluation, and the metrics of the models that it was compared with.
+        The evaluation, the metrics of all models on all examples, and the metrics that the model was compared with.
     """
     test_set = None
     if held_out and params.confidence > NO_CONFIDENCE:
@@ -207,7 +207,7 @@ def _judge(
         groups=groups,
         test_set=test_set,
     )
-    return evaluation, [own.metrics for own in judged[1:]]
+    return evaluation, [own.metrics for own in figures], [own.metrics for own in judged[1:]]
 
 
 def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: "Champion") -> HeldOutSet | None:

@@ -61,7 +61,7 @@ class PreflightParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        self.paid.spec.require_backend(self.training.backend)
+        self.paid.slice.require_backend(self.training.backend)
 
     @property
     def run_epochs(self) -> int:

@@ -170,7 +170,7 @@ def open_image(
 
         def load() -> Picture:
             loaded, was_turned = _load(image, rule)
-            return Picture(_pixels(loaded if keep_size else _fit(loaded, rule)), size, was_turned, kind)
+            return Picture(_pixels(loaded if keep_size else _fit(loaded, rule.image_size)), size, was_turned, kind)
 
         return OpenImage(num_pixels, len(content), load)
 
@@ -247,14 +247,14 @@ def resize_pixels(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray
     """Return uint8[*image_size, channels]: the same picture at another size (bilinear, antialiased)."""
     if pixels.shape[:2] == image_size:
         return pixels
-    return _pixels(_fit(image_of(pixels), ImageRule(image_size, 0)))
+    return _pixels(_fit(image_of(pixels), image_size))
 
 
-def _fit(image: Any, rule: ImageRule) -> Any:
-    """Resize an image to the rule's size. Pillow lets other threads run meanwhile, but not while it copies an array."""
-    if rule.image_size is None or image.size == rule.image_size[::-1]:
+def _fit(image: Any, image_size: tuple[int, int] | None) -> Any:
+    """Resize an image, unless `image_size` is None. While Pillow resizes, other threads run."""
+    if image_size is None or image.size == image_size[::-1]:
         return image
-    return image.resize(rule.image_size[::-1], Image.Resampling.BILINEAR)
+    return image.resize(image_size[::-1], Image.Resampling.BILINEAR)
 
 
 def _pixels(image: Any) -> np.ndarray:

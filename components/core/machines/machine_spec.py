@@ -252,6 +252,20 @@ class Slice:
             factor=factor,
         )
 
+    def require_backend(self, backend: str) -> None:
+        """Check that this slice runs `tensorflow`, `jax` or `auto`, which chooses one that it runs.
+
+        Raises:
+            InputError: If it does not; names the nearest that do.
+        """
+        if backend == "tensorflow" and not self.generation.supports_tensorflow:
+            able = [entry for entry in load_catalogue().slices if entry.generation.supports_tensorflow]
+            raise InputError(
+                f"TPU {self.generation.name} does not run TensorFlow. Received: {self.name}, "
+                f"backend='tensorflow'. Use the backend jax, or one of "
+                f"{_names(_nearest_of_each_generation(able, self.chips))}."
+            )
+
     def require_target(self, target: str) -> None:
         """Check that a platform trains on this slice.
 
@@ -372,18 +386,13 @@ class PaidMachine:
         self.slice.require_target(self.target)
 
     @functools.cached_property
-    def spec(self) -> "MachineSpec":
-        """The machine without the conditions of its price.
+    def slice(self) -> Slice:
+        """Row of the catalogue.
 
         Raises:
             InputError: If Vertex would refuse the machine.
         """
-        return MachineSpec(self.machine, region=self.region, spot=self.spot)
-
-    @property
-    def slice(self) -> Slice:
-        """Row of the catalogue."""
-        return self.spec.slice
+        return MachineSpec(self.machine, region=self.region, spot=self.spot).slice
 
     @property
     def price(self) -> Price | None:
@@ -519,20 +528,6 @@ class MachineSpec:
         target = self.slice.targets[0]
         return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
-    def require_backend(self, backend: str) -> None:
-        """Check that the machine runs `tensorflow`, `jax` or `auto`, which chooses one that it runs.
-
-        Raises:
-            InputError: If it does not; names the nearest that do.
-        """
-        if backend == "tensorflow" and not self.slice.generation.supports_tensorflow:
-            able = [entry for entry in load_catalogue().slices if entry.generation.supports_tensorflow]
-            raise InputError(
-                f"TPU {self.slice.generation.name} does not run TensorFlow. Received: {self.name}, "
-                f"backend='tensorflow'. Use the backend jax, or one of "
-                f"{_names(_nearest_of_each_generation(able, self.slice.chips))}."
-            )
-
     def require_one_host(self, reason: str) -> None:
         """Check that this machine and all its fallbacks have one host.
 
@@ -578,7 +573,7 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
     spec: MachineSpec = read_by_hand(_with_fallbacks(value, where), MachineSpec, where)
     for i, machine in enumerate(spec.candidates):
         try:
-            machine.require_backend(backend)
+            machine.slice.require_backend(backend)
         except InputError as error:
             place = f"{where}.fallbacks[{i - 1}]" if i else where
             raise InputError(f"Cannot use {place}: {error}") from error

@@ -256,8 +256,8 @@ class Registry(Protocol):
 
 def check_promotable(
     registry: Registry, number: str, alias: str, champion: str | None, label: Callable[[str], str] = str
-) -> None:
-    """Check that an alias may move to a version.
+) -> Any:
+    """Check that an alias may move to a version, and return the version that has it; None if there is none.
 
     Args:
         registry: Registry of the model.
@@ -278,6 +278,7 @@ def check_promotable(
             f"{registry.number_of(champion) or 'none'}, and meanwhile the {alias} is "
             f"{current.number if current else 'none'}. Run again, to compare it with that."
         )
+    return current
 
 
 def fetch(version: RegisteredVersion, part: str, scratch: Path) -> Path:

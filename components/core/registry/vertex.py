@@ -144,9 +144,9 @@ class VertexRegistry:
             return current
         return self.find(current.parent) if current.parent else None
 
-    def check_promotable(self, number: str, alias: str, champion: str | None) -> None:
+    def check_promotable(self, number: str, alias: str, champion: str | None) -> VertexVersion | None:
         """See `versions.check_promotable`."""
-        check_promotable(self, number, check_alias(alias), champion, as_label)
+        return check_promotable(self, number, check_alias(alias), champion, as_label)
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
         """Move an alias to a version that has passed the gate, unless it is there already.
@@ -159,8 +159,7 @@ class VertexRegistry:
         Raises:
             InputError: If the alias has moved since the comparison.
         """
-        self.check_promotable(number, alias, champion)
-        current = self.find(alias)
+        current = self.check_promotable(number, alias, champion)
         previous, aliases = (current.number, current.aliases) if current else ("", ())
         if current and previous == number:
             previous = current.parent

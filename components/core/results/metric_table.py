@@ -5,8 +5,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 
@@ -91,11 +90,6 @@ def task_metrics(task: str) -> Mapping[str, Metric]:
 def direction(name: str) -> int:
     """Return whether `HIGHER` or `LOWER` is better; `NEITHER` for an unknown name."""
     return BY_NAME[name].direction if name in BY_NAME else NEITHER
-
-
-def scalars(task: str, figures: Mapping[str, Any], further: Iterable[str] = ()) -> dict[str, float]:
-    """Return the metrics of a task, and further ones, that are defined, by name, from all figures of an evaluation."""
-    return {name: value for name in (*task_metrics(task), *further) if (value := figures.get(name)) is not None}
 
 
 def show(value: float, *beside: float) -> str:

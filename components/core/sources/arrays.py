@@ -37,7 +37,6 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
     if "" not in arrays:
         splits = np.concatenate([np.full(len(images), split, "<U10") for split, (images, _) in arrays.items()])
     return Listing(
-        source=params.source,
         keys=tuple(keys),
         labels=labels,
         class_names=classes,

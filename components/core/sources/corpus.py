@@ -49,7 +49,6 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
     offsets = [places[split] for split in splits]
     by_split = {split: ids[place : place + sizes[split]] for split, place in places.items()}
     return Listing(
-        source=params.source,
         keys=[f"characters {at + start}-{at + end}" for at, start, end in zip(offsets, starts, ends, strict=True)],
         labels=np.array(ends, np.int32) - np.array(starts, np.int32),
         class_names=(*_RESERVED.values(), *known),

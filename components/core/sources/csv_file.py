@@ -134,7 +134,6 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
     texts = rows.cells["text"].take(order).encoded if kind == TEXT else None
     hashes = None if texts is None else identify_each(texts)
     return Listing(
-        source=params.source,
         keys=(keys := keys.take(order)),
         labels=labels[order],
         class_names=classes,

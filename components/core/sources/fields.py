@@ -213,7 +213,6 @@ def list_rows(
     if labelled and "split" in chosen.names:
         splits = read_splits(values[chosen.names["split"]], params.source)
     return Listing(
-        source=params.source,
         keys=keys,
         labels=labels,
         class_names=classes,

@@ -68,7 +68,6 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
     labels, classes = index_labels(of_folders, params.class_names, listed.folders)
     splits = np.array([split_of[folders[folder][0]] for folder in listed.folders]) if has_splits else None
     return Listing(
-        source=params.source,
         keys=listed.names,
         labels=labels.astype(np.int32)[listed.folder_of],
         class_names=classes,
@@ -141,7 +140,7 @@ def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:
         others = [file.name for file in storage.list_files(location)]
         raise InputError(f"Found no images in {location}: expected files as .jpg or .png, received {shown(others)}.")
     labels, classes = without_labels(len(listed.names))
-    return Listing(params.source, listed.names, labels, classes, root=location, files=listed.files, kind=kind)
+    return Listing(listed.names, labels, classes, root=location, files=listed.files, kind=kind)
 
 
 def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:

@@ -96,7 +96,6 @@ def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteP
     splits = np.concatenate([np.full(len(reviews), split, "<U10") for split, (reviews, _) in arrays.items()])
     hashes = identify_each(texts)
     return Listing(
-        source=params.source,
         keys=tuple(keys),
         labels=indices,
         class_names=classes,

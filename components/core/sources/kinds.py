@@ -96,7 +96,7 @@ def list_examples(params: WriteParams) -> Listing:
     if params.task == REGRESSION:
         return listing
     if listing.splits is not None and not params.class_names:
-        listing = _check_classes_of_splits(listing, source.has_class_folders)
+        listing = _check_classes_of_splits(params.source, listing, source.has_class_folders)
     present = np.unique(listing.labels)
     if len(present) < 2:
         name = listing.class_names[present[0]] if len(present) else "none"
@@ -163,7 +163,7 @@ def _check_taken(source: Source, params: WriteParams) -> None:
         )
 
 
-def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
+def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool) -> Listing:
     """Check that every class has training examples, and examples of the validation or test split.
 
     Classes without training examples raise InputError. Classes without validation and test examples raise InputError if
@@ -182,7 +182,7 @@ def _check_classes_of_splits(listing: Listing, is_of_folders: bool) -> Listing:
     for where, names in lacking.items():
         if names:
             raise InputError(
-                f"Classes without {where} examples in {listing.source}: {shown(sorted(names))}. Expected every class "
+                f"Classes without {where} examples in {source}: {shown(sorted(names))}. Expected every class "
                 "in every split. Add them there, or name the classes to use in data.class_names."
             )
     tested = classes_where(listing.splits == TEST)

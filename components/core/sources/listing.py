@@ -56,7 +56,6 @@ class Listing:
     """The examples of a source, in a canonical order that does not depend on the file system.
 
     Attributes:
-        source: The source, as the user wrote it.
         keys: One unique name per example: its path below `root`, or its place in an array.
         labels: int32[num_examples], indices into `class_names`; of other tasks, see `targets`.
         class_names: The classes; of a regression, the names of the targets.
@@ -81,7 +80,6 @@ class Listing:
         weights: Weights of the examples in the training's loss, float32[num_examples]; None without `columns.weight`.
     """
 
-    source: str
     keys: Sequence[str]
     labels: np.ndarray
     class_names: tuple[str, ...]

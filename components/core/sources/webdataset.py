@@ -69,7 +69,6 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
     of_archives = splits_of(archives, location) if labelled else None
     sizes = list(map(len, by_archive))
     return Listing(
-        source=params.source,
         keys=keys,
         labels=labels,
         class_names=classes,

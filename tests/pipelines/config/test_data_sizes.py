@@ -24,7 +24,7 @@ def listed(sizes, **fields):
     names = [f"{i}.jpg" for i in range(len(sizes))]
     files = Files.collect(storage.StoredFile(name, size, "v") for name, size in zip(names, sizes, strict=True))
     splits = np.array(["train"] * (len(files) - 1) + ["test"])
-    return Listing("images:x", names, np.zeros(len(files), int), ("a", "b"), splits=splits, files=files, **fields)
+    return Listing(names, np.zeros(len(files), int), ("a", "b"), splits=splits, files=files, **fields)
 
 
 def asked(config, size, target="kubeflow"):
