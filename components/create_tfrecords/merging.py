@@ -1,4 +1,4 @@
-"""Appends the parts that workers wrote to their shards, and collects the metadata of the examples."""
+"""Merges the parts that workers wrote into the shards, and collects the metadata of the examples."""
 
 import dataclasses
 import hashlib

@@ -393,7 +393,7 @@ class VertexTarget:
         return self._patient(_ROUTING_SECONDS)(ask_all)
 
     def _ask(self, endpoint: str, instance: Any, check: HealthCheck, address: str) -> tuple[str, np.ndarray] | None:
-        """Return the deployment that answered an example, and its outputs; None if the endpoint has no traffic yet."""
+        """Return the deployment that answered an example, and its outputs; None if no deployment has traffic yet."""
         request = types().PredictRequest.from_json(json.dumps({"endpoint": endpoint, "instances": [instance]}))
         is_private = self._params.endpoint_access == PRIVATE
         call = partial(self._registry.service.predict, request, address, is_private)

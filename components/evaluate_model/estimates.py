@@ -235,7 +235,7 @@ def _ratio_of_hits(parts: np.ndarray, wholes: np.ndarray, members: Any) -> Estim
 
 
 def _explained(targets: np.ndarray, values: np.ndarray) -> Estimate | None:
-    """Estimate R², the mean over targets; None where one is the same for all examples."""
+    """Estimate R², averaged over the targets; None if a target has the same value in all examples."""
     errors, whole = np.square(targets - values), np.square(targets - targets.mean(axis=0))
     variance = targets.var(axis=0)
     if not variance.all():
@@ -675,9 +675,14 @@ def find_chance(better: int, worse: int, n: int, difference: float) -> float:
 
 
 def _detectable_share(differ: int, num_examples: int, quantile: float) -> float:
-    """Return the smallest difference that McNemar's test detects with the power, at this number of differing answers.
+    """Return the smallest difference of two shares that McNemar's test detects with the probability `_POWER`.
 
-    By the normal approximation (Connor, Biometrics 43, 1987), with half an example for what an exact test costs.
+    Uses the normal approximation (Connor, Biometrics 43, 1987) with a continuity correction.
+
+    Args:
+        differ: Number of examples that only one of the two models answers right.
+        num_examples: Number of all examples.
+        quantile: Quantile of the normal distribution for the test's confidence.
     """
     power = float(special.ndtri(_POWER))
 

@@ -94,7 +94,7 @@ def merge_answers(
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
-    """Put the files of all ranges together; returns the number of predictions."""
+    """Merge the files of predictions that parallel tasks wrote; returns the number of predictions."""
     inputs = {**asked, **locals()}
     from tpu_components.core.step.step_record import run_component
     from tpu_components.predict_batch import PredictParams, fan_out

@@ -38,8 +38,9 @@ class Inputs:
     Attributes:
         keys: Name of each example. For records, shard and index of each record, because the name is in the record.
         version: Digest that changes with the content.
-        contents: Function that returns the contents of examples, int[…]; None if they are files below `root`.
-        are_in_place: Whether contents that are parts of files are in files of the source, and not unpacked here.
+        contents: Function of examples, int[…], that returns their contents, or None if each is a file below `root`.
+        are_in_place: Whether contents in larger files are read from the source's own files, not from copies that were
+            unpacked on this machine.
         root: Folder that keys are relative to.
         stored: Input of stored records; None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.

@@ -51,7 +51,7 @@ class Accuracy:
     held_out: int | None = None
 
     def words(self, generation: str) -> str:
-        """Describe the origin of the interval."""
+        """Describe the factor and interval of a TPU generation's step times, and the published times behind them."""
         few = (
             ", so few that other generations count too and the interval is wide"
             if self.programs < _FEW_PROGRAMS
@@ -89,7 +89,7 @@ class StepTime:
     Attributes:
         compute_ms: Time of the computation.
         communication_ms: Time of the sums over replicas; None if the speed of the links is not known.
-        guessed_share: Share of `compute_ms` without an estimate of the compiler.
+        guessed_share: Share of `compute_ms` that is guessed, because the compiler estimates no time for its operations.
         mxu_utilization: Share of the matrix units' peak that the step reaches while it computes.
         flops: Operations of all matrix products on one device.
         low_ms: Lower end of the 90 % interval.

@@ -85,7 +85,7 @@ class ServeParams:
         """Check every value.
 
         Raises:
-            InputError: If a value is out of range, or the routes are equal or no paths.
+            InputError: If a value is out of range, a route does not begin with a slash, or two routes are equal.
         """
         check_fields(self)
         if not self.log and (self.log_content or self.log_share != type(self).log_share):

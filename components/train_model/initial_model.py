@@ -59,7 +59,7 @@ def _shapes(model: Any) -> list[str]:
 
 
 def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> InitialModel | None:
-    """Return the model that `TrainParams.initial_model` names; None if it names none, or an alias without a version.
+    """Return the model that `TrainParams.initial_model` names; None if that is empty, or an alias that no version has.
 
     Args:
         named: A folder, here or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.

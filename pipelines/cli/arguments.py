@@ -141,7 +141,7 @@ def limit(name: str, what: str) -> Argument:
 
 
 def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argument, Argument]:
-    """Return `--target`, required without a default, and `--settings`; `also` are further targets."""
+    """Return `--target`, which is required if `default` is empty, and `--settings`; `also` are further targets."""
     text = f"platform (default: {default})" if default else "platform"
     names = (*TARGET_SETTINGS, *also)
     return argument("--target", choices=names, default=default or None, required=not default, help=text), SETTINGS

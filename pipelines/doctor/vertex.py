@@ -248,10 +248,10 @@ class VertexChecks:
     def _of_image(
         self, about: str, image: str, name: str, cost: Cost = Cost.NETWORK, least_python: str = ""
     ) -> list[Check]:
-        """Return the checks of an image, which TPU_PIPELINES_…IMAGE names, and of the agent that pulls it.
+        """Check that the image in the variable `name` exists, and that Vertex AI's service agent may pull it.
 
-        https://cloud.google.com/vertex-ai/docs/general/custom-service-account: the agent. It reads the image of a model
-        when the model is uploaded: model.proto, ModelContainerSpec.image_uri.
+        Service agent: https://cloud.google.com/vertex-ai/docs/general/custom-service-account. It pulls a model's image
+        when the model is uploaded: `ModelContainerSpec.image_uri` in model.proto.
         """
         look = functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", False, least_python)
         project, location, repository = repository_of(image) or ("", "", "")

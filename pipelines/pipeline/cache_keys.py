@@ -30,7 +30,7 @@ _WITHOUT_EFFECT = (
 
 @functools.cache
 def _codes() -> dict[str, Code]:
-    """Return the code of every step. The references between files are cached by the files' contents."""
+    """Return the code of every step: its module and what it imports. A file's imports are cached by its content."""
     own = digest_files({"": Path(fingerprint.__file__)})
     memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
     kept = _read_references(compile_cache.recall(memo, Mapping[str, Any]) or {})

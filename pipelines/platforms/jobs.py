@@ -191,7 +191,7 @@ class Retrying:
     """A `Platform` that repeats the calls of another one after transient errors.
 
     If the response of `create` is lost, the repeated call returns the created job. A repeated `create_schedule` would
-    make a second schedule: `schedule.upsert` repeats all of its calls instead.
+    make a second schedule, so it is not repeated here: `schedule.upsert` first looks for the schedule again.
 
     Args:
         platform: Platform to call.

@@ -110,7 +110,7 @@ class RunDecision:
 
     @classmethod
     def make(cls, needed: bool, reason: str, since: str = "", changed: tuple[str, ...] = ()) -> Self:
-        """Return a decision with the current time; `since` is the last run."""
+        """Return a decision about a retraining with the current time; `since` is the id of the last run."""
         return cls(now().isoformat(timespec="microseconds"), needed, changed, reason, since)
 
     @property

@@ -285,7 +285,7 @@ def _shorten(value: Any) -> str:
 
 
 def as_text(comparison: Comparison) -> str:
-    """Return a column for each run; a star marks the best."""
+    """Return tables for a terminal, with a column for each run; a star marks the best value of a row."""
     columns = {"": "<"} | {f"{run.label} ": ">" for run in comparison.runs}  # The space is for the star.
     blocks = []
     for title, rows in comparison.sections.items():

@@ -89,10 +89,10 @@ def sketch_place(place: str) -> DataSketch:
 
 
 def sketch_sample(params: WriteParams) -> DataSketch:
-    """Return the sketch of a sample of a source: writes the same share of every split as temporary records.
+    """Return the statistics of a sample of a source, the same share of every split, to compare with other data.
 
     Raises:
-        InputError: If the source cannot be used, or is a corpus.
+        InputError: If the source cannot be used, or is one long text (a corpus).
     """
     plan = plan_dataset(params)
     if plan.listing.corpus is not None:

@@ -463,13 +463,13 @@ class Deleted:
 
 
 def delete_runs(workspace: Path, name: str, number: str = "", keep: int = 0) -> Deleted:
-    """Delete one run of a name, or its earlier runs, and the cached steps that no other run uses.
+    """Delete one run of a name, or all runs before the latest, and the cached steps that no other run uses.
 
     Args:
         workspace: Folder for runs.
         name: Name of the runs, one of which exists.
-        number: Number of the run, or `history.LATEST`; empty deletes all earlier runs but the newest `keep`.
-        keep: Number of earlier runs to keep.
+        number: Number of the run, or `history.LATEST`; empty deletes all runs before the latest but the newest `keep`.
+        keep: Number of runs before the latest to keep.
 
     Raises:
         InputError: If a run of that name is in progress.

@@ -198,9 +198,10 @@ def source_of(place: str, kind: str = "") -> str:
 
 
 def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
-    """Return the parameters with the task that the labels of a CSV file suggest: `cat|dog` or numbers with a fraction.
+    """Guess the task of a table by its labels: `cat|dog` is multi-label, numbers with a fraction are a regression.
 
-    Also returns the listing by these parameters, if there is one.
+    Returns:
+        The parameters with the task, and the examples if they were listed by these parameters.
 
     Raises:
         InputError: If the source cannot be listed.

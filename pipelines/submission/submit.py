@@ -166,7 +166,7 @@ def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submissio
 
 
 def look_up(plan: RunPlan, submitter: Platform) -> Submission | None:
-    """Return the last existing job of a run, on any machine; None if there is none. Starts nothing."""
+    """Return the newest job of a run, on whichever of its machines; None if there is none. Starts nothing."""
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
         newest, number = jobs[-1], number + 1

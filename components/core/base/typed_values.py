@@ -160,7 +160,7 @@ class Mistakes:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Collect an InputError of the block, and continue after the block."""
+        """Return a context that collects an InputError of the `with` block instead of raising it."""
         try:
             yield
         except InputError as error:

@@ -151,7 +151,8 @@ def open_image(
         keep_size: See `read_image`.
 
     Raises:
-        UnreadableImageError: If `read_image` raises it; `decode` raises it too.
+        UnreadableImageError: If the header is damaged or the image has too many pixels. Other errors of `read_image`
+            are raised by `decode` of the result.
     """
     if rule.image_size and any(rule.margin):
         size = rule.image_size

@@ -83,7 +83,7 @@ class ImageInput:
 
     @property
     def fed_shape(self) -> tuple[int, int, int]:
-        """Shape of one example for a training step: (height, width, channels) with the margin."""
+        """Shape of one example for a training step: (height, width, channels), with the margin for random crops."""
         (height, width, channels), (rows, columns) = self.image_shape, self.margin
         return height + rows, width + columns, channels
 
@@ -245,11 +245,11 @@ class Task:
         return (interface.num_classes,)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the loss of every target that counts, float64[targets]; most tasks have one target per example."""
+        """Return the loss of every target but padding, float64[targets]; most tasks have one target per example."""
         raise NotImplementedError
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the metric of every target that counts, float64[targets]; the mean is the metric of the data set."""
+        """Return the metric of every target but padding, float64[targets]; the mean is the data set's metric."""
         raise NotImplementedError
 
     def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:

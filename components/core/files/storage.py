@@ -486,7 +486,7 @@ def require_utf8(path: Path) -> None:
 
 
 def require_file(path: Path, is_added_to: bool = False) -> None:
-    """Check, before any work, that a local file can be written, after missing parent folders are created.
+    """Check, before any work, that a local file can be written. Creates missing parent folders.
 
     Args:
         path: The file.

@@ -29,7 +29,7 @@ DAMAGED = (
 
 
 def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
-    """Check that a file unpacks to no more than the rule allows.
+    """Check that a compressed file does not unpack to an implausible size (a decompression bomb).
 
     Args:
         place: The file.

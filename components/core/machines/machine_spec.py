@@ -503,7 +503,8 @@ class MachineSpec:
         """Row of the catalogue.
 
         Raises:
-            InputError: If no row has the name or Vertex's fields, or these contradict each other.
+            InputError: If the catalogue has no row of this name or with these fields of Vertex, or if name and fields
+                contradict each other.
         """
         received = {key: getattr(self, key) for key in VERTEX_FIELDS}
         if not self.name:

@@ -108,7 +108,12 @@ class HeldOutSet:
         return storage.join(self.place, f"{self.name}/{EXAMPLES_FILE}")
 
     def error_rate(self, whole: float, planned: int) -> float:
-        """Return the error rate of the next decision; see `spend`."""
+        """Return the significance level of the next gate decision on this test set; see `spend`.
+
+        Args:
+            whole: Significance level of all decisions together.
+            planned: Number of planned decisions.
+        """
         return spend(whole, planned, [entry.promoted for entry in self.decisions])
 
     def find_best(self, metric: str, sign: int) -> str:
@@ -147,7 +152,7 @@ def _now() -> str:
 
 
 def spend(whole: float, planned: int, promoted: Sequence[bool]) -> float:
-    """Return the error rate of the next decision on a test set, so that all together have the whole error rate.
+    """Return the significance level of the next decision on a test set, so that all together have the level `whole`.
 
     Decision k of n gets the share 1/k of the sum over all n, and what the last decision had, if that promoted: the
     online fallback procedure (Tian and Ramdas, Statistical Methods in Medical Research 30, 2021), which controls the

@@ -102,7 +102,7 @@ class Baseline:
 
     @property
     def is_beaten(self) -> bool:
-        """Whether the model is significantly better."""
+        """Whether the model is significantly better than the baseline."""
         return self.value is not None and self.advantage > max(self.margin, 0.0)
 
     @property

@@ -221,7 +221,7 @@ class NumbersBuilder:
 
 
 class PiecesBuilder:
-    """Pieces that come one at a time."""
+    """Builder of `Pieces`: bytes of any length are appended one by one."""
 
     def __init__(self) -> None:
         self._content, self._ends = bytearray(), NumbersBuilder()

@@ -159,7 +159,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
 
 
 def read_others(location: str, params: WriteParams, most: int) -> dict[str, list[str]]:
-    """Return the values of the columns that are not used, in at most so many rows, by the column's name."""
+    """Return the values of the columns that `params` does not use, in the first `most` rows, by the column's name."""
     table = _open_table(location, params)
     used = {"path", "text", "label", "split", "id", *params.columns, *params.target_columns, *params.slice_columns}
     names = [name for name in table.columns if name not in used]

@@ -87,7 +87,12 @@ class LaterSpans:
 
 
 def read_content(root: str, key: str, content: Any) -> Any:
-    """Return an example's content: as a listing holds it, from its part of a file, or, of None, from its own file.
+    """Return the content of an example.
+
+    Args:
+        root: Folder of the file `key`.
+        key: Key of the example.
+        content: The content itself, a `Span` of a larger file, or None if the file `key` is the content.
 
     Raises:
         InputError: If it cannot be read.

@@ -261,12 +261,12 @@ def _loss(settings: TrainParams, interface: Interface, brought: Brought) -> Any:
 
 
 def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
-    """Let the metrics of a model count all examples alike, except padding and other examples of weight 0.
+    """Make the metrics of a model ignore sample weights. Examples of weight 0, such as padding, are still left out.
 
     Args:
         model: Compiled model.
         loss: Its loss, as `model.compile` takes it.
-        unpenalized: Metric of the weighted loss without penalties; None if there are no penalties.
+        unpenalized: Metric of the loss without regularization, which is weighted; None without regularization.
     """
     plain, each = functools.partial(type(model).compute_metrics, model), keras.losses.get(loss)
     if unpenalized is not None:

@@ -61,8 +61,8 @@ class Program:
         batch: Shape and type of a global batch's inputs, targets and weights.
         num_examples: Number of examples in the training split.
         settings: `steps_per_execution` and `sharding`.
-        is_resident: Whether the split stays in device memory and the program gets the order of an epoch; else the
-            program gets batches.
+        is_resident: Whether the split stays in device memory, and the program gets the order of an epoch as indices of
+            examples; else the program gets batches.
         accelerator: Kind of the device.
     """
 

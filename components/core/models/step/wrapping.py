@@ -73,7 +73,7 @@ def extend_step(
         return *augment(images, labels, settings, draws, model.output_shape[-1], groups, size), sample_weights
 
     def average(steps: Any) -> None:
-        """Update the averages after a step, given the number of steps before it."""
+        """Update the moving averages of the weights after a step; `steps` is the number of steps before it."""
         steps = ops.cast(steps, "float32")
         kept = ops.minimum(settings.ema_decay, steps / (steps + 9))
         for i, variable in averages.items():

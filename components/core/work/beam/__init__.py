@@ -1,1 +1,1 @@
-"""Work on the workers of an Apache Beam runner, for example Dataflow."""
+"""Runs tasks on the workers of an Apache Beam runner, for example Dataflow."""
