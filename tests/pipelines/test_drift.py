@@ -35,8 +35,8 @@ def test_a_version_keeps_what_its_data_are_compared_by(finished_run, tmp_path, c
     described = tmp_path / "registry" / "digits" / "versions" / "0001" / "version.json"
     described.chmod(0o644)
     for kept, message in (
-        (None, "or from before versions kept it"),
-        ({"kind": 3}, "none that can be read: of another task"),
+        (None, "or from before versions kept"),
+        ({"kind": 3}, "one in another format"),
     ):
         raw = json.loads(described.read_text())
         described.write_text(json.dumps(raw | {"lineage": {"sketch": kept}}))
@@ -131,7 +131,5 @@ def test_a_version_on_vertex_keeps_the_sketch_in_its_bucket(fake, federated, buc
     version = VertexTarget(params, registry).register(*write_model(tmp_path / "made", "one"), **facts)
     assert sketch_at(f"{registry.root}/digits@{version.number}") == sketch
     bucket.blob(f"{version.uri.removeprefix('gs://bucket/')}/version.json").delete()
-    with pytest.raises(
-        InputError, match="digits 1: expected a version that keeps a sketch of its data, received one that has none"
-    ):
+    with pytest.raises(InputError, match=r"digits 1: expected a version that keeps a sketch of its data\. It has none"):
         sketch_at(f"{registry.root}/digits@{version.number}")

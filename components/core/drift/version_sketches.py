@@ -40,9 +40,9 @@ def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
         sketch: DataSketch = typed_values.read(origin.lineage.get(name), DataSketch, name, any_version=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"Cannot compare {what} with those of {origin.name}: expected a version that keeps a sketch of its {what}, "
-            "received one that has none that can be read: of another task or tool, or from before versions kept it "
-            f"({error}). {advice}"
+            f"Cannot compare {what} with those of {origin.name}: expected a version that keeps a sketch of its {what}. "
+            "It has none, or one in another format, since it is of another task or tool, or from before versions kept "
+            f"it ({error}). {advice}"
         ) from error
     return sketch
 

@@ -255,10 +255,15 @@ def _is_torch(value: Any) -> bool:
     return any(str(kind.__module__).partition(".")[0] in _TORCH_PACKAGES for kind in kinds)
 
 
-def explain(error: Exception) -> str:
-    """Return an error's class and first line; of an error that Keras has wrapped, the layer's own message."""
+def message_of(error: BaseException) -> str:
+    """Return an error's message; if Keras has wrapped it, the message of the layer, which Keras prints in bold."""
     wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
-    text = re.split("(?:Error|Exception) encountered:", wrapped[1] if wrapped else str(error))[-1]
+    return wrapped[1] if wrapped else str(error)
+
+
+def explain(error: Exception) -> str:
+    """Return an error's class and the first line of its message."""
+    text = re.split("(?:Error|Exception) encountered:", message_of(error))[-1]
     line, *_ = text.strip().splitlines() or [""]
     return f"{type(error).__name__}: {line}"
 

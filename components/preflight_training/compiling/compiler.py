@@ -29,7 +29,7 @@ from tpu_components.core.base.frameworks import jax, keras, tf
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.examples.interface import Interface
 from tpu_components.core.machines.machine_spec import GPU, TPU, Slice
-from tpu_components.core.models.lookup import build_model, source_files
+from tpu_components.core.models.lookup import build_model, message_of, source_files
 from tpu_components.core.models.step.compiling import compile_model
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.program import Program, held_bytes
@@ -424,10 +424,7 @@ def _called_in(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _first_sentence(error: BaseException) -> str:
-    text = str(error)
-    if match := re.search(r"\x1b\[1m(.*?)\x1b\[0m", text, re.DOTALL):  # Keras prints the wrapped message in bold.
-        text = match[1]
-    lines = text.strip().splitlines()
+    lines = message_of(error).strip().splitlines()
     first = " ".join(lines[0].split()) if lines else repr(error)
     return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # Without a status code such as RESOURCE_EXHAUSTED.
 
