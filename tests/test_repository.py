@@ -32,9 +32,6 @@ STEPS = {
     "predict_batch": PredictParams,
     "find_drift": DriftParams,
 }
-USES = {
-    "find_drift": "create_tfrecords",  # It measures pictures as that one does.
-}
 SOURCES = ROOT / "components/core/sources"  # A file for each kind of source.
 ALLOWED_TOP_LEVEL = {"components", "pipelines", "docker", "tests", "pyproject.toml", "README.md", "Makefile"}
 ALLOWED_TOP_LEVEL |= {"requirements.lock", "LICENSE", "CHANGELOG.md"}
@@ -58,7 +55,7 @@ def test_components_import_neither_pipelines_nor_other_steps_and_only_wrappers_i
     for name in imports(path):
         assert name.split(".")[0] not in ("components", "pipelines", "tpu_pipelines")
         assert name.split(".")[0] != "kfp" or path.name == "component.py"
-        for other in STEPS.keys() - {step, USES.get(step)}:
+        for other in STEPS.keys() - {step}:
             assert not f"{name}.".startswith(f"tpu_components.{other}."), f"{path} imports {name}"
 
 

@@ -20,22 +20,12 @@ LOOKED_AT_ONCE = 64  # Pictures: enough for arrays to pay, few enough to stay in
 LOOK_SHAPE = (8, 9)  # Rows and columns of a perceptual hash; each element is the mean grey level of its part.
 # By JPEG's weights, which keeps these grey levels and blurs colours.
 _GREY_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)
-_MAX_SIDE = 64  # Larger pictures are subsampled before they are hashed, to at least this number of pixels per side.
 _LEAST_CONTRAST = 3.0  # Standard deviation of a hash. Pictures below it are plain, and would all be near-duplicates.
 _LEAST_CORRELATION = 0.996
 _MAX_BITS = 10  # Largest number of the 64 bits in which the hashes of near-duplicates differ.
 _COMPARED_AT_ONCE = 1 << 14  # Pictures per block of comparisons, which bounds the memory for intermediate arrays.
 _NEIGHBOURS = 16  # Each picture is compared with the next 16 pictures that have the same quarter of the bits.
 _LISTED = 1000
-
-
-def thin_out(pixels: np.ndarray) -> np.ndarray:
-    """Return a picture, uint8[height, width, channels], subsampled to at most 127 pixels per side."""
-    height, width, _ = pixels.shape
-    if height < 2 * _MAX_SIDE and width < 2 * _MAX_SIDE:
-        return pixels
-    # A copy, since a view would keep all pixels in memory.
-    return pixels[:: max(1, height // _MAX_SIDE), :: max(1, width // _MAX_SIDE)].copy()
 
 
 def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:

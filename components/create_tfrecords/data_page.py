@@ -10,6 +10,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.histograms import draw_histograms, draw_legend
+from tpu_components.core.drift.measuring import FIGURES, LABELS
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Distribution, Manifest, TargetStatistics
 from tpu_components.core.examples.images import UnreadableImageError, decode_pixels
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
@@ -19,7 +20,6 @@ from tpu_components.core.pages.pictures import PICTURES, show_picture
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.work.workers import in_threads
-from tpu_components.create_tfrecords.measuring import FIGURES, LABELS
 
 _PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
 _PICTURE_PIXELS = 72

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.drift.measuring import MOST_COUNTED, MOST_MEASURED, is_measured, thin_out
 from tpu_components.core.examples.artifacts import TEXT_FEATURE
 from tpu_components.core.examples.example_ids import identify
 from tpu_components.core.examples.images import (
@@ -28,8 +29,6 @@ from tpu_components.core.examples.resizing import check_resized
 from tpu_components.core.examples.text import WORDS, Tokenizer, build_vocabulary, vocabulary_bytes
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.create_tfrecords.copies import thin_out
-from tpu_components.create_tfrecords.measuring import MOST_COUNTED, MOST_MEASURED, is_measured
 from tpu_components.create_tfrecords.planning import DatasetPlan
 
 _MAX_RAW_BYTES = 64 * 64 * 3

@@ -10,6 +10,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
+from tpu_components.core.drift.measuring import COUNTS, count_independent, count_labels, distributions
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
 from tpu_components.core.examples.example_ids import identify_each
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN
@@ -21,7 +22,6 @@ from tpu_components.core.sources.spans import Spans
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from tpu_components.create_tfrecords.encoders import Encoder
-from tpu_components.create_tfrecords.measuring import COUNTS, count_independent, count_labels, distributions
 from tpu_components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples

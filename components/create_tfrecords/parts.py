@@ -15,6 +15,7 @@ import numpy as np
 
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError, reading
+from tpu_components.core.drift.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
 from tpu_components.core.examples.artifacts import KEY_FEATURE, LABEL_FEATURE, WEIGHT_FEATURE, Quarantined
 from tpu_components.core.examples.example_ids import IDENTITY_TYPE
 from tpu_components.core.examples.interface import IMAGE, UnreadableError
@@ -27,7 +28,6 @@ from tpu_components.core.sources.spans import place_of, read_content
 from tpu_components.core.work.workers import in_threads
 from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder
-from tpu_components.create_tfrecords.measuring import COUNTS, FIGURES, NOT_MEASURED, measure_pictures
 
 # Largest size of a task: small, so that all workers are busy until the end and progress is reported often.
 TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20

@@ -18,6 +18,7 @@ from tpu_components.core.drift.comparison import (
     say_verdict,
 )
 from tpu_components.core.drift.histograms import draw_histograms, draw_legend
+from tpu_components.core.drift.measuring import FIGURES, measure_pictures, thin_out
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
 from tpu_components.core.examples.artifacts import KEY_FEATURE, Distribution, Manifest
@@ -29,8 +30,6 @@ from tpu_components.core.files import storage
 from tpu_components.core.pages import page
 from tpu_components.core.pages.pictures import PICTURES, show_picture
 from tpu_components.core.registry.opening import parse_reference
-from tpu_components.create_tfrecords.copies import thin_out
-from tpu_components.create_tfrecords.measuring import FIGURES, measure_pictures
 from tpu_components.find_drift.params import DriftParams, DriftResult
 
 DRIFT_FILE, DRIFT_PAGE_FILE = "drift.json", "drift.html"

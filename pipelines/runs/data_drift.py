@@ -7,13 +7,13 @@ import math
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.progress import say
 from tpu_components.core.drift.comparison import find_shifts
+from tpu_components.core.drift.measuring import MOST_MEASURED
 from tpu_components.core.drift.sketches import SKETCH, DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at, sketch_of
 from tpu_components.core.examples.artifacts import MANIFEST_FILE
 from tpu_components.core.files import storage
 from tpu_components.core.registry.opening import origin_of_version, parse_reference
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.create_tfrecords.measuring import MOST_MEASURED
 from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_components.deploy_model.params import VERTEX
 from tpu_pipelines.checking.preflight import written

@@ -1,1 +1,1 @@
-"""Drift detection: sketches (small summaries) of data and predictions, and statistical tests between two of them."""
+"""Drift detection: measurements and sketches (small summaries) of data and predictions, and tests of two of them."""

@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.drift.measuring import thin_out
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.example_ids import identify, load_copied, load_identities
 from tpu_components.create_tfrecords import WriteParams, write_records
-from tpu_components.create_tfrecords.copies import connect, find_alike, look_at, thin_out
+from tpu_components.create_tfrecords.copies import connect, find_alike, look_at
 
 
 def _photo(seed: int, size: tuple[int, int] = (96, 128)) -> Image.Image:

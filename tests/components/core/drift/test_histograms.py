@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tpu_components.core.drift.histograms import draw_histograms
+from tpu_components.core.drift.measuring import distributions
 from tpu_components.core.examples.artifacts import Distribution
 from tpu_components.core.examples.interface import IMAGE
-from tpu_components.create_tfrecords.measuring import distributions
 
 _COLOURS = {"new": "orange", "old": "blue"}
 

@@ -4,10 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.examples.interface import IMAGE, TEXT
-from tpu_components.create_tfrecords import WriteParams, encoders, parts, write_records
-from tpu_components.create_tfrecords.measuring import (
+from tpu_components.core.drift.measuring import (
     FIGURES,
     NOT_MEASURED,
     count_labels,
@@ -15,6 +12,9 @@ from tpu_components.create_tfrecords.measuring import (
     is_measured,
     measure_pictures,
 )
+from tpu_components.core.examples.artifacts import Manifest
+from tpu_components.core.examples.interface import IMAGE, TEXT
+from tpu_components.create_tfrecords import WriteParams, encoders, parts, write_records
 
 
 def noise(*shape):

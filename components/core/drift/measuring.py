@@ -22,6 +22,7 @@ _SAMPLED_BITS = 16
 _GREY = np.array([1, 2, 1], np.uint16)  # Weights of four grey levels: near those of JPEG, and exact in integers.
 _GREY_SHARE = 333  # Thousandths.
 _QUARTILES = (0.25, 0.5, 0.75)
+_MAX_SIDE = 64  # Larger pictures are subsampled before they are measured, to at least this number of pixels per side.
 _EXACT_BITS = 8  # The leading bits of a value that its bin tells.
 
 
@@ -68,6 +69,15 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 def is_measured(identity: bytes, share: float) -> bool:
     """Return whether an example is in the share that is measured; equal for equal examples."""
     return share >= 1 or int.from_bytes(identity[:2], "little") < share * 2**_SAMPLED_BITS
+
+
+def thin_out(pixels: np.ndarray) -> np.ndarray:
+    """Return a picture, uint8[height, width, channels], subsampled to at most 127 pixels per side."""
+    height, width, _ = pixels.shape
+    if height < 2 * _MAX_SIDE and width < 2 * _MAX_SIDE:
+        return pixels
+    # A copy, since a view would keep all pixels in memory.
+    return pixels[:: max(1, height // _MAX_SIDE), :: max(1, width // _MAX_SIDE)].copy()
 
 
 def measure_pictures(pictures: Sequence[np.ndarray]) -> np.ndarray:
