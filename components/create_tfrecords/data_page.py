@@ -1,6 +1,7 @@
 """Writes an HTML report of the data, to look at before a training is paid for."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -51,12 +52,10 @@ def choose_samples(
         name: examples[np.flatnonzero(are_members)[: min(per_class, _PER_CLASS)]]
         for name, are_members in itertools.islice(members, _SHOWN_CLASSES)
     }
-    shown = {
-        name: in_threads(lambda example: _show(listing, example, params), listing.place, some.tolist())
-        for name, some in chosen.items()
-    }
+    show = functools.partial(_show, listing, params)
+    rows = {name: "".join(in_threads(show, listing.place, some.tolist())) for name, some in chosen.items()}
     row = markupsafe.Markup("{}") if listing.kind == TEXT else PICTURES
-    return {name: row.format(markupsafe.Markup("").join(filter(None, some))) for name, some in shown.items()}
+    return {name: row.format(markupsafe.Markup(markup)) for name, markup in rows.items() if markup}
 
 
 def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -72,15 +71,15 @@ def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[
             yield f"{names[0]} from {low:.4g} to {high:.4g}", (labels[:, 0] >= low) & (labels[:, 0] <= high)
 
 
-def _show(listing: Listing, example: int, params: WriteParams) -> markupsafe.Markup | None:
-    """Return the beginning of a text, or a small picture; None if the example cannot be read."""
+def _show(listing: Listing, params: WriteParams, example: int) -> str:
+    """Return the beginning of a text, or a small picture, as HTML; empty if the example cannot be read."""
     with contextlib.suppress(InputError, UnreadableImageError):
         key, content = listing.keys[example], listing.read(example)
         if listing.kind != TEXT:
             return show_picture(decode_pixels(content, params.image_rule), _PICTURE_PIXELS, key)
         text = content.decode("utf-8", "replace")
         return _TEXT.format(key, text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
-    return None
+    return ""
 
 
 def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, markupsafe.Markup]) -> str:
@@ -177,7 +176,8 @@ def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
             name = figure.name.replace("_", " ")
             charts.append(_CHART.format(name, figure.unit, draw_histograms(name, by_split, _COLOURS)))
             rows += [(name, *pair) for pair in by_split.items()]
-            measured = sum(distribution.num_examples for distribution in by_split.values())
+            # The first figure: the last one, the number of labels, is counted in all examples.
+            measured = measured or sum(distribution.num_examples for distribution in by_split.values())
     if not charts:
         return []
     part = f"Of {measured:,} {manifest.input.plural}, chosen by their hashes. " if measured < num_examples else ""
@@ -197,15 +197,15 @@ def _statistics(first: str, rows: Sequence[tuple[str, str, TargetStatistics | Di
 
 
 def _samples(manifest: Manifest, samples: Mapping[str, markupsafe.Markup]) -> list[Block]:
-    is_cut = manifest.task != REGRESSION and len(manifest.class_names) > len(samples)
-    note = f"Of the first {len(samples)} of {len(manifest.class_names):,} classes." if is_cut else ""
+    is_cut = manifest.task != REGRESSION and len(manifest.class_names) > _SHOWN_CLASSES
+    note = f"Of the first {_SHOWN_CLASSES} of {len(manifest.class_names):,} classes." if is_cut else ""
     return [note, [_SAMPLES.format(*pair) for pair in samples.items()]] if samples else []
 
 
 def _set_aside(manifest: Manifest) -> list[Block]:
     aside = sorted(manifest.quarantined, key=lambda item: item.key)[:_ASIDE_ROWS]
     note = f"The first {len(aside)} of {len(manifest.quarantined):,}; dataset.json lists all."
-    table = Table({"Input": "<", "Reason": "<"}, [(item.key, item.reason) for item in aside])
+    table = Table({"Input": "<", "Reason": "<"}, [(item.key, Cell(item.reason, "path")) for item in aside])
     return [note if len(aside) < len(manifest.quarantined) else "", table] if aside else []
 
 
@@ -217,7 +217,7 @@ def _copies(manifest: Manifest, copies: Mapping[str, Any]) -> list[Block]:
         members = copied["examples"][:_COPY_MEMBERS]
         shown = " · ".join(f"{member['key']} ({member['split']}, {member['label']})" for member in members)
         more = len(copied["examples"]) - len(members)
-        rows.append((Cell(kind, "bad" if faults else ""), f"{shown} and {more} more" if more else shown))
+        rows.append((Cell(kind, "bad" if faults else ""), Cell(f"{shown} and {more} more" if more else shown, "path")))
     note = (
         f"Sets of equal or nearly equal {manifest.input.plural}, those of several labels or splits first; "
         "copies.json lists more."

@@ -191,7 +191,8 @@ class Retrying:
     """A `Platform` that repeats the calls of another one after transient errors.
 
     If the response of `create` is lost, the repeated call returns the created job. A repeated `create_schedule` would
-    make a second schedule, so it is not repeated here: `schedule.upsert` first looks for the schedule again.
+    make a second schedule, so `schedule.upsert` must get a platform without these retries. It retries its own
+    calls, and looks for the schedule first.
 
     Args:
         platform: Platform to call.

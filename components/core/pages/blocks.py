@@ -22,7 +22,7 @@ class Cell:
 
     Attributes:
         text: The text.
-        look: Classes of `page.css`: `good`, `bad`, `note` or `best`.
+        look: Classes of `page.css`: `good`, `bad`, `note`, `best` or `path`, a text that may break at any character.
         share: Length of a bar beside the text, or strength of its colour, from 0 to 1; None for neither.
         hint: Tooltip, which a page shows in a matrix or a passage.
         link: URL of a link; empty for plain text.

@@ -62,7 +62,7 @@ class WriteParams:
             training; metrics are not weighted.
         join_copies: Leave out of training every copy of a held-out example, also a near copy, if the source has no
             splits. Test examples stay in the test split.
-        retired_tests: Files `tests/…/examples.npy` beside a registry, of test sets that were used for too many gate
+        retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
             decisions; the gate prints these paths. The examples are left out of every split, so the new test set has
             only newer examples.
         seed: Salt of the split and of the order in which examples are stored.

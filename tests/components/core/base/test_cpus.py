@@ -7,7 +7,14 @@ from tpu_components.core.base import cpus
 
 @pytest.mark.parametrize(
     ("quota", "expected"),
-    [("150000 100000", 2), ("400000 100000", 4), ("50000 100000", 1), ("6400000 100000", 8), ("max 100000", 8)],
+    [
+        ("150000 100000", 2),
+        ("400000 100000", 4),
+        ("120000 100000", 1),
+        ("20000 100000", 1),
+        ("6400000 100000", 8),
+        ("max 100000", 8),
+    ],
 )
 def test_a_container_may_use_what_its_limit_allows(tmp_path, monkeypatch, quota, expected):
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
