@@ -143,7 +143,7 @@ def test_eight_replicas_learn_from_augmented_images_as_one_does(quick, digits_re
     params = replace(
         quick,
         backend=backend,
-        epochs=5,
+        epochs=12,  # After 5, the accuracy of two trainings with other images differs by as much as 0.06.
         batch_size_per_replica=128,
         random_crop_pixels=1,
         mixup_alpha=0.2,
