@@ -18,9 +18,10 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
-from tpu_components.core.examples.artifacts import PREFLIGHT_FILE, REPORT_FILE, load_history
+from tpu_components.core.examples.artifacts import EXPORT_FILE, PREFLIGHT_FILE, REPORT_FILE, load_history
 from tpu_components.core.files import storage
 from tpu_components.core.pages.display import Displayed
+from tpu_components.core.registry.reference import EXPORT_DIR
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.results.evaluation_info import Rule
 from tpu_components.core.results.metric_table import show
@@ -143,12 +144,21 @@ class Run(Displayed):
         Args:
             settings: Settings of section `export`, over those of the run.
         """
-        overrides, output = _overrides("export", settings), self.path / "export"
+        overrides, output = _overrides("export", settings), self.path / EXPORT_DIR
         export_run(self.path, overrides, output)
         return output
 
     def predict(self, *inputs: Place | np.ndarray, top: int = 3) -> list[ExamplePrediction]:
-        """Answer with the exported model; see `predict`."""
+        """Answer with the exported model; see `predict`.
+
+        Raises:
+            InputError: If the run has exported no model, for example because the gate has rejected it.
+        """
+        if not (self.path / EXPORT_DIR / EXPORT_FILE).is_file():
+            raise InputError(
+                f"Cannot predict with {self.name}: the run is {self.status} and has exported no model. "
+                "`export()` of the run exports it, whatever the gate says."
+            )
         return predict(self.path, *inputs, top=top)
 
     def _repr_html_(self) -> str:
