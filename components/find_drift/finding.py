@@ -17,7 +17,7 @@ from tpu_components.core.drift.comparison import (
     say_rule,
     say_verdict,
 )
-from tpu_components.core.drift.histograms import draw_histograms, draw_legend
+from tpu_components.core.drift.histograms import SWATCH, draw_histograms, draw_legend
 from tpu_components.core.drift.measuring import FIGURES, measure_pictures, thin_out
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_at
@@ -37,7 +37,7 @@ _JOIN = markupsafe.Markup("").join
 _COLOURS = {"these": "orange", "those before": "blue"}
 _MOST_READ, _SHOWN, _PICTURE_PIXELS = 200, 6, 72
 _FROM, _TO = 0.05, 0.95  # Quantiles of the first and the last image that are shown.
-_PICTURES = PICTURES.format(markupsafe.Markup('<span class="swatch" style="background: var(--{})"></span>{}'))
+_PICTURES = PICTURES.format(SWATCH + "{}")
 _PANEL = markupsafe.Markup(
     "<h3>{name}{verdict}</h3>{chart}{pictures}"
     '<p class="note">now {now}, before {before}. {measure}: {effect:.3f}; threshold {threshold:g}; p-value {luck:.2g}.'

@@ -27,7 +27,7 @@ _reported = set[str]()
 
 
 def report_once(what: str, reason: str) -> None:
-    """Print an error of the server on stderr, as a JSON line, the first time that it happens, for whatever reason."""
+    """Print an error on stderr as a JSON line, once: the same error is not printed again, even for another reason."""
     if what not in _reported:
         _reported.add(what)
         message = f"{what}: {reason}; told once."

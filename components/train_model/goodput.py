@@ -132,7 +132,7 @@ class Sessions:
                 storage.write_bytes(self._path, json.dumps(content).encode())
 
     def paid_seconds(self, trained: float, waiting: float) -> dict[str, float]:
-        """Return the seconds of all sessions by use. Capitals are terms of ml-goodput-measurement.
+        """Return how the seconds of all sessions were used. Names in capitals are terms of ml-goodput-measurement.
 
         - `trained`: Steps that are part of the result. Their share of the total is the goodput.
         - `start_up`: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,

@@ -78,7 +78,7 @@ def _check_apart(config: Config, place: Path) -> None:
 
 
 def _others(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the configuration key and the path of the registry and of each existing input that are local files."""
+    """Yield key and path of every setting that names a local file or folder: the registry, and inputs that exist."""
     if config.deploy and not is_on_vertex(config.deploy.registry) and not storage.is_remote(config.deploy.registry):
         yield "deploy.registry", config.deploy.registry
     inputs = [

@@ -9,7 +9,8 @@ import numpy as np
 from tpu_components.core.examples.artifacts import Distribution
 
 _CHART_WIDTH, _CHART_HEIGHT, _MOST_BARS, _LEAST_BARS = 320, 120, 32, 8
-_SERIES = markupsafe.Markup('<span class="swatch" style="background: var(--{})"></span><bdi>{}</bdi><br>')
+SWATCH = markupsafe.Markup('<span class="swatch" style="background: var(--{})"></span>')
+_SERIES = SWATCH + markupsafe.Markup("<bdi>{}</bdi><br>")
 _TAIL = 0.005  # Share of the values at each end that are put into the first or last bar.
 
 

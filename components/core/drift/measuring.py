@@ -22,7 +22,7 @@ _SAMPLED_BITS = 16
 _GREY = np.array([1, 2, 1], np.uint16)  # Weights of four grey levels: near those of JPEG, and exact in integers.
 _GREY_SHARE = 333  # Thousandths.
 _QUARTILES = (0.25, 0.5, 0.75)
-_MAX_SIDE = 64  # Larger pictures are subsampled before they are measured, to at least this number of pixels per side.
+_MAX_SIDE = 64  # Larger pictures are subsampled first, to at least this number of pixels per side.
 _EXACT_BITS = 8  # The leading bits of a value that its bin tells.
 
 

@@ -266,7 +266,7 @@ def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
     Args:
         model: Compiled model.
         loss: Its loss, as `model.compile` takes it.
-        unpenalized: Metric of the loss without regularization, which is weighted; None without regularization.
+        unpenalized: Metric of the weighted loss without regularization terms; None if the model has none.
     """
     plain, each = functools.partial(type(model).compute_metrics, model), keras.losses.get(loss)
     if unpenalized is not None:
