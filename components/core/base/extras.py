@@ -18,7 +18,6 @@ EXTRAS = {
     "model_signing": "serving",
     "prometheus_client": "serving",
     "pyarrow": "parquet",
-    "sklearn": "local",
     "starlette": "serving",
     "tensorboard": "local",
     "tensorflow": "local",

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]  # Of the clone, or of the installed packages.
 _OUR_PACKAGES = ("tpu_components", "tpu_pipelines")
 # They transfer data, retry calls and show progress; they compute nothing.
 _WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tenacity", "tqdm"})
-_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "PyYAML"}  # Listing all takes 0.1 s.
+_DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # Listing all takes 0.1 s.
 _TEMPLATES = (".jinja", ".html")
 _FILE_NAME = re.compile(r"[\w./ -]{1,255}\.(?!py$)\w+")
 _JOINING = ("join", "joinpath", "Path", "PurePath")
