@@ -16,7 +16,7 @@ from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TEXT_FEATURE, Manifest
-from tpu_components.core.examples.interface import PADDING, CorpusInput, ImageInput
+from tpu_components.core.examples.interface import CorpusInput, ImageInput
 from tpu_components.core.files import storage
 from tpu_components.export_model import verification
 from tpu_components.export_model.formats import FORMATS, TrainedModel
@@ -81,9 +81,7 @@ def write_expected(trained: TrainedModel, examples: records.Examples, manifest: 
     for start in range(0, len(labels), _CHUNK):
         expected[start : start + _CHUNK] = predict(trained.model, inputs[start : start + _CHUNK], _BATCH_SIZE)
     np.save(work / verification.EXPECTED_FILE, expected)
-    if isinstance(manifest.input, CorpusInput):
-        return float((expected.argmax(-1) == labels)[labels != PADDING].mean())
-    return manifest.interface.task.judge(labels, expected)
+    return verification.judge(manifest.task, labels, expected)
 
 
 class Judge:
@@ -158,7 +156,7 @@ def find_differing(
     Args:
         params: Limits.
         judged: Name of the metric that is compared.
-        trained_score: Metric of the trained model; NaN if it is not defined.
+        trained_score: Metric of the trained model; not finite if it is not defined.
         measured: Measurements by format.
     """
     return {

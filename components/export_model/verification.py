@@ -183,7 +183,8 @@ def _metric(task: str, sums: np.ndarray) -> np.ndarray:
         return sums[..., 0] / sums[..., 1]
 
 
-def _judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
+def judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
+    """Return the metric by which formats are compared: accuracy, micro F1 or R²; not finite where it is undefined."""
     return float(_metric(task, _contributions(task, labels, answers).sum(0)))
 
 
@@ -276,10 +277,10 @@ class Candidate:
 def _measure(candidate: Candidate, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]) -> dict[str, Any]:
     times, chosen = candidate.time(), candidate.chosen
     answers = np.concatenate(candidate.answers)
-    scale, score = task.get("scale", 1.0), _judge(task["task"], labels[chosen], answers)
+    scale, score = task.get("scale", 1.0), judge(task["task"], labels[chosen], answers)
     if len(chosen) < len(labels):  # The trained model's metric on all examples, minus the loss on the sample.
-        lost = _judge(task["task"], labels[chosen], expected[chosen]) - score
-        score = _judge(task["task"], labels, expected) - lost
+        lost = judge(task["task"], labels[chosen], expected[chosen]) - score
+        score = judge(task["task"], labels, expected) - lost
     count, labels, expected = len(labels), labels[chosen], expected[chosen]
     agrees = _agree(task["task"], answers, expected, scale)
     disagreeing = int(len(chosen) - agrees.reshape(len(chosen), -1).all(axis=1).sum())

@@ -252,10 +252,6 @@ class Task:
         """Return the metric of every target but padding, float64[targets]; the mean is the data set's metric."""
         raise NotImplementedError
 
-    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the metric that the gate compares, for a data set; by default the mean score."""
-        return float(self.scores(targets, outputs).mean())
-
 
 class Classification(Task):
     """One class of several: int32[batch] labels, float32[batch, num_classes] probabilities."""
@@ -297,11 +293,6 @@ class MultiLabel(Task):
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         """Return the share of labels that are predicted correctly, for each example."""
         return ((outputs > THRESHOLD) == (targets > 0)).mean(axis=1)
-
-    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return the micro-averaged F1 score; 0 if no label is true or predicted."""
-        true, predicted = targets > 0, outputs > THRESHOLD
-        return float(2 * (true & predicted).sum() / max(true.sum() + predicted.sum(), 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,12 +336,6 @@ class Regression(Task):
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         """Return the absolute error of each example in the targets' units, averaged over its targets."""
         return np.abs(targets.astype(np.float64) - outputs).mean(axis=1)
-
-    def judge(self, targets: np.ndarray, outputs: np.ndarray) -> float:
-        """Return R², averaged over the targets; NaN if a target has no variance."""
-        targets = targets.astype(np.float64)
-        left, whole = np.square(targets - outputs).mean(axis=0), targets.var(axis=0)
-        return float(np.mean(1 - np.divide(left, whole, out=np.full(len(whole), np.nan), where=whole > 0)))
 
 
 def next_character_loss(targets: Any, outputs: Any) -> Any:

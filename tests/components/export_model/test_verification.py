@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn import metrics
 
-from tpu_components.core.examples.interface import MultiLabel, Regression
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.export_model import verification
 from tpu_components.export_model.comparison import Judge
@@ -131,9 +131,7 @@ def test_what_a_format_loses_is_an_interval_of_the_paired_difference():
     drops = []
     for _ in range(2000):
         some = rng.integers(0, 300, 300)
-        drops.append(
-            np.subtract(*(verification._judge("regression", truth[some], one[some]) for one in (ours, theirs)))
-        )
+        drops.append(np.subtract(*(verification.judge("regression", truth[some], one[some]) for one in (ours, theirs))))
     np.testing.assert_allclose([low, high], np.quantile(drops, [0.05, 0.95]), atol=0.006)
     labels, expected = np.zeros(100, int), np.tile([1.0, 0.0], (100, 1))
     answers = np.where(np.arange(100)[:, None] < 9, [0.0, 1.0], expected)
@@ -203,14 +201,33 @@ def test_lite_predictor_follows_the_batch(exported_digits):
         np.testing.assert_allclose(predict(one[None])[0], expected, atol=1e-6)
 
 
-def test_the_judges_own_figures_agree_with_the_tasks():
+def test_the_figures_by_which_formats_are_compared_agree_with_scikit_learn():
     rng = np.random.default_rng(0)
     labels, probabilities = rng.integers(0, 2, (50, 3)), rng.random((50, 3))
-    assert verification._judge("multi_label", labels, probabilities) == MultiLabel().judge(labels, probabilities)
+    expected = metrics.f1_score(labels, probabilities > 0.5, average="micro")
+    assert verification.judge("multi_label", labels, probabilities) == pytest.approx(expected)
     targets = rng.normal(2000, 0.1, (50, 2)).astype(np.float32)
     values = targets + rng.normal(0, 0.02, (50, 2))
-    task = Regression((0.0, 0.0), (1.0, 1.0))
-    assert verification._judge("regression", targets, values) == pytest.approx(task.judge(targets, values))
+    expected = metrics.r2_score(targets.astype(np.float64), values)
+    assert verification.judge("regression", targets, values) == pytest.approx(expected)
+    classes, answers = rng.integers(0, 3, 50), rng.random((50, 3))
+    expected = metrics.accuracy_score(classes, answers.argmax(1))
+    assert verification.judge("classification", classes, answers) == expected
+
+
+def test_padding_does_not_count_in_the_accuracy_of_the_next_character():
+    answers = np.eye(3)[[[0, 1, 2], [1, 1, 2]]]
+    assert verification.judge("language_model", np.array([[0, 1, 1], [1, 1, 1]]), answers) == 3 / 5
+
+
+def test_the_compared_figure_of_a_target_that_never_changes_is_not_finite():
+    targets = np.ones((4, 2), np.float32)
+    for values in (targets, targets + 1):
+        assert not np.isfinite(verification.judge("regression", targets, values))
+
+
+def test_without_any_label_the_compared_figure_is_zero():
+    assert verification.judge("multi_label", np.zeros((3, 2)), np.zeros((3, 2))) == 0.0
 
 
 def test_a_step_of_float32_around_a_large_mean_is_no_difference():

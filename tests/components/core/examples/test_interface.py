@@ -3,10 +3,9 @@ import json
 
 import numpy as np
 import pytest
-from sklearn import metrics as judge
 
 from tpu_components.core.base import typed_values
-from tpu_components.core.examples.interface import TASKS, ImageInput, Interface, MultiLabel, Regression
+from tpu_components.core.examples.interface import TASKS, ImageInput, Interface, Regression
 from tpu_components.core.machines import device
 
 _REGRESSION = Interface(ImageInput((8, 8, 1), "raw"), 2, "regression", (3.5, 2000.0), (1.5, 0.02))
@@ -42,26 +41,6 @@ def test_a_task_says_what_a_model_is_built_from_and_trained_with(task, facts, ta
     assert interface.facts == facts
     assert interface.output_shape == (3,)
     assert interface.batch_shapes(5)[1] == target
-
-
-def test_the_judged_figures_agree_with_scikit_learn():
-    labels, probabilities = _labels()
-    assert MultiLabel().judge(labels, probabilities) == pytest.approx(
-        judge.f1_score(labels, probabilities > 0.5, average="micro")
-    )
-    targets, values = _numbers()
-    assert _REGRESSION.task.judge(targets, values) == pytest.approx(
-        judge.r2_score(targets.astype(np.float64), values.astype(np.float64))
-    )
-
-
-def test_the_judged_figure_of_a_target_that_never_changes_is_no_number():
-    targets = np.ones((4, 2), np.float32)
-    assert np.isnan(_REGRESSION.task.judge(targets, targets))
-
-
-def test_without_any_label_the_judged_figure_is_zero():
-    assert MultiLabel().judge(np.zeros((3, 2)), np.zeros((3, 2))) == 0.0
 
 
 @pytest.mark.parametrize(("task", "make"), [("multi_label", _labels), ("regression", _numbers)])
