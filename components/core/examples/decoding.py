@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tpu_components.core.base.cpus import available_cpus
-from tpu_components.core.examples.images import UNUSUAL, decode_jpeg, decode_pixels, jpeg_header, reduction
+from tpu_components.core.examples.images import decode_jpeg, decode_pixels, jpeg_header, reduction
 from tpu_components.core.examples.interface import ImageInput, ImageRule
 from tpu_components.core.examples.resizing import resize_into
 
@@ -60,11 +60,10 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 def _decode_into(rule: ImageRule, file: bytes, out: np.ndarray) -> None:
     height, width, kind = jpeg_header(file, rule.max_pixels)
-    grey = rule.channels == 1
-    if kind in ("", UNUSUAL):
+    if not kind:
         out[...] = decode_pixels(file, rule)
     elif (height, width) == rule.image_size:
-        decode_jpeg(file, "GRAY" if grey else "RGB", (height, width), buffer=out)
+        decode_jpeg(file, rule.channels, (height, width), buffer=out)
     else:
         ratio = reduction((height, width), out.shape[:2]) if rule.reduced else 1
-        resize_into(decode_jpeg(file, "GRAY" if grey else "RGB", (height, width), ratio), out)
+        resize_into(decode_jpeg(file, rule.channels, (height, width), ratio), out)

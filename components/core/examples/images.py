@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from tpu_components.core.examples.interface import MOST_PIXELS, ImageRule, UnreadableError
+from tpu_components.core.examples.interface import ImageRule, UnreadableError
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
@@ -29,8 +29,6 @@ _EXIF_ORIENTATION = 0x0112
 _TIFF_SIDES = _WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 322, 323  # TIFF 6.0, sections 8 and 15.
 _TIFF_TYPES = {3: "H", 4: "I"}  # Of sides: SHORT and LONG.
 _MODES = {1: "L", 3: "RGB"}
-# For Pillow: libjpeg-turbo's own conversion from CMYK is one level off Pillow's and TensorFlow's.
-UNUSUAL = "unusual"
 REDUCTIONS = (8, 4, 2)  # Those that libjpeg and TensorFlow both have.
 _GREY_MODES = ("1", "L", "LA")
 # Pillow asks for so much of a file at a time, and a kilobyte may hold a megapixel; see `open_image`.
@@ -165,7 +163,7 @@ def open_image(
 
         return dataclasses.replace(whole, decode=decode_middle)
     height, width, kind = jpeg_header(content, rule.max_pixels)
-    if kind in ("", UNUSUAL) or content.count(_START_OF_SCAN) > _MAX_SCANS:
+    if not kind or content.count(_START_OF_SCAN) > _MAX_SCANS:
         image = _open_with_pillow(content, rule, watch)
         size, num_pixels = (image.height, image.width), math.prod(_decoded_size(image, content))
 
@@ -176,12 +174,11 @@ def open_image(
         return OpenImage(num_pixels, len(content), load)
 
     def decode() -> Picture:
-        grey = rule.channels == 1 or (rule.channels == 0 and kind == "Gray")
         orientation, wanted = _orientation(content) if rule.upright else 1, rule.image_size
         if wanted and orientation >= 5:
             wanted = wanted[::-1]
         scale = reduction((height, width), wanted) if wanted and rule.reduced else 1
-        pixels = decode_jpeg(content, "GRAY" if grey else "RGB", (height, width), scale)
+        pixels = decode_jpeg(content, rule.channels or (1 if kind == "Gray" else 3), (height, width), scale)
         if orientation > 1:
             pixels = _turn(pixels, orientation)
         if rule.image_size and not keep_size:
@@ -225,8 +222,8 @@ def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
     return next(fitting, 1)
 
 
-def decode_jpeg(content: bytes, colorspace: str, size: tuple[int, int], ratio: int = 1, **options: Any) -> np.ndarray:
-    """Decode a JPEG file, reduced by libjpeg.
+def decode_jpeg(content: bytes, channels: int, size: tuple[int, int], ratio: int = 1, **options: Any) -> np.ndarray:
+    """Decode a JPEG file to 1 or 3 channels, reduced by libjpeg.
 
     Raises:
         UnreadableImageError: If the file is damaged.
@@ -234,7 +231,7 @@ def decode_jpeg(content: bytes, colorspace: str, size: tuple[int, int], ratio: i
     if ratio > 1:
         options |= {"min_factor": ratio, "min_height": -(-size[0] // ratio), "min_width": -(-size[1] // ratio)}
     try:
-        return simplejpeg.decode_jpeg(content, colorspace=colorspace, **options)
+        return simplejpeg.decode_jpeg(content, colorspace="GRAY" if channels == 1 else "RGB", **options)
     except ValueError as error:
         raise UnreadableImageError(f"damaged JPEG: {error}") from error
 
@@ -264,16 +261,20 @@ def _pixels(image: Any) -> np.ndarray:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def jpeg_header(content: bytes, max_pixels: int = MOST_PIXELS) -> tuple[int, int, str]:
-    """Read height, width and colour space of a JPEG file; the colour space may be UNUSUAL, or empty for other files."""
+def jpeg_header(content: bytes, max_pixels: int) -> tuple[int, int, str]:
+    """Read height, width and colour space of a JPEG file; the colour space is empty for a file that Pillow decodes.
+
+    Pillow decodes all other formats, and JPEG files that libjpeg-turbo cannot decode to the pixels of TensorFlow.
+    """
     if content[:3] != b"\xff\xd8\xff":
         return 0, 0, ""
     try:
         height, width, kind, _ = simplejpeg.decode_jpeg_header(content)
     except ValueError:  # Damaged, or subsampled in a way that libjpeg-turbo's interface has no name for.
-        return 0, 0, UNUSUAL
+        return 0, 0, ""
     _check_size(height, width, max_pixels)
-    return height, width, UNUSUAL if kind == "CMYK" else kind
+    # libjpeg-turbo's own conversion from CMYK is one level off Pillow's and TensorFlow's.
+    return height, width, "" if kind == "CMYK" else kind
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
@@ -390,7 +391,7 @@ def check_encoded(content: bytes, rule: ImageRule) -> tuple[bytes, tuple[int, ..
     picture = read_image(content, rule, keep_size=True)
     height, width, channels = picture.pixels.shape
     shape = (*(rule.image_size or (height, width)), channels)
-    is_kept = picture.jpeg not in ("", UNUSUAL) or content.startswith(_PNG_SIGNATURE)
+    is_kept = picture.jpeg or content.startswith(_PNG_SIGNATURE)
     return content if is_kept and not picture.was_turned else encode_png(picture.pixels), shape, picture
 
 

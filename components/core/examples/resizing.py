@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_components.core.examples.images import UNUSUAL, Picture, encode_jpeg, read_image
+from tpu_components.core.examples.images import Picture, encode_jpeg, read_image
 from tpu_components.core.examples.interface import ImageRule
 
 _of_thread = threading.local()
@@ -55,5 +55,5 @@ def check_resized(content: bytes, rule: ImageRule, quality: int) -> tuple[bytes,
         resize_into(picture.pixels, pixels)
         picture = picture._replace(pixels=pixels)
     has_shape = (*picture.size, 1 if picture.jpeg == "Gray" else 3) == pixels.shape
-    is_kept = has_shape and picture.jpeg not in ("", UNUSUAL) and not picture.was_turned
+    is_kept = has_shape and picture.jpeg and not picture.was_turned
     return content if is_kept else encode_jpeg(pixels, quality), pixels.shape, picture
