@@ -15,6 +15,7 @@ from tpu_components.core.examples.interface import (
     MULTI_LABEL,
     PADDING,
     REGRESSION,
+    TASKS,
     THRESHOLD,
     UNKNOWN,
     Task,
@@ -50,6 +51,7 @@ _QUANTILE = 1.645
 # Outputs of a regression that differ by less than this share of their target's deviation are one answer.
 _SAME = 1e-6
 _LISTED_LABELS = 3
+_PER_TARGET = ("mean_absolute_error", "root_mean_squared_error", "median_absolute_error", "r2")
 # The figure of a slice: one that a single class, and a handful of examples, has as well.
 SLICED: Mapping[str, str] = {CLASSIFICATION: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "loss"}
 _UNITS: Mapping[str, str] = {LENGTH: "tokens", SIZE: "pixels"}
@@ -210,17 +212,11 @@ def _describe_labels(labels: np.ndarray, probabilities: np.ndarray, names: Seque
 
 
 def _describe_numbers(targets: np.ndarray, values: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    errors = np.abs(targets.astype(np.float64) - values)
-    variance = targets.astype(np.float64).var(axis=0)
-    squares = np.square(errors).mean(axis=0)
-    rows = _rows(
-        names,
-        mean_absolute_error=errors.mean(axis=0),
-        root_mean_squared_error=np.sqrt(squares),
-        median_absolute_error=np.median(errors, axis=0),
-        r2=[1 - own / whole if whole else None for own, whole in zip(squares.tolist(), variance.tolist(), strict=True)],
-    )
-    return {"per_target": rows}
+    each = [estimators(TASKS[REGRESSION], targets[:, [i]], values[:, [i]]) for i in range(len(names))]
+    columns = {
+        metric: [estimate and estimate.value for estimate in (own[metric]() for own in each)] for metric in _PER_TARGET
+    }
+    return {"per_target": _rows(names, **columns)}
 
 
 def _describe_passages(targets: np.ndarray, scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
