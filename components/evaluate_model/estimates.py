@@ -340,14 +340,11 @@ def _mean_over_classes(
     smallest: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
     """Estimate a mean over classes, of which these numbers of examples decide the values."""
+    inverse = 1 / decide[decide > 0]
+    # All examples decide the mean of classes with equally many; otherwise mainly those of the smallest classes.
+    support = float(inverse.sum() ** 2 / (inverse**3).sum()) if len(inverse) else 0.0
     freedom, value = 2 * standard_error(influence)[1], float(values.mean())
-    return Estimate(value, influence, support=_num_deciding(decide), freedom=freedom, bias=bias, smallest=smallest)
-
-
-def _num_deciding(counts: np.ndarray) -> float:
-    """Return how many examples decide a mean over classes of so many: all if they are alike, else mainly the fewest."""
-    inverse = 1 / counts[counts > 0]
-    return float(inverse.sum() ** 2 / (inverse**3).sum()) if len(inverse) else 0.0
+    return Estimate(value, influence, support=support, freedom=freedom, bias=bias, smallest=smallest)
 
 
 def count_scores(positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

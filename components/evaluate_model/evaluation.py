@@ -169,10 +169,6 @@ def _judge(
     baseline = find_baseline(task, judges.targets, judges.outputs[0], names, judges.groups)
     groups = _describe_groups(judges.groups, task.judged, ours)
     differences = compare_figures(ours, theirs, params.confidence) if theirs else {}
-    best_promoted = None
-    if best.registered:
-        differences_from_best = compare_figures(ours, judged[2], params.confidence)
-        best_promoted = Best(best.registered.version, judged[2].metrics, differences_from_best)
     slices = find_slices(params, manifest, judges.targets, judges.outputs, judges.properties, judges.groups)
     decision = decide(
         params,
@@ -187,7 +183,9 @@ def _judge(
         probabilities=find_probabilities(ours, {**params.minimum, **params.maximum}),
         groups=groups,
         test_set=test_set if test_set and (test_set.planned > 1 or test_set.number > 1) else None,
-        best=best_promoted,
+        best=Best(best.registered.version, judged[2].metrics, compare_figures(ours, judged[2], params.confidence))
+        if best.registered
+        else None,
         directions=ours.directions,
     )
     evaluation = Evaluation(

@@ -94,8 +94,7 @@ def decide(
         for metric, allowed in params.max_regression.items():
             for whose, theirs, known in rivals if allowed else rivals[:1]:
                 values, sign = (challenger.get(metric), theirs.get(metric)), directions.get(metric) or direction(metric)
-                passed, text = _compare(metric, sign, *values, allowed, params.confidence, known.get(metric), whose)
-                rules.append(Rule(passed, metric, text))
+                rules.append(_compare(metric, sign, *values, allowed, params.confidence, known.get(metric), whose))
     rules += _check_slices(params, slices)
     if baseline is not None and params.beat_baseline:
         rules.append(baseline.rule)
@@ -136,22 +135,22 @@ def _compare(
     confidence: float,
     difference: Difference | None,
     whose: str,
-) -> tuple[bool, str]:
+) -> Rule:
     if challenger is None or champion is None:
-        return False, f"{metric} cannot be compared: {_why_undefined(metric)}"
+        return Rule(False, metric, f"{metric} cannot be compared: {_why_undefined(metric)}")
     worse_by = (champion - challenger) * sign
     verb = "ties with" if _tie(challenger, champion) else "beats" if worse_by < 0 else "is worse than"
     text = f"{metric} {show(challenger, champion)} {verb} {whose} {show(champion, challenger)}"
     if confidence == NO_CONFIDENCE:
         passed = worse_by <= allowed or _tie(champion - sign * allowed, challenger)
-        return passed, f"{text}; it may be worse by {show(allowed)}"
+        return Rule(passed, metric, f"{text}; it may be worse by {show(allowed)}")
     if difference is None:
-        return False, f"{text}, but what chance leaves of that is not defined on so few examples"
+        return Rule(False, metric, f"{text}, but what chance leaves of that is not defined on so few examples")
     sure = f"with {_percent(confidence)} confidence"
     passed, limit = (_is_better if allowed == 0 else _is_no_worse)(difference, allowed, confidence, sure)
     if not passed and difference.detectable is not None:
         limit += f". These examples show a difference of {show(difference.detectable)} in 80 cases of 100"
-    return passed, f"{text}{limit}"
+    return Rule(passed, metric, f"{text}{limit}")
 
 
 def _is_better(difference: Difference, allowed: float, confidence: float, sure: str) -> tuple[bool, str]:
