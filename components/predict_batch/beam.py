@@ -43,8 +43,7 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> Resum
     """
     job = f"tpu-pipelines-answers-{plan.digest[:16]}"
     place = storage.join(options.get("temp_location", "") or f"{own}/beam", job)
-    state = ResumeState(place)
-    state.begin(plan.digest)
+    state = ResumeState(place).begin(plan.digest)
     finished = state.finished()
 
     def pack(number: int) -> bytes:

@@ -39,10 +39,9 @@ def answer_range(params: PredictParams, export: str, directory: str, number: int
         InputError: If the model or the source cannot be used, there is no such range, or the folder, in a bucket, has
             predictions of another model, source or parameters.
     """
-    plan, state = plan_answers(params, export), ResumeState(directory)
+    plan = plan_answers(params, export)
     wanted = range_of(number, num_ranges, len(plan.names))
-    state.begin(plan.digest)
-    return AnsweredRange(len(wanted), answer_files(plan, state, wanted))
+    return AnsweredRange(len(wanted), answer_files(plan, ResumeState(directory).begin(plan.digest), wanted))
 
 
 def merge_ranges(params: PredictParams, export: str, folders: Sequence[str], directory: Path) -> PredictResult:

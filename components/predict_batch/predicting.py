@@ -49,8 +49,7 @@ def predict_batch(params: PredictParams, export: str | Path, directory: Path) ->
     if params.engine == BEAM:
         state = beam.answer_with_beam(plan, options, own)
     else:
-        state = ResumeState(str(own))
-        state.begin(plan.digest)
+        state = ResumeState(str(own)).begin(plan.digest)
         answer_files(plan, state, range(len(plan.names)))
     result = publish(plan, [state], directory)
     shutil.rmtree(own, ignore_errors=True)

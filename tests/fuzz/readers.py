@@ -319,8 +319,7 @@ def _read_pieces(path: Path) -> None:
     state = ResumeState(str(path.parents[1] if path.parent.name == "notes" else path.parent))
     state.holds("digest")
     state.whole(["00000.npz"])
-    state.note("00000.npz", {"num_examples": int})
-    state.read("00000.npz")
+    state.read("00000.npz", {"num_examples": int})
 
 
 def _part_of(folder: Path) -> tuple[Any, np.ndarray, Any]:

@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import google_crc32c
 
@@ -46,10 +46,10 @@ class ResumeState:
         """Return whether the folder belongs to the work with this digest."""
         return self._digest() == digest
 
-    def begin(self, digest: str) -> None:
+    def begin(self, digest: str) -> Self:
         """Create the folder, or continue with an existing one: pieces that a killed run has finished are kept.
 
-        Pieces of other work are removed from a local folder.
+        Pieces of other work are removed from a local folder. Returns this object.
 
         Raises:
             InputError: If the folder is in a bucket and belongs to other work.
@@ -72,6 +72,7 @@ class ResumeState:
                 storage.drop_half_written(folder)
         if not is_same:
             storage.write_file(f"{self.root}/{_DIGEST_FILE}", json.dumps(digest).encode())
+        return self
 
     def finished(self) -> set[str]:
         """Return the names of the finished pieces; reads only the names of files."""
@@ -99,31 +100,21 @@ class ResumeState:
         told = json.dumps({**note, "file": {**note.get("file", {}), **facts}}, ensure_ascii=False)
         storage.write_file(f"{self.root}/notes/{name}.json", told.encode())
 
-    def note(self, name: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the note of a finished piece.
+    def read(self, name: str, fields: Mapping[str, Any] | None = None) -> Piece:
+        """Return a finished piece.
 
         Args:
             name: Name of the piece.
-            fields: Types of the fields that the note must have, besides size and checksum of the file.
+            fields: Types of the fields that its note must have, besides size and checksum of the file.
 
         Raises:
-            InputError: If the note has other fields or types.
+            InputError: If the piece is missing or damaged, or its note has other fields or types.
         """
-        uri = f"{self.root}/notes/{name}.json"
-        advice = f"Remove {self.root}, and run the step again."
-        with reading(uri, "the note of a finished piece", advice):
-            note: dict[str, Any] = typed_values.read(typed_json.decode(storage.read_bytes(uri)), Mapping[str, Any])
+        uri, note_uri = f"{self.root}/whole/{name}", f"{self.root}/notes/{name}.json"
+        with reading(note_uri, "the note of a finished piece", f"Remove {self.root}, and run the step again."):
+            note: dict[str, Any] = typed_values.read(typed_json.decode(storage.read_bytes(note_uri)), Mapping[str, Any])
             for field, kind in {"file": Mapping[str, int | str], **(fields or {})}.items():
                 typed_values.read(note[field], kind, field)
-        return note
-
-    def read(self, name: str, fields: Mapping[str, Any] | None = None) -> Piece:
-        """Return a finished piece; `fields` as in `note`.
-
-        Raises:
-            InputError: If the piece is missing or damaged.
-        """
-        uri, note = f"{self.root}/whole/{name}", self.note(name, fields)
         content, expected = storage.read_bytes(uri), note["file"].get("crc32c")
         if (received := _crc32c(content)) != expected:
             raise InputError(
@@ -175,7 +166,7 @@ def gather(
         digest: Digest of the work.
         names: Names of the pieces.
         num_ranges: Number of ranges that the names were divided into, for messages; 0 if unknown.
-        fields: Types of the fields of the notes; see `ResumeState.note`.
+        fields: Types of the fields of the notes; see `ResumeState.read`.
 
     Raises:
         InputError: If a folder belongs to other work, or a piece is missing; during the iteration, if one is damaged.

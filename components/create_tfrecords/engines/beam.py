@@ -54,8 +54,7 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
     own = directory.parent / f".{directory.name}.parts"
     planned, prepared = fan_out.prepare_parts(params)
     tasks, job = prepared.cut(planned.num_ranges), f"tpu-pipelines-records-{planned.key[:16]}"
-    parts = ResumeState(storage.join(options.get("temp_location", "") or str(own), job))
-    parts.begin(planned.key)
+    parts = ResumeState(storage.join(options.get("temp_location", "") or str(own), job)).begin(planned.key)
     finished, listing = parts.finished(), prepared.plan.listing
 
     def pack(number: int) -> bytes:

@@ -119,8 +119,7 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
             the folder is in a bucket and has parts of another data set.
     """
     planned, prepared = _prepare_again(params, plan_dir)
-    numbers, parts = planned.parts_of(number), ResumeState(directory)
-    parts.begin(planned.key)
+    numbers, parts = planned.parts_of(number), ResumeState(directory).begin(planned.key)
     there = parts.whole(map(part_name, numbers))
     missing = [i for i in numbers if part_name(i) not in there]
     tasks = prepared.cut(planned.num_ranges)

@@ -60,7 +60,7 @@ def test_what_is_finished_of_predictions_is_refused_in_words(tmp_path, content):
     begun = ResumeState(str(tmp_path))
     begun.begin("digest")
     begun.finish("0.csv", b"answers", {"file": {"name": "0.csv"}, "set_aside": [], "predicted": {"a": 1}})
-    assert begun.note("0.csv")["predicted"] == {"a": 1}
+    assert begun.read("0.csv").note["predicted"] == {"a": 1}
     content = content if isinstance(content, bytes) else content.encode()
     (tmp_path / "begun.json").write_bytes(content)
     (tmp_path / "notes" / "0.csv.json").write_bytes(content)

@@ -23,10 +23,10 @@ def test_what_a_killed_run_has_finished_is_gone_on_with(root):
     assert again.finished() == again.whole(["a", "b"]) == {"a"}
     piece = again.read("a")
     assert (piece.uri, piece.content) == (f"{root}/whole/a", b"content")
-    assert piece.note == again.note("a", {"seen": list[str]})
+    assert piece.note == again.read("a", {"seen": list[str]}).note
     assert piece.note["file"] == {"num_examples": 3, "num_bytes": 7, "crc32c": "61af7533"}
     with pytest.raises(InputError, match=r"notes/a.json: expected the note of a finished piece, .* run the step again"):
-        again.note("a", {"seen": int})
+        again.read("a", {"seen": int})
 
 
 def test_work_of_another_digest_begins_anew_and_leaves_other_files_alone(tmp_path):
