@@ -12,7 +12,7 @@ from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.columns import Pieces
 from tpu_components.core.sources.listing import Listing
-from tpu_components.core.sources.spans import Span, Spans
+from tpu_components.core.sources.spans import Span, Spans, read_content
 
 # Labels, keys, contents, hashes and weights of a task's examples, as `write_part` takes them.
 Arguments = tuple[list[Any], list[str], Any, np.ndarray | None, np.ndarray | None]
@@ -50,7 +50,7 @@ def pack_tasks(key: str, arguments: Arguments, counts: Mapping[int, int], are_in
         spans = Spans.collect(contents)
         arrays |= {"paths": np.array(spans.paths), "spans": np.stack([spans.files, spans.offsets, spans.sizes], 1)}
     elif contents is not None:
-        held = [content.read() if isinstance(content, Span) else content for content in contents]
+        held = [read_content("", *example) for example in zip(keys, contents, strict=True)]
         arrays |= {"held": _as_bytes(b"".join(held)), "sizes": np.array([len(content) for content in held])}
     file = io.BytesIO()
     np.savez(file, **arrays)
