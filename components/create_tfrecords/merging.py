@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -137,12 +138,11 @@ class Merger:
         """
         if column not in self._columns:
             return {}
-        rows, start, result = self._columns[column].rows(), 0, dict[str, np.ndarray]()
-        for split in dict.fromkeys(shard.split for shard in self._shards):
-            end = start + sum(shard.num_examples for shard in self._shards if shard.split == split)
-            result[split] = rows[start:end]
-            start = end
-        return result
+        sizes = Counter[str]()
+        for shard in self._shards:
+            sizes[shard.split] += shard.num_examples
+        rows = np.split(self._columns[column].rows(), np.cumsum([*sizes.values()])[:-1])
+        return dict(zip(sizes, rows, strict=True))
 
     def find_copies(
         self, listing: Listing, words: np.ndarray | None, left_out: np.ndarray

@@ -94,15 +94,16 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         for name in left_out:
             _remove(staged / FORMATS[name].file)
         if info.task == CLASSIFICATION:
-            answers = {name: np.load(work / verification.ANSWERS_FILE.format(name)) for name in formats}
             source = f"its {params.split} split"
+            answers = {name: np.load(work / verification.ANSWERS_FILE.format(name)) for name in formats}
             sketches = {
-                name: sketch_answers(source, info.class_names, own.argmax(axis=1), own.max(axis=1).astype(np.float64))
+                name: dataclasses.asdict(
+                    sketch_answers(source, info.class_names, own.argmax(axis=1), own.max(axis=1).astype(np.float64))
+                )
                 for name, own in answers.items()
                 if np.isfinite(own).all()
             }
-            contents = {name: dataclasses.asdict(sketch) for name, sketch in sketches.items()}
-            storage.write_json(staged / ANSWERS_FILE, contents)
+            storage.write_json(staged / ANSWERS_FILE, sketches)
         exported = ExportInfo(
             model=info.name,
             class_names=info.class_names,

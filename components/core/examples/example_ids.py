@@ -29,10 +29,7 @@ def identify(content: Any) -> bytes:
 
 def identify_each(contents: Iterable[Any]) -> np.ndarray:
     """Return uint64[count]: `identify` of each."""
-    identities = bytearray()
-    for content in contents:
-        identities += identify(content)
-    return np.frombuffer(identities, IDENTITY_TYPE)
+    return np.fromiter(map(identify, contents), f"S{IDENTITY_TYPE.itemsize}").view(IDENTITY_TYPE)
 
 
 def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied: Mapping[str, np.ndarray]) -> None:
@@ -51,9 +48,7 @@ def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied:
 def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
     """Load the example IDs of a split, uint64[num_examples]; None for a corpus and for records without IDs."""
     path = records_dir / EXAMPLES_FILE
-    if not path.is_file():
-        return None
-    return _load(path, split).get(split)
+    return _load(path, split).get(split) if path.is_file() else None
 
 
 def load_copied(records_dir: Path, split: str) -> np.ndarray:
