@@ -149,10 +149,6 @@ def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
             raise DisagreementError(f"The SavedModel answers differently step by step, at character {position}.")
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-
-
 def _contributions(task: str, labels: np.ndarray, answers: np.ndarray) -> np.ndarray:
     """Return float64[examples, …]: the contribution of each example to the sums that define the task's metric."""
     if task == "classification":
@@ -284,9 +280,10 @@ def _measure(candidate: Candidate, labels: np.ndarray, expected: np.ndarray, tas
     count, labels, expected = len(labels), labels[chosen], expected[chosen]
     agrees = _agree(task["task"], answers, expected, scale)
     disagreeing = int(len(chosen) - agrees.reshape(len(chosen), -1).all(axis=1).sum())
+    files = (file for file in (candidate.path, *candidate.path.rglob("*")) if file.is_file())
     return {
         "file": candidate.path.name,
-        "bytes": _size(candidate.path),
+        "bytes": sum(file.stat().st_size for file in files),
         "score": score,
         "drop_interval": _drop_interval(task["task"], labels, expected, answers),
         "agreement": float(agrees.mean()),
