@@ -376,7 +376,8 @@ def find_slices(
         params: Properties by which to divide, and the confidence.
         manifest: The data set.
         labels: Targets of all examples, each shaped as `Interface.target_shape` says.
-        outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
+        outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion. Answers of
+            further models are ignored.
         properties: Arrays of all examples by name, see `Scores`.
         groups: See `compute_figures`.
     """
@@ -426,10 +427,8 @@ def _judge(
     metric = SLICED[task.name]
     if groups is not None and isinstance(chosen, np.ndarray):  # A label has all examples, and their groups.
         groups = groups[chosen]
-    estimates = (estimators(task, labels[chosen], answers[chosen], groups=groups)[metric]() for answers in outputs)
+    estimates = (estimators(task, labels[chosen], answers[chosen], groups=groups)[metric]() for answers in outputs[:2])
     ours, *others = [estimate for estimate in estimates if estimate]
     interval = find_interval(ours, 2 * confidence - 1)
-    if not others:
-        return Slice(by, name, num_examples, metric, ours.value, interval)
-    difference = compare(ours, others[0], direction(metric), confidence)
-    return Slice(by, name, num_examples, metric, ours.value, interval, others[0].value, difference)
+    compared = [(other.value, compare(ours, other, direction(metric), confidence)) for other in others]
+    return Slice(by, name, num_examples, metric, ours.value, interval, *(compared[0] if compared else ()))
