@@ -10,6 +10,7 @@ import markupsafe
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import byte_size, percent
 from tpu_components.core.drift.histograms import draw_histograms, draw_legend
 from tpu_components.core.drift.measuring import FIGURES, LABELS
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Distribution, Manifest, TargetStatistics
@@ -92,7 +93,7 @@ def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[
     """
     num_bytes = sum(shard.num_bytes for split in manifest.splits.values() for shard in split.shards)
     num_examples = sum(split.num_examples for split in manifest.splits.values())
-    stored = f"{num_examples:,} {manifest.input.plural}, stored in {num_bytes / 2**20:,.1f} MiB"
+    stored = f"{num_examples:,} {manifest.input.plural}, stored in {byte_size(num_bytes)}"
     sections = {
         "Classes, largest first": _balance(manifest),
         "Targets": _targets(manifest),
@@ -118,7 +119,7 @@ def _numbers(manifest: Manifest, copies: Mapping[str, Any], num_examples: int) -
     left_out = f"{copies['exact']:,} equal, {copies['near']:,} nearly so, {copies['left_out']:,} left out"
     return [
         *(
-            Figure(name, f"{split.num_examples:,}", [f"{100 * split.num_examples / num_examples:.1f} % of all"])
+            Figure(name, f"{split.num_examples:,}", [f"{percent(split.num_examples / num_examples, 1)} of all"])
             for name, split in manifest.splits.items()
         ),
         Figure("set aside", **judged(len(manifest.quarantined), "unreadable, not stored")),

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from tpu_components.core.base import formatting
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.comparison import Shift, find_shifts
 from tpu_components.core.drift.sketches import DataSketch
@@ -41,12 +42,12 @@ from tpu_components.core.files import typed_json
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.pages.markdown import environment, plain
-from tpu_components.core.pages.scores import Score, percent, scores_of, table_of
+from tpu_components.core.pages.scores import Score, scores_of, table_of
 from tpu_components.core.registry.opening import origin_of_version
 from tpu_components.core.registry.versions import Registry, short_digest
 from tpu_components.core.results.evaluation_info import Evaluation
 from tpu_components.core.results.export_info import ExportInfo
-from tpu_components.core.results.metric_table import direction, show, task_metrics
+from tpu_components.core.results.metric_table import direction, task_metrics
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams
 from tpu_components.serving.params import ServeParams
 
@@ -228,9 +229,6 @@ def write_card(facts: CardFacts) -> str:
             slices_table=table_of("slice", slices).markdown() if slices else "",
             footprint=footprint,
             compiler=_pairs(dict(sorted(footprint.compiler.items()))) if footprint else "",
-            price=f"${footprint.usd_per_run:,.2f}"
-            if footprint and footprint.usd_per_run >= 0.01
-            else "less than $0.01",
             billed_by=billed_by(footprint.target if footprint else ""),
             examples=_pairs({name: f"{split.num_examples:,}" for name, split in manifest.splits.items()}),
             copies=_copies(facts.copies),
@@ -240,9 +238,7 @@ def write_card(facts: CardFacts) -> str:
             count="{:,}".format,
             label=partial(_label, manifest.task),
             name_of=_name,
-            percent=percent,
-            show=show,
-            size=_size,
+            formatting=formatting,
         )
     )
     return f"---\n{_front_matter(facts, scores)}---\n\n{text}"
@@ -363,14 +359,3 @@ def _copies(copies: Mapping[str, Any]) -> str:
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-def _size(num_bytes: int) -> str:
-    """Format a size in bytes with a suitable unit.
-
-    Example:
-        >>> _size(2_048), _size(6_065_344), _size(16_911_433_728)
-        ('2.0 KiB', '5.8 MiB', '15.8 GiB')
-    """
-    exponent, unit = next((pair for pair in ((30, "GiB"), (20, "MiB")) if num_bytes >> pair[0]), (10, "KiB"))
-    return f"{num_bytes / 2**exponent:,.1f} {unit}"

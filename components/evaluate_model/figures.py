@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import show
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
@@ -23,7 +24,7 @@ from tpu_components.core.examples.interface import (
 from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.models.measuring import direction_of, measure
 from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
-from tpu_components.core.results.metric_table import direction, show, task_metrics
+from tpu_components.core.results.metric_table import direction, task_metrics
 from tpu_components.evaluate_model.estimates import (
     Estimate,
     calibration_bins,

@@ -12,6 +12,7 @@ from typing import Any
 import markupsafe
 import numpy as np
 
+from tpu_components.core.base.formatting import percent, plain_number, show
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.generation import Alphabet, generate
 from tpu_components.core.examples.interface import (
@@ -41,9 +42,9 @@ from tpu_components.core.pages.blocks import (
     Table,
 )
 from tpu_components.core.pages.pictures import show_picture
-from tpu_components.core.pages.scores import Score, list_scores, percent, plain_number, table_of
+from tpu_components.core.pages.scores import Score, list_scores, table_of
 from tpu_components.core.results.evaluation_info import Evaluation
-from tpu_components.core.results.metric_table import BY_NAME, show
+from tpu_components.core.results.metric_table import BY_NAME
 from tpu_components.evaluate_model.figures import macro_notes
 
 _MAX_MATRIX_CLASSES = 30
@@ -71,7 +72,7 @@ _BEST_EPOCH = {
 # Title and first heading of the table of classes, labels or targets, and what to know of it.
 _TABLES = {
     CLASSIFICATION: ("Classes, weakest first", "Class"),
-    MULTI_LABEL: ("Labels, weakest first", "Label", "A label is predicted above a probability of 50 %."),
+    MULTI_LABEL: ("Labels, weakest first", "Label", "A label is predicted above a probability of 50%."),
     REGRESSION: (
         "Targets",
         "Target",
@@ -143,7 +144,7 @@ def render_report(
         [
             Section(
                 "Headline figures",
-                ["A range below a figure holds with 95 % confidence.", _headline_figures(evaluation, manifest.task)],
+                ["A range below a figure holds with 95% confidence.", _headline_figures(evaluation, manifest.task)],
             ),
             *(
                 [Section("Slices, the worst beside the champion first", [chance, table_of("slice", slices)])]
@@ -219,7 +220,7 @@ def _describe_goodput(training: Mapping[str, Any]) -> str:
         return ""
     parts = ", ".join(f"{paid[part]:,.0f} {words}" for part, words in _GOODPUT.items())
     sessions = "1 session" if training["sessions"] == 1 else f"{training['sessions']:,} sessions"
-    return f"{training['goodput']:.0%} of {sum(paid.values()):,.0f} s in {sessions}: {parts}"
+    return f"{percent(training['goodput'])} of {sum(paid.values()):,.0f} s in {sessions}: {parts}"
 
 
 def _describe_texts(manifest: Manifest, split: str) -> dict[str, str]:
@@ -229,7 +230,7 @@ def _describe_texts(manifest: Manifest, split: str) -> dict[str, str]:
     side = "last" if texts.truncate == START else "first"
     return {
         "Texts": f"the {side} {texts.num_tokens} tokens of each; {told['num_truncated']:,} are longer",
-        "Unknown words": f"{told['num_unknown'] / told['num_tokens']:.2%} of the tokens",
+        "Unknown words": f"{percent(told['num_unknown'] / told['num_tokens'], 2)} of the tokens",
     }
 
 
@@ -317,7 +318,7 @@ def _matrix(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) 
         count, share = counts[i][j], counts[i][j] / max(1, rows[i]["support"])
         # Mistakes are rare: the square root makes one in a hundred visible.
         look, heat = ("hit", share) if i == j else ("miss", share**0.5)
-        hint = f"{names[i]} → {names[j]}: {count} ({percent(share)})"
+        hint = f"{names[i]} → {names[j]}: {count} ({percent(share, 1)})"
         return Cell(f"{count}", look, heat, hint) if count else Cell("·", "none")
 
     note = "Rows are true classes, columns predictions. Shade is the share of the row."
@@ -335,7 +336,7 @@ def _confused_pairs(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence
     table = Table(
         {"True class": "<", "Predicted as": "<", "Examples": ">", "Share of the class": ">"},
         [
-            (true, Cell(predicted, "bad"), f"{-count:,}", percent(-share))
+            (true, Cell(predicted, "bad"), f"{-count:,}", percent(-share, 1))
             for count, share, true, predicted in sorted(pairs, key=lambda pair: pair[:2])[:_MAX_PAIRS]
         ],
     )
@@ -510,12 +511,12 @@ def _describe(task: str, names: Sequence[str], target: np.ndarray, output: np.nd
         ]
     if task == CLASSIFICATION:
         predicted, true = int(output.argmax()), int(target)
-        answer = Figure(names[predicted], percent(output[predicted], 0), look="good" if predicted == true else "bad")
-        return [answer] if predicted == true else [answer, Figure(names[true], percent(output[true], 0), ["true"])]
+        answer = Figure(names[predicted], percent(output[predicted]), look="good" if predicted == true else "bad")
+        return [answer] if predicted == true else [answer, Figure(names[true], percent(output[true]), ["true"])]
     has, answered = target > 0, output > THRESHOLD
 
     def those(mask: np.ndarray, look: str, *note: str) -> list[Figure]:
-        return [Figure(names[i], percent(output[i], 0), note, look) for i in np.flatnonzero(mask).tolist()]
+        return [Figure(names[i], percent(output[i]), note, look) for i in np.flatnonzero(mask).tolist()]
 
     answers = [*those(answered & ~has, "bad"), *those(answered & has, "good")] or [Figure("no label", "")]
     truth = ", ".join(names[i] for i in np.flatnonzero(has).tolist()) or "none"

@@ -17,6 +17,7 @@ import numpy as np
 
 from tpu_components.core.base import progress, typed_values
 from tpu_components.core.base.errors import InputError, describe
+from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.base.terminal import filter_stderr
 from tpu_components.core.drift.sketches import ANSWERS_FILE, sketch_answers
 from tpu_components.core.examples import records
@@ -127,12 +128,12 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         on_sample = ""
         if facts.num_compared != result.num_examples:
             on_sample = (
-                f" on {facts.num_compared:,} of {result.num_examples:,}, chosen at random: with 95 % confidence at "
+                f" on {facts.num_compared:,} of {result.num_examples:,}, chosen at random: with 95% confidence at "
                 f"most {facts.most_disagreeing:,} of all are answered otherwise"
             )
         progress.say(
             _STEP,
-            f"{name}: {judged} {score}, agreement {facts.agreement:.4f}{on_sample}, {facts.bytes / 2**20:.2f} MiB, "
+            f"{name}: {judged} {score}, agreement {facts.agreement:.4f}{on_sample}, {byte_size(facts.bytes)}, "
             f"{facts.latency} ms at batch 1, {facts.rate} {info.input.plural}/s",
         )
     for name, reason in left_out.items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from tpu_components.core.base.formatting import byte_size, percent
 from tpu_components.core.machines.machine_spec import KUBEFLOW, load_catalogue
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, MAY_FIT
 from tpu_components.preflight_training.compiling.hlo import SUBLANES
@@ -108,12 +109,12 @@ def _advise_fitting(report: MachineReport, step: StepTime, epoch: EpochTime, dat
 
 def _advise_waiting(report: MachineReport, epoch: EpochTime, data: DataFacts) -> str:
     words = (
-        f"The device waits for data {epoch.host_wait:.0%} of the time: it takes {epoch.needed_per_second:,.0f} "
+        f"The device waits for data {percent(epoch.host_wait)} of the time: it takes {epoch.needed_per_second:,.0f} "
         f"examples/s, and is fed {report.fed_by(data.host)}."
     )
     if not report.is_resident and data.decoded_bytes < report.capacity_bytes // 2:
         words += (
-            f" The decoded training split ({data.decoded_bytes / 2**20:,.0f} MiB) fits in the devices' memory, where "
+            f" The decoded training split ({byte_size(data.decoded_bytes)}) fits in the devices' memory, where "
             f"no host would be in the way: {_LET_IT_BE_RESIDENT}."
         )
     if not _is_smallest(report) and epoch.host_wait > _MUCH_WAITING:
@@ -125,13 +126,13 @@ def _doubts(report: MachineReport, step: StepTime, epoch: EpochTime) -> Iterator
     """Yield the reasons for which a TPU is hardly worth its price."""
     products_share = sum(layer.ms for layer in report.layers if layer.mxu_utilization) / step.compute_ms
     if products_share < _FEW_PRODUCTS:
-        yield f"matrix products take {products_share:.0%} of a step, and nothing else is faster on a TPU"
+        yield f"matrix products take {percent(products_share)} of a step, and nothing else is faster on a TPU"
     elif step.mxu_utilization < _LOW_UTILIZATION:
-        yield f"the matrix units are {step.mxu_utilization:.1%} busy while it computes"
+        yield f"the matrix units are {percent(step.mxu_utilization, 1)} busy while it computes"
     if report.host_calls:
         yield f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})"
     if epoch.host_wait > _MUCH_WAITING and _is_smallest(report):
-        yield f"{report.machine}, the least there is, waits for data {epoch.host_wait:.0%} of the time"
+        yield f"{report.machine}, the least there is, waits for data {percent(epoch.host_wait)} of the time"
 
 
 def _most_of_the_data(report: MachineReport, data: DataFacts) -> int:
@@ -152,7 +153,7 @@ def _with_more_memory(report: MachineReport) -> str:
         and entry.generation.hbm_usable_bytes > needed
     ]
     nearest = min(larger, key=lambda entry: entry.generation.hbm_usable_bytes, default=None)
-    return f", such as {nearest.name} with {nearest.generation.hbm_usable_bytes / 2**30:.1f} GiB" if nearest else ""
+    return f", such as {nearest.name} with {byte_size(nearest.generation.hbm_usable_bytes)}" if nearest else ""
 
 
 def _is_smallest(report: MachineReport) -> bool:

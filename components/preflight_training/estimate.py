@@ -11,10 +11,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from tpu_components.core.base.formatting import time_within
 from tpu_components.core.examples.feeding import steps_per_epoch
 from tpu_components.core.machines.machine_spec import Generation, Host, Slice
 from tpu_components.preflight_training.compiling.hlo import SUBLANES, LayerCost, ProgramCost
-from tpu_components.preflight_training.formatting import time_within
 
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
 _HOP_SECONDS = 1e-6

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tpu_components.core.base import progress
+from tpu_components.core.base.formatting import dollars, percent, time
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.examples.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
 from tpu_components.core.examples.feeding import DEVICE, draw_order, is_held_in_memory, is_resident
@@ -41,7 +42,6 @@ from tpu_components.preflight_training.estimate import (
     time_step,
 )
 from tpu_components.preflight_training.findings import PASSING, Cost, MachineReport, PreflightReport
-from tpu_components.preflight_training.formatting import dollars, time
 from tpu_components.preflight_training.largest_batch import (
     LargestBatch,
     Trial,
@@ -322,7 +322,7 @@ class Examination:
         if params.max_step_ms and step and step.total_ms > params.max_step_ms:
             yield f"a step takes {time(step.total_ms / 1e3)} on {label}, max_step_ms={params.max_step_ms:g}"
         if params.max_host_wait and epoch and epoch.host_wait > params.max_host_wait:
-            waiting = f"{epoch.host_wait:.0%} of the time"
+            waiting = f"{percent(epoch.host_wait)} of the time"
             yield f"{label} would wait for data {waiting}, max_host_wait={params.max_host_wait:g}"
         if params.max_price_usd and cost is None:
             how = " as a spot machine" * paid.spot + (f" in {paid.region}" if paid.region else "")

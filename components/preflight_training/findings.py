@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from tpu_components.core.base import typed_values
+from tpu_components.core.base.formatting import dollars, dollars_within, percent
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.machines.footprint import Footprint
@@ -13,7 +14,6 @@ from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime
-from tpu_components.preflight_training.formatting import dollars, dollars_within, percent
 from tpu_components.preflight_training.largest_batch import LargestBatch
 
 PASSING = (FITS, MAY_FIT)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpu_components.core.base.formatting import byte_size, decimals, dollars, number, percent, time
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE
 from tpu_components.core.examples.interface import REGRESSION
 from tpu_components.core.files import storage
@@ -14,7 +15,6 @@ from tpu_components.preflight_training.compiling.compiler import FITS, MAY_FIT
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import INTERVALS, EpochTime, LayerTime, StepTime
 from tpu_components.preflight_training.findings import LEFT_OUT, PASSING, MachineReport, PreflightReport, cheapest
-from tpu_components.preflight_training.formatting import decimals, dollars, memory, number, percent, time
 from tpu_components.preflight_training.largest_batch import LargestBatch
 
 _UNKNOWN = "?"
@@ -136,7 +136,7 @@ def _figures_of(machine: MachineReport) -> list[Block]:
     price = ["no trustworthy price is known"]
     if cost:
         price = [f"{machine.epochs:,} epochs expected, plus start-up{cost.at_most}", billed_by(cost.target)]
-    size = f"{memory(machine.peak_bytes)} of {memory(machine.capacity_bytes)} a device"
+    size = f"{byte_size(machine.peak_bytes)} of {byte_size(machine.capacity_bytes)} a device"
     waiting = "doubtful" if epoch.host_wait > 0.5 else ""
     figures = [
         Figure("Step", step.text, [_parts(step)]),
@@ -166,7 +166,7 @@ def _data(data: DataFacts) -> list[tuple[str, str]]:
         ("examples", f"{data.num_examples:,}"),
         ("shape", " × ".join(map(str, data.interface.input.shape))),
         ("targets" if data.interface.task_name == REGRESSION else "classes", f"{data.interface.num_classes:,}"),
-        ("decoded", memory(data.decoded_bytes)),
+        ("decoded", byte_size(data.decoded_bytes)),
         ("read from the files", f"{host.read_per_second:,.0f} examples/s"),
         (f"fed to training, from {where}", f"{host.feed_per_second:,.0f} examples/s"),
         ("CPUs of this machine", f"{host.cpus}, each feeds {host.feed_per_cpu:,.0f} examples/s"),
@@ -238,10 +238,10 @@ def _describe(report: PreflightReport, machine: MachineReport, is_short: bool = 
 
 def _figures(machine: MachineReport, host: HostRate) -> list[tuple[str, str]]:
     step, epoch, largest = machine.step, machine.epoch, _largest(machine.largest_batch)
-    size = f"{memory(machine.capacity_bytes)} a device"
+    size = f"{byte_size(machine.capacity_bytes)} a device"
     if machine.peak_bytes:
-        bound = "at least " * (machine.verdict == MAY_FIT)
-        size = f"{bound}{memory(machine.peak_bytes)} of {size} ({percent(machine.peak_bytes / machine.capacity_bytes)})"
+        bound, share = "at least " * (machine.verdict == MAY_FIT), percent(machine.peak_bytes / machine.capacity_bytes)
+        size = f"{bound}{byte_size(machine.peak_bytes)} of {size} ({share})"
     batch = f"{machine.batch_size_per_replica:,} per replica, {machine.global_batch:,} in all"
     return [
         ("layer", machine.layer),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import show
 from tpu_components.core.base.states import State
 from tpu_components.core.examples.artifacts import EXPORT_FILE, PREFLIGHT_FILE, REPORT_FILE, load_history
 from tpu_components.core.files import storage
@@ -24,7 +25,6 @@ from tpu_components.core.pages.display import Displayed
 from tpu_components.core.registry.reference import EXPORT_DIR
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.results.evaluation_info import Rule
-from tpu_components.core.results.metric_table import show
 from tpu_components.preflight_training import report
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.serving.inputs import ExamplePrediction, predict_inputs

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import byte_size, dollars, time
 from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.machines.footprint import Footprint
@@ -15,7 +16,6 @@ from tpu_components.core.machines.machine_spec import billed_by
 from tpu_components.core.registry.opening import Origin, origin_of
 from tpu_components.deploy_model.params import PREFLIGHT
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_components.preflight_training.formatting import dollars, memory, time
 
 _ROUNDING = 1e-9
 
@@ -135,7 +135,7 @@ class FootprintComparison:
         changes = [
             _signed(price, dollars, f" a run at {billed_by(new.target)}"),
             _signed((new.step_ms - old.step_ms) / 1e3, time, f" a step{larger}{share}"),
-            _signed(new.peak_bytes - old.peak_bytes, memory, " of memory"),
+            _signed(new.peak_bytes - old.peak_bytes, byte_size, " of memory"),
         ]
         told = ", ".join(filter(None, changes)) or f"the same as {self.name}"
         before = "" if new.machine == old.machine else f", {old.machine} before"
@@ -156,7 +156,7 @@ class FootprintComparison:
             row("step", new.step_ms / 1e3, old.step_ms / 1e3, time),
             row("epoch, if the host keeps up", new.epoch_seconds, old.epoch_seconds, time),
             row("epochs", new.epochs, old.epochs, str),
-            row("memory of a device", new.peak_bytes, old.peak_bytes, memory),
+            row("memory of a device", new.peak_bytes, old.peak_bytes, byte_size),
         ]
         if self._is_priced:
             name = f"price of a run, {billed_by(new.target)}"

@@ -5,9 +5,11 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tpu_components.core.base.errors import DONE, REJECTED, InputError
+from tpu_components.core.base.formatting import percent
 from tpu_components.core.base.terminal import in_one_line, lay_out
 from tpu_components.core.drift.comparison import Shift, as_dict, find_shifts, say_power, say_rule, say_verdict
 from tpu_components.core.registry.signing import verify_export
@@ -72,11 +74,11 @@ def _predict_each(export_dir: Path, arguments: argparse.Namespace) -> None:
     )
     for prediction in predictions:
         value = {"input": prediction.name, _ANSWERS[prediction.task]: dict(prediction.classes)}
-        name, form = prediction.name, "{:.6g}"
+        name, form = prediction.name, "{:.6g}".format
         if prediction.task != "regression":
-            name, form = " ".join(name.split()), "{:.1%}"
+            name, form = " ".join(name.split()), partial(percent, digits=1)
             name = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…"
-        named = "  ".join(f"{label} {form.format(number)}" for label, number in prediction.classes)
+        named = "  ".join(f"{label} {form(number)}" for label, number in prediction.classes)
         show(value, in_one_line(f"{name}  {named or 'no label'}"), arguments.json)
 
 
@@ -118,7 +120,7 @@ def monitor(arguments: argparse.Namespace) -> int:
     left_out = ", ".join(f"{count:,} {reason}" for reason, count in watched.left_out.items())
     times = "no request's first one, so that no time is known"
     if watched.ms:
-        times = f"half in {watched.ms[0]:g} ms, 95 % in {watched.ms[1]:g} ms"
+        times = f"half in {watched.ms[0]:g} ms, 95% in {watched.ms[1]:g} ms"
     unnamed = f" ({watched.num_without_version:,} without a version)" if watched.num_without_version else ""
     counted = f"predictions of {watched.version}: {watched.num_predictions:,}{unnamed}, {times}"
     lines = [f"{counted}; left out: {left_out or 'no line'}"]

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from tpu_components.core.base.errors import DONE, InputError
+from tpu_components.core.base.formatting import show as show_metric
 from tpu_components.core.base.terminal import in_one_line, lay_out
 from tpu_components.core.drift.sketches import ANSWERS, SKETCH
 from tpu_components.core.examples.interface import judged_figure
@@ -17,7 +18,6 @@ from tpu_components.core.registry.folder import ModelRegistry, list_models
 from tpu_components.core.registry.reference import CHAMPION
 from tpu_components.core.registry.signing import verify_version
 from tpu_components.core.registry.versions import CARD_FILE
-from tpu_components.core.results.metric_table import show as show_metric
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.params import key_to_verify
 from tpu_pipelines.cli.output import show

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError, did_you_mean
+from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.base.states import COLOURS, State
 from tpu_components.core.base.terminal import in_one_line
 from tpu_pipelines.cli.output import show, show_text, tell_error, tell_hint
@@ -114,8 +115,8 @@ def runs(arguments: argparse.Namespace) -> int:
             return DONE
         deleted = [delete_runs(workspace, name, keep=arguments.keep) for name in names]
     places = [str(place) for each in deleted for place in each.places]
-    freed = sum(each.num_bytes for each in deleted) / 2**20
-    line = f"deleted: {len(places)} {'run' if len(places) == 1 else 'runs'}, {freed:,.1f} MiB freed"
+    freed = byte_size(sum(each.num_bytes for each in deleted))
+    line = f"deleted: {len(places)} {'run' if len(places) == 1 else 'runs'}, {freed} freed"
     show(places, "\n".join([line, *places]), arguments.json)
     return DONE
 

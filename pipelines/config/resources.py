@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
 from tpu_components.core.examples.interface import IMAGE
 from tpu_components.core.machines.machine_spec import VERTEX, VERTEX_ONLY, MachineSpec, PaidMachine
@@ -329,7 +330,7 @@ def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str
     if target == "kubeflow" and disk_gib > _POD_DISK_GIB and not asked.disk:
         resources["create_tfrecords"] = dataclasses.replace(asked, disk=f"{disk_gib}Gi")
         words.append(f"create_tfrecords {disk_gib}Gi of disk")
-    text = f"by {size.records / 2**30:,.1f} GiB of records at most: {', '.join(words)}" if words else ""
+    text = f"by {byte_size(size.records)} of records at most: {', '.join(words)}" if words else ""
     if target == "vertex" and size.records > VERTEX_DISK_GIB * 10**9:
         text += f"{'; ' if text else ''}records of that size may not fit a step's disk there, {VERTEX_DISK_GIB} GB"
     return dataclasses.replace(config, resources=resources), text

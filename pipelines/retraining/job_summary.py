@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import byte_size, dollars, time
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
@@ -23,7 +24,6 @@ from tpu_components.core.pages.scores import Score, scores_of, table_of
 from tpu_components.core.registry.reference import CHAMPION, reference
 from tpu_components.core.results.evaluation_info import Evaluation, Rule
 from tpu_components.preflight_training.findings import PreflightReport
-from tpu_components.preflight_training.formatting import dollars, memory, time
 from tpu_pipelines.checking.footprints import FootprintComparison, NamedFootprint, load_baseline
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
@@ -232,7 +232,7 @@ def _side_by_side(runs: Mapping[str, RunFindings]) -> Iterator[str]:
         for score in scores:
             cells = rows.setdefault(score.label, [score.label, *("" for _ in scored)])
             cells[place + 1] = f"{score.value} ({score.interval})" if score.interval else score.value
-    columns = {"with 95 % confidence": "<", **dict.fromkeys(scored, ">")}
+    columns = {"with 95% confidence": "<", **dict.fromkeys(scored, ">")}
     yield from (Table(columns, list(rows.values())).markdown(), "")
 
 
@@ -253,7 +253,7 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
         cells = ["does not fit", "", ""]
         if footprint := report.footprint(machine):
             price = f"{dollars(footprint.usd_per_run)}, {billed_by(footprint.target)}" if footprint.usd_per_run else ""
-            cells = [time(footprint.step_ms / 1e3), memory(footprint.peak_bytes), price]
+            cells = [time(footprint.step_ms / 1e3), byte_size(footprint.peak_bytes), price]
         rows.append([name, machine.machine, *cells])
     yield from (Table(columns, rows).markdown(), "")
 

@@ -20,7 +20,7 @@ from tpu_components.core.results.export_info import ExportInfo
 
 LATENCY = "latency"
 _SLOW_SHARE = 0.05  # Allowed share of requests that take longer than the limit.
-_SLOW = "share of the requests above the limit, of which 5 % may be"
+_SLOW = "share of the requests above the limit, of which 5% may be"
 
 
 @dataclasses.dataclass(frozen=True)

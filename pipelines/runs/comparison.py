@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import percent, show
 from tpu_components.core.base.states import State
 from tpu_components.core.examples.artifacts import MODEL_FILE, load_history
 from tpu_components.core.examples.interface import TASKS, judged_figure
@@ -19,7 +20,7 @@ from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Cell, Section, Sentences, Table
 from tpu_components.core.pages.display import Displayed
 from tpu_components.core.results.export_info import with_spread
-from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction, show
+from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER, direction
 from tpu_components.export_model.formats import FORMATS
 from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.runs.summary import Summary
@@ -227,7 +228,7 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
         _row("trained in, s", read("seconds"), "{:,.1f}".format, LOWER),
         _row("examples/s", read("examples_per_second"), "{:,.0f}".format, HIGHER),
         _row("sessions", read("sessions")),
-        _row("goodput", read("goodput"), "{:.0%}".format, HIGHER),
+        _row("goodput", read("goodput"), percent, HIGHER),
         _row("devices", devices),
         _row("precision", read("precision", str)),
         _row("backend", read("backend", str)),

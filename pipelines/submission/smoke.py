@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.states import State
 from tpu_components.core.files import storage, typed_json
@@ -195,14 +196,14 @@ def _environment(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     return [
         ("user", f"uid {user['uid']}, gid {user['gid']}, groups {', '.join(map(str, user['groups'])) or 'none'}"),
         ("device files of the TPU", files or "none"),
-        ("memory that may be locked", "any" if locked < 0 else f"{locked / 2**10:,.0f} KiB"),
+        ("memory that may be locked", "any" if locked < 0 else f"{byte_size(locked)}"),
         ("devices seen", f"{len(told['devices'])}: {', '.join(dict.fromkeys(told['devices']))}"),
         ("hosts", "; ".join(f"{where}: {answer}" for where, answer in told.get("hosts", {}).items())),
         (f"rights in {folder}", "; ".join(f"{action}: {answer}" for action, answer in mount.items())),
         (
             "host",
-            f"{host['name']}, {host['memory_bytes'] / 2**30:,.0f} GiB of memory, "
-            f"{host['free_disk_bytes'] / 2**30:,.0f} GiB free on the local disk",
+            f"{host['name']}, {byte_size(host['memory_bytes'])} of memory, "
+            f"{byte_size(host['free_disk_bytes'])} free on the local disk",
         ),
         ("libraries", ", ".join([f"Python {told['python']}", *(f"{k} {v}" for k, v in told["libraries"].items())])),
     ]

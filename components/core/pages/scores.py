@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+from tpu_components.core.base.formatting import percent, signed
 from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.pages.blocks import Cell, Table
 from tpu_components.core.results.evaluation_info import Difference, Evaluation, Slice
@@ -60,7 +61,7 @@ class Score:
             digits = 3 - math.floor(math.log10(abs(number)))
 
         def shown(value: float) -> str:
-            return percent(value, digits) if metric.is_share else _signed(value, digits, "-")
+            return percent(value, digits) if metric.is_share else signed(value, digits, "-")
 
         low, high = bounds or (number, number)
         low, high = max(low, -math.inf if metric.name == "r2" else 0.0), min(high, metric.most)
@@ -70,12 +71,10 @@ class Score:
             return score
         scale = 100 if metric.is_share else 1
         change = round((number - before) * scale, digits)
-        difference = (
-            _signed(change, digits, "+") + (" points" if metric.is_share else "") if change else "no difference"
-        )
+        difference = signed(change, digits) + (" points" if metric.is_share else "") if change else "no difference"
         if change and known and known.bounds:
             shifts = sorted(round(bound * metric.direction * scale, digits) for bound in known.bounds)
-            difference += f" ({' to '.join(_signed(shift, digits, '+') for shift in shifts)})"
+            difference += f" ({' to '.join(signed(shift, digits) for shift in shifts)})"
         is_luck = not change or (known is not None and not known.is_clear)
         look = "note" if is_luck else "good" if change * metric.direction > 0 else "bad"
         return dataclasses.replace(score, champion=shown(before), difference=difference, look=look)
@@ -153,23 +152,3 @@ def table_of(first: str, scores: Sequence[Score]) -> Table:
         for score in scores
     ]
     return Table(columns | {"champion": ">", "difference": "<"}, rows)
-
-
-def percent(value: float, digits: int = 1) -> str:
-    """Format a share as a percentage; only exactly 1 and 0 read 100 % and 0 %."""
-    text = f"{value:.{digits}%}"
-    bound = 10.0 ** -(digits + 2)
-    if 0 < value < bound / 2:
-        text = f"<{bound:.{digits}%}"
-    if 1 - bound / 2 <= value < 1:
-        text = f">{1 - bound:.{digits}%}"
-    return text.replace("%", "\N{NO-BREAK SPACE}%")
-
-
-def plain_number(value: float) -> str:
-    """Format a number with four significant digits, for example `0.04821` or `1.234e+04`."""
-    return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
-
-
-def _signed(number: float, digits: int, sign: str) -> str:
-    return f"{number:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")

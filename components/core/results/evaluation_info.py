@@ -9,9 +9,10 @@ from typing import Annotated, Any, Self
 import numpy as np
 
 from tpu_components.core.base import typed_values
+from tpu_components.core.base.formatting import percent, show
 from tpu_components.core.examples.artifacts import EVALUATION_FILE
 from tpu_components.core.files.typed_json import JsonFile
-from tpu_components.core.results.metric_table import BY_NAME, show
+from tpu_components.core.results.metric_table import BY_NAME
 
 _LISTED = 100
 _ROUNDING = 1e-6  # A mean of shares may exceed 1 by rounding.
@@ -275,17 +276,17 @@ class TestSetUse:
     @property
     def rule(self) -> Rule:
         """The number of decisions, as a rule that is always passed."""
-        whole, fresh = f"{100 * self.whole:.3g} %", f"Draw a fresh one: data.retired_tests=[{self.examples}]"
+        whole, fresh = f"{100 * self.whole:.3g}%", f"Draw a fresh one: data.retired_tests=[{self.examples}]"
         text = f"decision {self.number:,} on this test set"
         if self.planned > 1:
-            text += f", of {self.planned:,} that share an error rate of {whole}: this one has {100 * self.rate:.2g} %"
+            text += f", of {self.planned:,} that share an error rate of {whole}: this one has {100 * self.rate:.2g}%"
             if self.number > self.planned:
                 text += f". The test set is worn out: more decisions exceed that rate. {fresh}"
         elif self.number > 1:
             together = 1 - (1 - self.whole) ** self.number
             text += (
-                f", each with an error rate of {whole}: one or more false promotions in up to {together:.0%} of cases. "
-                f"gate.test_decisions shares the rate among them. {fresh}"
+                f", each with an error rate of {whole}: one or more false promotions in up to {percent(together)} of "
+                f"cases. gate.test_decisions shares the rate among them. {fresh}"
             )
         return Rule(True, "", text)
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 
 HIGHER, LOWER, NEITHER = 1, -1, 0
-_DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significant digits.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,25 +89,3 @@ def task_metrics(task: str) -> Mapping[str, Metric]:
 def direction(name: str) -> int:
     """Return whether `HIGHER` or `LOWER` is better; `NEITHER` for an unknown name."""
     return BY_NAME[name].direction if name in BY_NAME else NEITHER
-
-
-def show(value: float, *beside: float) -> str:
-    """Format a value with at least four decimals, and as many as distinguish it from the values shown beside it.
-
-    Numbers that are too small for four decimals have four significant digits, because errors can have any unit.
-
-    Example:
-        >>> show(0.9), show(0.00001234), show(0.90001, 0.9), show(float("nan"))
-        ('0.9000', '1.234e-05', '0.90001', 'not a number')
-    """
-    others = [other for other in beside if other != value]
-    digits = _DIGITS
-    while digits < _MAX_DIGITS and any(_show(value, digits) == _show(other, digits) for other in others):
-        digits += 1
-    return _show(value, digits)
-
-
-def _show(value: float, digits: int) -> str:
-    if math.isnan(value):
-        return "not a number"
-    return f"{value:.{digits}g}" if 0 < abs(value) < 1e-3 else f"{value:.{digits}f}"

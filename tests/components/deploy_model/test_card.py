@@ -261,11 +261,11 @@ def test_of_what_nobody_knows_the_card_has_no_section(kind):
 
 def test_the_card_tells_the_champions_figures_the_gate_and_the_slices_beside_its_own():
     text = write_card(facts_of())
-    assert "| Accuracy | 25.00 % | 20.00 % to 30.00 % | 20.00 % | **\\+5.00 points (+1.00 to +9.00)** |" in text
+    assert "| Accuracy | 25.00% | 20.00% to 30.00% | 20.00% | **\\+5.00 points (+1.00 to +9.00)** |" in text
     assert "| metric | value | interval | champion | difference |" in text
     assert "the bounds of a difference from the champion, 0007, with the gate's" in text
     assert "- it is good\n- accuracy 0.2500 beats the 0.1000 of always answering 'cat'\n" in text
-    assert text.index("| class 'cat' (10 examples) | 50.00 %") < text.index("| class 'dog' (11 examples) | 51.00 %")
+    assert text.index("| class 'cat' (10 examples) | 50.00%") < text.index("| class 'dog' (11 examples) | 51.00%")
 
 
 def test_the_card_tells_what_the_training_took_and_what_preflight_found():
@@ -274,8 +274,10 @@ def test_the_card_tells_what_the_training_took_and_what_preflight_found():
     assert "| `model_parameters` | width 8 |\n" in text
     assert "| `optimizer` | adam |" in text
     assert "weight_decay" not in text, "it is off"
-    assert "- **Memory:** 3.0 MiB of 16.0 GiB on each chip\n- **Step:** 100 ms for a batch of 32\n" in text
-    assert "- **Price of a run:** $0.01 at Compute Engine's list price" in text  # 300 steps of 0.1 s at 1.2 $ an hour.
+    assert "- **Memory:** 3.00 MiB of 16.0 GiB on each chip\n- **Step:** 100 ms for a batch of 32\n" in text
+    assert (
+        "- **Price of a run:** \\$0.010 at Compute Engine's list price" in text
+    )  # 300 steps of 0.1 s at 1.2 $ an hour.
     assert f"- **Code of train_model:** {'b' * 16}\n" in text
 
 
@@ -285,10 +287,10 @@ def test_the_limits_follow_from_the_facts():
     for sentence in (
         "- Given anything else, it still answers one of its 2 classes.\n",
         "- The images that it was trained on have a mean brightness from 80 to 120 of 255; for others nothing",
-        "- Accuracy was measured on 30 images; its 95 % confidence interval is 20.00 % to 30.00 %.\n",
+        "- Accuracy was measured on 30 images; its 95% confidence interval is 20.00% to 30.00%.\n",
         "- The class that it was shown least is 'dog', in 49 of 90 images.\n",
-        "- It is worst where class is 'cat': accuracy 50.00 % (10.00 % to 90.00 %) on 10 images.\n",
-        "- Its probabilities are off by 25.0 % on average (expected calibration error).\n",
+        "- It is worst where class is 'cat': accuracy 50.00% (10.00% to 90.00%) on 10 images.\n",
+        "- Its probabilities are off by 25.0% on average (expected calibration error).\n",
         "- 3 of the test images are in the training data too, so the figures are too good.\n",
         "- Sets of copies that have several labels, of which at least one is wrong: 1.\n",
         "- Its data have drifted from those of version 0007: 'brightness'.\n",
@@ -299,7 +301,7 @@ def test_the_limits_follow_from_the_facts():
     assert "- 2.5% of the training texts' tokens are not in its vocabulary.\n" in texts
     numbers = write_card(facts_of("numbers of images", ("mass",)))
     assert "and gives mass. R² on 30 images" in numbers
-    assert "- No training example has a 'mass' below -1 or above 1.\n" in numbers
+    assert "- No training example has a 'mass' below −1 or above 1.\n" in numbers
 
 
 def test_examples_that_were_trained_on_are_no_part_of_the_figures():
@@ -308,7 +310,7 @@ def test_examples_that_were_trained_on_are_no_part_of_the_figures():
     facts = dataclasses.replace(facts, evaluation=dataclasses.replace(facts.evaluation, unseen=seen))
     text = write_card(facts)
     assert [result.metric_value for result in ModelCard(text).data.eval_results] == [0.125]
-    assert "Accuracy on 20 images of its test split: 12.50 %" in text
+    assert "Accuracy on 20 images of its test split: 12.50%" in text
     assert "- Judged on 20 examples, without 10 which have been trained on" in text
 
 

@@ -123,9 +123,9 @@ def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was
     for _ in range(2):  # A repeated evaluation is no second decision.
         result = evaluate_model(params, digits_records, first, tmp_path / "evaluation")
         assert said(result)[0] == (
-            "passed: decision 1 on this test set, of 52 that share an error rate of 5 %: this one has 1.1 %"
+            "passed: decision 1 on this test set, of 52 that share an error rate of 5%: this one has 1.1%"
         )
-        assert "with 98.9 % confidence" in said(result)[1]
+        assert "with 98.9% confidence" in said(result)[1]
     registry.register(first, tmp_path / "export", **_FACTS)
     registry.override("0002", "champion", "by hand")
     identities = load_identities(digits_records, "test")

@@ -168,7 +168,7 @@ def test_a_bound_says_how_often_chance_gives_as_much_and_asks_for_the_confidence
     exact = stats.binom.cdf(345, 359, 0.97) if num_right == 345 else stats.binom.sf(num_right - 1, 359, 0.97)
     assert probabilities["accuracy"] == pytest.approx(exact, abs=1e-6)
     decision = decide(params, figures.metrics, None, probabilities=probabilities)
-    words = [" with 95 % confidence", "a model of exactly 0.9700"][-reason.count("{}") :]
+    words = [" with 95% confidence", "a model of exactly 0.9700"][-reason.count("{}") :]
     assert said(decision)[0] == reason.format(*words)
 
 
@@ -178,7 +178,7 @@ def test_a_bound_with_confidence_refuses_what_too_few_examples_measure():
     params = EvaluateParams(minimum={"roc_auc": 0.9}, bound_confidence=0.95)
     decision = decide(params, figures.metrics, None, probabilities=find_probabilities(figures, params.minimum))
     assert said(decision)[0] == (
-        "failed: roc_auc 1.0000, required at least 0.9000 with 95 % confidence, which so few examples cannot say"
+        "failed: roc_auc 1.0000, required at least 0.9000 with 95% confidence, which so few examples cannot say"
     )
 
 
@@ -279,37 +279,37 @@ def _difference(**changes):
 @pytest.mark.parametrize(
     ("difference", "allowed", "reason"),
     [
-        ({}, 0.0, "passed: accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100"),
+        ({}, 0.0, "passed: accuracy 0.9800 beats the champion's 0.9500, with 95% confidence by more than 0.0100"),
         (
             {"num_better": 4, "num_worse": 1, "luck": 0.1875, "least": -0.01},
             0.0,
             "failed: accuracy 0.9800 beats the champion's 0.9500 (4 right that were wrong, 1 wrong that were right), "
-            "but luck gives as much in 19% of cases; it has to be better with 95 % confidence. These examples show a "
+            "but luck gives as much in 19% of cases; it has to be better with 95% confidence. These examples show a "
             "difference of 0.0200 in 80 cases of 100",
         ),
         (
             {"least": -0.01},
             0.02,
             "passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, and is not by more than "
-            "0.0100 with 95 % confidence",
+            "0.0100 with 95% confidence",
         ),
         (
             {"least": 0.01},
             0.02,
-            "passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, and is no worse with 95 % "
+            "passed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, and is no worse with 95% "
             "confidence",
         ),
         (
             {"least": -0.02},
             0.02,
             "failed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, but as much as 0.0200 is "
-            "not ruled out with 95 % confidence. These examples show a difference of 0.0200 in 80 cases of 100",
+            "not ruled out with 95% confidence. These examples show a difference of 0.0200 in 80 cases of 100",
         ),
         (
             {"least": None, "detectable": None},
             0.02,
             "failed: accuracy 0.9800 beats the champion's 0.9500; it may be worse by 0.0200, which so few examples "
-            "cannot say with 95 % confidence",
+            "cannot say with 95% confidence",
         ),
     ],
 )
@@ -324,5 +324,5 @@ def test_a_tie_is_no_better():
     decision = decide(EvaluateParams(), _GOOD, dict(_GOOD), differences=_difference(advantage=0.0, least=0.0, luck=1.0))
     assert not decision.promote
     assert said(decision)[0].startswith(
-        "failed: accuracy 0.9800 ties with the champion's 0.9800; it has to be better, with 95 % confidence"
+        "failed: accuracy 0.9800 ties with the champion's 0.9800; it has to be better, with 95% confidence"
     )

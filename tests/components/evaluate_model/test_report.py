@@ -264,9 +264,9 @@ def test_headline_figures_compare_with_the_champion():
     champion = {**_classes(), "accuracy": 0.94, "loss": 0.2, "macro_f1": 0.9, "calibration_error": 0.02}
     text = _render(_evaluation(better, champion))
     assert _looks(text) == ["good", "note", "bad", "note", "good"]
-    assert "Accuracy 95.12 % champion 94.00 % +1.12 points" in _words(text)
+    assert "Accuracy 95.12% champion 94.00% +1.12 points" in _words(text)
     assert "Loss 0.2500 champion 0.2000 +0.0500" in _words(text)
-    assert "Calibration error 1.00 % champion 2.00 % −1.00 points" in _words(text)
+    assert "Calibration error 1.00% champion 2.00% −1.00 points" in _words(text)
 
 
 def test_headline_figures_show_what_chance_leaves_of_them_and_judge_no_difference_that_it_explains():
@@ -282,7 +282,7 @@ def test_headline_figures_show_what_chance_leaves_of_them_and_judge_no_differenc
             },
         )
     )
-    assert "Accuracy 95.00 % 91.00 % to 100.00 % champion 90.00 % +5.00 points (+1.20 to +8.80)" in _words(text)
+    assert "Accuracy 95.00% 91.00% to 100.00% champion 90.00% +5.00 points (+1.20 to +8.80)" in _words(text)
     assert "Loss 0.0500 0.0000 to 0.2000 champion 0.1000 −0.0500 (−0.1100 to +0.0100)" in _words(text)
     assert _looks(text)[:5] == ["note", "good", "note", "note", "note"]
 
@@ -292,7 +292,7 @@ def test_headline_figures_say_what_a_constant_answer_reaches_and_which_classes_a
     figures = compute_figures(TASKS["classification"], labels, answers, names).as_dict()
     baseline = find_baseline(TASKS["classification"], labels, answers, names)
     text = _words(_render(_evaluation(figures, baseline=baseline)))
-    assert "Accuracy 90.00 % baseline 60.00 %: always answering 'cat'" in text
+    assert "Accuracy 90.00% baseline 60.00%: always answering 'cat'" in text
     assert "Macro F1 0.5934 1 of 3 classes have no examples and count 0; the mean of the others is 0.8901" in text
     assert "champion" not in text
     listed = text[text.index("weakest first") :]
@@ -301,7 +301,7 @@ def test_headline_figures_say_what_a_constant_answer_reaches_and_which_classes_a
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "shown"), [(0.99999, ">99.99 %"), (1.0, "100.00 %"), (0.00001, "<0.01 %"), (0.0, "0.00 %")]
+    ("accuracy", "shown"), [(0.99999, ">99.99%"), (1.0, "100.00%"), (0.00001, "<0.01%"), (0.0, "0.00%")]
 )
 def test_shares_read_100_or_0_percent_only_if_they_are(accuracy, shown):
     assert f"Accuracy {shown}" in _words(_render(_evaluation({**_classes(), "accuracy": accuracy})))
@@ -324,8 +324,8 @@ def test_many_classes_are_shown_as_the_most_confused_pairs(num_classes, is_matri
 def test_wrong_predictions_come_before_right_ones_with_answer_truth_and_confidence():
     text = _words(_shown("classification", [0, 0, 0, 1], _answers((1, 0.9), (1, 0.8), (0, 0.7), (2, 0.6)), num_shown=2))
     assert "2 of 3, the most confident first" in text
-    assert "dog 90 % true cat 5 % 0.png dog 80 % true cat 10 % 1.png Right predictions" in text
-    assert text.endswith("cat 70 % 2.png")
+    assert "dog 90% true cat 5% 0.png dog 80% true cat 10% 1.png Right predictions" in text
+    assert text.endswith("cat 70% 2.png")
 
 
 def test_examples_that_the_champion_has_right_are_shown():
@@ -334,7 +334,7 @@ def test_examples_that_the_champion_has_right_are_shown():
     text = _words(_shown("classification", [0, 0, 0, 0], after, before, num_shown=1))
     assert (
         "Changed since the champion 1 right that were wrong, 2 wrong that were right: of these 1, the worst first. dog "
-        "80 % true cat 10 % 1.png Wrong predictions"
+        "80% true cat 10% 1.png Wrong predictions"
     ) in text
     assert "0 right that were wrong, 0 wrong that were right." in _words(
         _shown("classification", [0] * 4, after, after)
@@ -374,7 +374,7 @@ def test_report_of_several_labels_shows_which_are_wrong_in_red():
     text = _labels_report()
     red = [attributes["class"] for _, attributes in Page(text).tags if "bad" in attributes.get("class", "").split()]
     assert {"answer bad", "truth bad"} <= set(red)
-    assert "sea 73 % sky 91 % missed sun 18 % true sky, sun" in _words(text)
+    assert "sea 73% sky 91% missed sun 18% true sky, sun" in _words(text)
     assert "Average precision" in text
     assert "Confusion matrix" not in text
     assert "no difference" in text

@@ -68,11 +68,11 @@ def test_a_better_mean_hides_no_class_that_broke():
     assert not decision.promote
     assert said(decision) == (
         "failed: accuracy 0.7000 of class 'cat' (300 examples) is worse than the champion's 1.0000 by more than 0.0500"
-        ", with 95 % confidence in all 3 slices",
+        ", with 95% confidence in all 3 slices",
     )
     allowed = dataclasses.replace(params, max_slice_regression=0.31)
     assert said(decide(allowed, _FIGURES, _FIGURES, slices=slices)) == (
-        "passed: no slice is worse than the champion's by more than 0.3100, with 95 % confidence in all 3 slices",
+        "passed: no slice is worse than the champion's by more than 0.3100, with 95% confidence in all 3 slices",
     )
 
 
@@ -81,12 +81,12 @@ def test_a_slice_below_its_minimum_is_named_and_one_that_chance_may_have_put_the
     decision = decide(params, _FIGURES, None, slices=find_slices(params, *_broken_cats()))
     assert said(decision)[1] == (
         "failed: accuracy 0.7000 of class 'cat' (300 examples) is below the least that a slice may have, 0.8000, "
-        "with 95 % confidence in all 3 slices"
+        "with 95% confidence in all 3 slices"
     )
     labels = np.repeat([0, 1], [10, 300])
     few = _classes(labels, np.where(np.arange(310) < 3, 1, labels))
     assert said(decide(params, _FIGURES, None, slices=find_slices(params, *few)))[1] == (
-        "passed: no slice is below the least that a slice may have, 0.8000, with 95 % confidence in all 2 slices"
+        "passed: no slice is below the least that a slice may have, 0.8000, with 95% confidence in all 2 slices"
     )
 
 

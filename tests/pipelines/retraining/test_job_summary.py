@@ -12,7 +12,7 @@ from tpu_pipelines.runs.summary import Summary
 
 _CHANGED = RunDecision.make(True, "changed since runs/digits: data", "runs/digits", ("data",))
 _REASONS = (
-    Rule(True, "accuracy", "accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100"),
+    Rule(True, "accuracy", "accuracy 0.9800 beats the champion's 0.9500, with 95% confidence by more than 0.0100"),
     Rule(False, "accuracy", "accuracy 0.7000 of class 'cat|<dog>' (300 examples) is worse than the champion's 1.0000"),
 )
 
@@ -54,17 +54,17 @@ def test_markdown_shows_decision_reasons_figures_beside_the_champions_and_slices
 
 changed since runs/digits: data
 
-- ✅ accuracy 0.9800 beats the champion's 0.9500, with 95 % confidence by more than 0.0100
+- ✅ accuracy 0.9800 beats the champion's 0.9500, with 95% confidence by more than 0.0100
 - ❌ accuracy 0.7000 of class 'cat\\|&lt;dog&gt;' (300 examples) is worse than the champion's 1.0000
 
 | metric | value | interval | champion | difference |
 |---|--:|---|--:|---|
-| Accuracy | 98.00 % | 96.90 % to 98.80 % | 95.00 % | **\\+3.00 points (+1.00 to +5.00)** |
+| Accuracy | 98.00% | 96.90% to 98.80% | 95.00% | **\\+3.00 points (+1.00 to +5.00)** |
 | Loss | 0.1000 |  | 0.2000 | −0.1000 (−0.0400 to +0.0200) |
 
 | slice | value | interval | champion | difference |
 |---|--:|---|--:|---|
-| class 'cat\\|&lt;dog&gt;' (300 examples) | 70.00 % | 60.00 % to 80.00 % | 100.00 % | \
+| class 'cat\\|&lt;dog&gt;' (300 examples) | 70.00% | 60.00% to 80.00% | 100.00% | \
 **−30.00 points (−36.00 to −24.00)** |
 """
     )
@@ -75,16 +75,16 @@ def test_runs_side_by_side_show_the_slices_that_surely_changed(run_dir):
     assert (
         text
         == """\
-| with 95 % confidence | a_b |
+| with 95% confidence | a_b |
 |---|--:|
-| Accuracy | 98.00 % (96.90 % to 98.80 %) |
+| Accuracy | 98.00% (96.90% to 98.80%) |
 | Loss | 0.1000 |
 
 Slices of a_b that differ from its champion's:
 
 | slice | value | interval | champion | difference |
 |---|--:|---|--:|---|
-| class 'cat\\|&lt;dog&gt;' (300 examples) | 70.00 % | 60.00 % to 80.00 % | 100.00 % | \
+| class 'cat\\|&lt;dog&gt;' (300 examples) | 70.00% | 60.00% to 80.00% | 100.00% | \
 **−30.00 points (−36.00 to −24.00)** |"""
     )
 

@@ -93,7 +93,7 @@ def test_requests_of_many_instances_raise_no_more_false_alarms(version, tmp_path
                 lines.append(json.dumps({**line, "ms": ms, "instance": place, "share": 0.1}))
         path.write_text("\n".join(lines))
         alarms += "latency" in drifted(watch(path, version, latency_ms=50))
-    assert alarms <= 1, "17 to 24 % where every instance counts"
+    assert alarms <= 1, "17 to 24% where every instance counts"
 
 
 def test_the_answers_of_int8_are_compared_with_those_that_int8_gave_to_the_test_split(
@@ -157,7 +157,7 @@ def test_lines_of_others_and_damaged_ones_are_left_out_and_said(version, outputs
     assert main(["monitor", str(path), "--against", version, "--latency-ms", "0.1"]) == 3
     out = capsys.readouterr().out
     assert (
-        f"predictions of digits 0001: {len(outputs)}, half in 2 ms, 95 % in 2 ms; left out: 7 of version 0002, 3 no"
+        f"predictions of digits 0001: {len(outputs)}, half in 2 ms, 95% in 2 ms; left out: 7 of version 0002, 3 no"
         in out
     )
     assert "0.1 ms allowed" in out

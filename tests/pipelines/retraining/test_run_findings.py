@@ -75,10 +75,10 @@ def test_a_run_on_vertex_ai_is_shown_with_the_figures_of_its_bucket(fake, retrai
     assert code == 0
     assert shown.startswith("### ✅ digits: promoted\n")
     accuracy = here.evaluation.metrics["accuracy"]
-    assert f"| Accuracy | {accuracy:.2%}".replace("%", " % | ") in shown
+    assert f"| Accuracy | {accuracy:.2%}".replace("%", "% | ") in shown
     assert f"Preflight: {here.preflight.machines[0].summary}" in shown.replace("\\", "")
     assert [case.get("name") for case in suite] == [rule.text for rule in here.reasons]
-    assert retrain()[1].count(f"| Accuracy | {accuracy:.2%}".replace("%", " % | ")) == 1, "also of a run that was there"
+    assert retrain()[1].count(f"| Accuracy | {accuracy:.2%}".replace("%", "% | ")) == 1, "also of a run that was there"
 
 
 def test_of_a_run_that_goes_on_or_tells_nothing_the_rest_is_shown(fake, retrain, bucket):

@@ -111,9 +111,9 @@ def test_markdown_has_a_line_for_each_run(two_runs):
 def test_markdown_of_several_runs_has_intervals_and_preflight_beside_each_other(two_runs, capsys):
     assert cli.main(["compare", *map(str, two_runs), "--markdown"]) == 0
     _, intervals, preflight = re.split(r"\n(?=\| with|\| preflight)", capsys.readouterr().out)
-    assert intervals.startswith("| with 95 % confidence | first/digits | second/digits |\n|---|--:|--:|\n")
+    assert intervals.startswith("| with 95% confidence | first/digits | second/digits |\n|---|--:|--:|\n")
     (accuracy,) = (line for line in intervals.splitlines() if line.startswith("| Accuracy |"))
-    assert re.fullmatch(r"\| Accuracy(?: \| [\d.]+ % \([\d.]+ % to [\d.]+ %\)){2} \|", accuracy)
+    assert re.fullmatch(r"\| Accuracy(?: \| [\d.]+% \([\d.]+% to [\d.]+%\)){2} \|", accuracy)
     for name, line in zip(("first", "second"), preflight.splitlines()[2:], strict=True):
         assert re.fullmatch(
             rf"\| {name}/digits \| v5e-1 \| [\d.]+ µs \| [\d.]+ MiB \| (?:&lt;)?\\\$[\d.]+, Vertex AI's price \|", line

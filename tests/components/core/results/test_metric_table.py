@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tpu_components import evaluate_model
+from tpu_components.core.base.formatting import show
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.results.metric_table import (
     BY_NAME,
@@ -16,7 +17,6 @@ from tpu_components.core.results.metric_table import (
     METRICS,
     NEITHER,
     direction,
-    show,
     task_metrics,
 )
 from tpu_components.evaluate_model.estimates import estimators

@@ -1,11 +1,12 @@
-"""Formatting of figures: times, sizes, shares and prices with the digits that matter."""
+"""Formatting of figures: metrics, times, sizes in bytes, percentages and prices, with the digits that matter."""
 
 import math
 from collections.abc import Mapping
 
 _TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6}
-_SIZES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
+_SIZES = {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 _LEAST_USD = 0.0001
+_DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significant digits.
 
 
 def decimals(value: float) -> int:
@@ -64,28 +65,33 @@ def _with_interval(text: str, low: str, high: str) -> str:
     return f"{text} ({low}–{high})" if low != high else text
 
 
-def memory(num_bytes: float) -> str:
+def byte_size(num_bytes: float) -> str:
     """Format a number of bytes in the unit that suits it.
 
     Example:
-        >>> memory(3 * 2**30)
-        '3.00 GiB'
+        >>> byte_size(2_048), byte_size(3 * 2**30)
+        ('2.00 KiB', '3.00 GiB')
     """
     return _in_units(num_bytes, _SIZES)
 
 
-def percent(share: float) -> str:
+def percent(share: float, digits: int = 0) -> str:
     """Format a share as a percentage; only exactly 0 and 1 read 0% and 100%.
 
+    Args:
+        share: The share, usually in [0, 1].
+        digits: Decimals of the percentage.
+
     Example:
-        >>> percent(0.004), percent(0.25)
-        ('<1%', '25%')
+        >>> percent(0.004), percent(0.25), percent(0.99999, 2)
+        ('<1%', '25%', '>99.99%')
     """
-    if 0 < share < 0.01:
-        return "<1%"
-    if 0.99 < share < 1:
-        return ">99%"
-    return f"{share:.0%}"
+    least = 10.0 ** -(digits + 2)
+    if 0 < share < least / 2:
+        return f"<{least:.{digits}%}"
+    if 1 - least / 2 <= share < 1:
+        return f">{1 - least:.{digits}%}"
+    return f"{share:.{digits}%}"
 
 
 def dollars(usd: float, sign: str = "$") -> str:
@@ -101,3 +107,33 @@ def dollars(usd: float, sign: str = "$") -> str:
     if 0 < usd < 0.1:
         places = 1 - math.floor(math.log10(usd))
     return f"{sign}{usd:,.{places}f}"
+
+
+def show(value: float, *beside: float) -> str:
+    """Format a metric with at least four decimals, and as many as distinguish it from the values shown beside it.
+
+    Numbers that are too small for four decimals have four significant digits, because errors can have any unit.
+
+    Example:
+        >>> show(0.9), show(0.00001234), show(0.90001, 0.9), show(float("nan"))
+        ('0.9000', '1.234e-05', '0.90001', 'not a number')
+    """
+    others = [other for other in beside if other != value]
+    distinct = (n for n in range(_DIGITS, _MAX_DIGITS) if all(_show(value, n) != _show(other, n) for other in others))
+    return _show(value, next(distinct, _MAX_DIGITS))
+
+
+def _show(value: float, digits: int) -> str:
+    if math.isnan(value):
+        return "not a number"
+    return f"{value:.{digits}g}" if 0 < abs(value) < 1e-3 else f"{value:.{digits}f}"
+
+
+def plain_number(value: float) -> str:
+    """Format a number with four significant digits, for example `0.04821` or `1.234e+04`."""
+    return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(value: float, digits: int, sign: str = "+") -> str:
+    """Format a number with decimals and a minus sign; with a plus sign too, unless `sign` is `-`."""
+    return f"{value:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
