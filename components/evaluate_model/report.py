@@ -30,6 +30,7 @@ from tpu_components.core.examples.interface import (
 from tpu_components.core.examples.text import START
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import (
+    SIGNS,
     Block,
     Card,
     Cell,
@@ -134,7 +135,7 @@ def render_report(
     """
     title, subtitle, facts = describe_run(evaluation.split, manifest, info)
     decision = "Passed the gate" if evaluation.gate.promote else "Did not pass the gate"
-    rules = [f"{'✓' if rule.passed else '✗'} {rule.text}" for rule in evaluation.gate.reasons]
+    rules = [f"{SIGNS[rule.passed]} {rule.text}" for rule in evaluation.gate.reasons]
     confused, calibration = _classification(evaluation.challenger) if manifest.task == CLASSIFICATION else ([], [])
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     slices = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)[:_MAX_SLICES]]

@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size, dollars, time
-from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
+from tpu_components.core.pages.blocks import Table
 from tpu_components.core.registry.opening import Origin, origin_of
 from tpu_components.deploy_model.params import PREFLIGHT
 from tpu_components.preflight_training.findings import PreflightReport
@@ -187,7 +187,7 @@ class FootprintComparison:
     def as_text(self) -> str:
         """Return the comparison for a terminal."""
         columns = {"": "<", "now": ">", self.name: ">", "difference": ">"}
-        lines = [f"beside {self.name}: {self.summary}", "", *lay_out(columns, self.rows)]
+        lines = [f"beside {self.name}: {self.summary}", "", *Table(columns, self.rows).lines()]
         return "\n".join([*lines, *(f"({words})" for words in self.caveats), *self.broken])
 
 

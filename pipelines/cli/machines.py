@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import DONE, InputError, did_you_mean
-from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.machines.machine_spec import KUBEFLOW, VERTEX, Price, Slice, load_catalogue
+from tpu_components.core.pages.blocks import Table
 from tpu_pipelines.cli.output import show
 
 _COLUMNS = {
@@ -108,7 +108,7 @@ def as_table(slices: Sequence[Slice], region: str = "") -> str:
         for entry, offers in prices.items()
     ]
     offered = [price for offers in prices.values() for price in offers.values()]
-    return "\n".join([*lay_out(_COLUMNS, rows), "", *_regions(slices), "", _NOTES, *_price_notes(offered)])
+    return "\n".join([*Table(_COLUMNS, rows).lines(), "", *_regions(slices), "", _NOTES, *_price_notes(offered)])
 
 
 def _regions(slices: Sequence[Slice]) -> list[str]:

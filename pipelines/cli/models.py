@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tpu_components.core.base.errors import DONE, REJECTED, InputError
 from tpu_components.core.base.formatting import percent
-from tpu_components.core.base.terminal import in_one_line, lay_out
+from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.drift.comparison import Shift, as_dict, find_shifts, say_power, say_rule, say_verdict
+from tpu_components.core.pages.blocks import Table, cut
 from tpu_components.core.registry.signing import verify_export
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.step.step_inputs import params_from
@@ -76,8 +77,7 @@ def _predict_each(export_dir: Path, arguments: argparse.Namespace) -> None:
         value = {"input": prediction.name, _ANSWERS[prediction.task]: dict(prediction.classes)}
         name, form = prediction.name, "{:.6g}".format
         if prediction.task != "regression":
-            name, form = " ".join(name.split()), partial(percent, digits=1)
-            name = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…"
+            name, form = cut(" ".join(name.split()), _SHOWN_CHARACTERS), partial(percent, digits=1)
         named = "  ".join(f"{label} {form(number)}" for label, number in prediction.classes)
         show(value, in_one_line(f"{name}  {named or 'no label'}"), arguments.json)
 
@@ -145,4 +145,4 @@ def _as_table(shifts: Sequence[Shift], power: str) -> str:
         )
         for shift in shifts
     ]
-    return "\n".join([say_verdict(shifts), *lay_out(_COLUMNS, rows), say_rule(shifts), power])
+    return "\n".join([say_verdict(shifts), *Table(_COLUMNS, rows).lines(), say_rule(shifts), power])

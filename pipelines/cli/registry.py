@@ -11,9 +11,10 @@ import yaml
 
 from tpu_components.core.base.errors import DONE, InputError
 from tpu_components.core.base.formatting import show as show_metric
-from tpu_components.core.base.terminal import in_one_line, lay_out
+from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.drift.sketches import ANSWERS, SKETCH
 from tpu_components.core.examples.interface import judged_figure
+from tpu_components.core.pages.blocks import Table
 from tpu_components.core.registry.folder import ModelRegistry, list_models
 from tpu_components.core.registry.reference import CHAMPION
 from tpu_components.core.registry.signing import verify_version
@@ -101,7 +102,7 @@ def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
         aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
         lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))
     damage = [f"damaged: {row['model']} {row['version']}: {words}" for row in rows for words in row["damage"]]
-    return "\n".join([*lay_out(_COLUMNS, lines), *map(in_one_line, damage)])
+    return "\n".join([*Table(_COLUMNS, lines).lines(), *map(in_one_line, damage)])
 
 
 def _describe(model: ModelRegistry, number: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.pages.blocks import Table
+from tpu_components.core.pages.blocks import SIGNS, Table
 from tpu_components.core.pages.markdown import in_markdown
 from tpu_components.core.pages.scores import Score, scores_of, table_of
 from tpu_components.core.registry.reference import CHAMPION, reference
@@ -32,7 +32,7 @@ from tpu_pipelines.retraining.retrain import RunDecision
 from tpu_pipelines.runs.data_drift import champion_of
 from tpu_pipelines.runs.summary import Summary
 
-_SIGNS = {PROMOTED: "✅", NOT_PROMOTED: "❌", State.FAILED: "❌"}
+_SIGNS = {PROMOTED: SIGNS[True], NOT_PROMOTED: SIGNS[False], State.FAILED: SIGNS[False]}
 _LISTED_SLICES = 10
 
 
@@ -141,8 +141,8 @@ def render_preflight(name: str, report: PreflightReport, comparison: FootprintCo
     failed = [reason for machine in report.machines for reason in machine.reasons]
     failed += comparison.broken if comparison else ()
     told = comparison.summary if comparison else report.machines[0].summary
-    lines = [f"### {'❌' if failed else '✅'} preflight of {in_markdown(name)}: {in_markdown(told)}", ""]
-    lines += [f"- ❌ {in_markdown(reason)}" for reason in failed]
+    lines = [f"### {SIGNS[not failed]} preflight of {in_markdown(name)}: {in_markdown(told)}", ""]
+    lines += [f"- {SIGNS[False]} {in_markdown(reason)}" for reason in failed]
     lines += [""] if failed else []
     if comparison:
         lines += _beside(comparison)
@@ -205,7 +205,7 @@ def _told_by(findings: RunFindings) -> Iterator[str]:
         yield from (f"The figures are not shown: {in_markdown(findings.unread)}", "")
     if findings.same_as:
         yield from (f"The same model as version {in_markdown(findings.same_as)}, which is the champion already.", "")
-    yield from (f"- {'✅' if rule.passed else '❌'} {in_markdown(rule.text)}" for rule in findings.reasons)
+    yield from (f"- {SIGNS[rule.passed]} {in_markdown(rule.text)}" for rule in findings.reasons)
     yield ""
     if findings.evaluation is None:
         return

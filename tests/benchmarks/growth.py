@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import simplejpeg
 
-from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.pages.blocks import Table
 
 _CLASSES, _PER_FOLDER, _SMALLEST = 10, 10_000, 1_000
 _COLUMNS = {
@@ -121,7 +121,7 @@ def main() -> None:
             rows.append((kind, *_row(done)))
             print("  ".join(rows[-1]), file=sys.stderr, flush=True)
             size *= 10
-    print("\n".join(lay_out(_COLUMNS, rows)))
+    print("\n".join(Table(_COLUMNS, rows).lines()))
     for kind, sizes in grown.items():
         if len(sizes) > 1:
             print("\n" + "\n".join(extrapolate(kind, *sizes[-2:], arguments.slower)))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.pages.blocks import Table
 
 RESULTS = Path(__file__).parent / "precision.jsonl"
 FLOAT32, BFLOAT16 = "float32", "mixed_bfloat16"
@@ -125,7 +125,7 @@ def sampling_error(accuracy: float, num_examples: int) -> float:
 
 def table(path: Path = RESULTS) -> list[str]:
     """The table of all that a file holds."""
-    return lay_out(_COLUMNS, summarize(Trained.read(path)))
+    return Table(_COLUMNS, summarize(Trained.read(path))).lines()
 
 
 def main() -> None:

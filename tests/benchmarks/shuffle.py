@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import scipy.stats
 
-from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.examples.artifacts import TRAIN, Manifest
 from tpu_components.core.examples.feeding import Cut, StreamingReader
+from tpu_components.core.pages.blocks import Table
 from tpu_components.create_tfrecords import WriteParams, write_records
 
 _SIDE = 16  # Of the pictures, whose first four pixels are their number.
@@ -45,7 +45,7 @@ def main() -> None:
             again, correlation = _compare(*(_places(reader, epoch, arguments.examples) for epoch in (0, 1)), arguments)
             share = min(buffer / arguments.examples, 1)
             rows.append((f"{buffer:,}", f"{share:.0%}", f"{again:.2%}", f"{by_chance:.2%}", f"{correlation:+.3f}"))
-        print("\n".join(lay_out(_COLUMNS, rows)))
+        print("\n".join(Table(_COLUMNS, rows).lines()))
 
 
 def _write(num_examples: int, folder: Path) -> Manifest:

@@ -28,7 +28,7 @@ import simplejpeg
 
 from tests.benchmarks.processes import proportional_bytes
 from tests.cli import DATA
-from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.pages.blocks import Table
 
 _NUM_IMAGES, _NUM_MADE, _CLASSES = 70_000, 10_000, 10
 _COLUMNS = {"writer": "<", "examples/s": ">", "seconds": ">", "CPU s": ">", "MiB at the peak": ">", "MiB written": ">"}
@@ -87,7 +87,7 @@ def main() -> None:
         seconds, cpu, peak, written = map(statistics.median, zip(*runs, strict=True))
         rate = f"{_NUM_IMAGES / seconds:,.0f}"
         rows.append((writer, rate, f"{seconds:.1f}", f"{cpu:.1f}", f"{peak / 2**20:,.0f}", f"{written / 2**20:,.0f}"))
-    print("\n".join(lay_out(_COLUMNS, rows)))
+    print("\n".join(Table(_COLUMNS, rows).lines()))
 
 
 def _make_images(folder: Path) -> Path:

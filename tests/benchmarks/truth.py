@@ -25,8 +25,8 @@ from typing import Any
 
 import scipy.stats
 
-from tpu_components.core.base.terminal import lay_out
 from tpu_components.core.machines.machine_spec import GPU, Generation, load_catalogue
+from tpu_components.core.pages.blocks import Table
 from tpu_components.preflight_training.estimate import Accuracy, gradient_bytes, ring_milliseconds
 
 PUBLISHED = Path(__file__).parent / "published_steps.json"
@@ -310,7 +310,7 @@ def table() -> list[str]:
     """Every row, then the errors before and after, then each generation's correction."""
     rows = load_rows()
     checked = {id(row): (ratio, held) for row, ratio, held in cross_validate(rows)}
-    lines = lay_out(_COLUMNS, [_cells(row, *checked.get(id(row), (None, True))) for row in rows])
+    lines = Table(_COLUMNS, [_cells(row, *checked.get(id(row), (None, True))) for row in rows]).lines()
     published = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
     lines += ["", "* outside the interval for nine of ten; – a mixture of experts, which the correction leaves out"]
     lines += [
@@ -327,13 +327,13 @@ def table() -> list[str]:
         held = sum(checked[one][1] for one in members)
         summary.append((name, str(len(members)), *(f"{value:.0%}" for value in old + new), f"{held} of {len(members)}"))
     columns = ("generation", "rows", "median", "95 %", "median after", "95 % after", "in the interval")
-    lines += lay_out(dict(zip(columns, "<>>>>>>", strict=True)), summary)
+    lines += Table(dict(zip(columns, "<>>>>>>", strict=True)), summary).lines()
     corrections = [
         (name, f"{one.factor:.2f}", f"{one.low:.2f} to {one.high:.2f}", str(one.steps), str(one.programs))
         for name, one in accuracies(rows).items()
     ]
     columns = ("generation", "factor", "nine of ten", "step times", "programs")
-    return [*lines, "", *lay_out(dict(zip(columns, "<>>>>", strict=True)), corrections)]
+    return [*lines, "", *Table(dict(zip(columns, "<>>>>", strict=True)), corrections).lines()]
 
 
 def _cells(row: Row, ratio: float | None, is_held: bool) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.oracles.figures import deviations
 from tests.oracles.intervals import simulate_all
 from tests.oracles.steps import deviations_elsewhere
-from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.pages.blocks import Table
 
 _BACKENDS = ("tensorflow", "jax")
 
@@ -21,10 +21,10 @@ def print_deviations() -> None:
     for task, _, figure, deviation in deviations():
         largest[task, figure] = max(largest.get((task, figure), 0.0), deviation)
     rows = [(task, figure, f"{value:.1e}") for (task, figure), value in largest.items()]
-    print("\n".join(lay_out({"task": "<", "figure": "<", "largest deviation": ">"}, rows)))
+    print("\n".join(Table({"task": "<", "figure": "<", "largest deviation": ">"}, rows).lines()))
     found = [deviations_elsewhere(backend) for backend in _BACKENDS]
     steps = [(quantity, *(f"{on_backend[quantity]:.1e}" for on_backend in found)) for quantity in found[0]]
-    print("\n" + "\n".join(lay_out({"training step": "<", **dict.fromkeys(_BACKENDS, ">")}, steps)))
+    print("\n" + "\n".join(Table({"training step": "<", **dict.fromkeys(_BACKENDS, ">")}, steps).lines()))
 
 
 def write_intervals(most: int = 10_000) -> None:

@@ -1,31 +1,11 @@
-"""Text for a terminal: in columns, with control characters escaped; and what libraries print there."""
+"""Text for a terminal, with control characters escaped; and what libraries print there."""
 
 import contextlib
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-
-
-def lay_out(columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
-    """Return a line of headings and one for each row; every column is as wide as its longest cell.
-
-    Args:
-        columns: Headings, and the alignment of each column: `<` or `>`.
-        rows: A cell for every column; see `in_one_line`.
-        width: Width of the terminal; columns stand closer if they would exceed it. 0 is unlimited.
-
-    Example:
-        >>> lay_out({"name": "<", "chips": ">"}, [("v5e-4", "4")])
-        ['name   chips', 'v5e-4      4']
-    """
-    lines = [tuple(columns), *(tuple(map(in_one_line, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    formats = [f"{side}{width}" for side, width in zip(columns.values(), widths, strict=True)]
-    gap = " " if width and sum(widths) + 2 * (len(widths) - 1) > width else "  "
-    return [gap.join(map(format, line, formats)).rstrip() for line in lines]
-
+from collections.abc import Callable, Iterator
 
 # C0 without tab and line feed, DEL, C1, line separators, bidirectional controls, and lone surrogates, as in file names
 # that are not UTF-8.

@@ -12,8 +12,10 @@ from typing import Any
 
 import markupsafe
 
-from tpu_components.core.base.terminal import lay_out
+from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.pages.markdown import in_markdown
+
+SIGNS = {True: "✅", False: "❌"}  # Success and failure, in pages and Markdown.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +60,21 @@ class Table:
         return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
 
     def lines(self, width: int = 0) -> list[str]:
-        """Return the table for a terminal; lines longer than `width` are truncated, unless `width` is 0."""
-        columns = {str(name): side for name, side in self.columns.items()}
-        laid_out = lay_out(columns, [[str(cell) for cell in row] for row in self.rows], width)
+        """Return a line of headings and one for each row; every column is as wide as its longest cell.
+
+        Args:
+            width: Width of the terminal; columns stand closer, and lines are truncated, if they would exceed it. 0 is
+                unlimited.
+
+        Example:
+            >>> Table({"name": "<", "chips": ">"}, [("v5e-4", "4")]).lines()
+            ['name   chips', 'v5e-4      4']
+        """
+        lines = [[in_one_line(str(cell)) for cell in row] for row in (tuple(self.columns), *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        formats = [f"{side}{width}" for side, width in zip(self.columns.values(), widths, strict=True)]
+        gap = " " if width and sum(widths) + 2 * (len(widths) - 1) > width else "  "
+        laid_out = [gap.join(map(format, line, formats)).rstrip() for line in lines]
         return [cut(line, width) for line in laid_out] if width else laid_out
 
     def markdown(self) -> markupsafe.Markup:

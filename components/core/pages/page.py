@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import markupsafe
 import numpy as np
 
-from tpu_components.core.pages.blocks import Block
+from tpu_components.core.pages.blocks import SIGNS, Block
 from tpu_components.core.step.step_record import RUN_VARIABLE
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subt
         lstrip_blocks=True,
     )
     page = templates.get_template("page.html.jinja")
-    return page.render(title=title, subtitle=subtitle, head=head, blocks=blocks)
+    return page.render(signs=SIGNS, title=title, subtitle=subtitle, head=head, blocks=blocks)
 
 
 def run_name() -> str:

@@ -5,7 +5,8 @@ import pytest
 
 from tests.cli import REPOSITORY
 from tpu_components.core.base import progress
-from tpu_components.core.base.terminal import lay_out, printable
+from tpu_components.core.base.terminal import printable
+from tpu_components.core.pages.blocks import Table
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_pipelines import cli
 from tpu_pipelines.cli.output import tell_error
@@ -61,7 +62,7 @@ def test_a_class_begins_no_line_where_it_is_predicted_or_a_table_or_an_error_nam
     assert not [
         line for line in said.splitlines() if line.startswith("[deploy_model]") or line.strip().startswith("::")
     ]
-    assert len(lay_out({"class": "<"}, [(FORGED,)])) == 2
+    assert len(Table({"class": "<"}, [(FORGED,)]).lines()) == 2
 
 
 def test_all_that_is_printed_is_escaped_first():
