@@ -10,11 +10,10 @@ from typing import Any
 import yaml
 
 from tpu_components.core.base.errors import DONE, InputError
-from tpu_components.core.base.formatting import show as show_metric
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.drift.sketches import ANSWERS, SKETCH
-from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.pages.blocks import Table
+from tpu_components.core.pages.scores import score_and_loss
 from tpu_components.core.registry.folder import ModelRegistry, list_models
 from tpu_components.core.registry.reference import CHAMPION
 from tpu_components.core.registry.signing import verify_version
@@ -95,12 +94,8 @@ def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as a table, with damaged versions below."""
     lines = []
     for row in rows:
-        metrics = row["metrics"]
-        judged = judged_figure(metrics)
-        score = f"{judged} {show_metric(metrics[judged])}" if judged else "-"
-        loss = show_metric(metrics["loss"]) if "loss" in metrics else "-"
-        aliases, parent, size = ", ".join(row["aliases"]), row["parent"] or "-", f"{row['num_bytes'] / 2**20:.1f}"
-        lines.append((row["model"], row["version"], aliases, row["created"], score, loss, parent, size))
+        size, facts = f"{row['num_bytes'] / 2**20:.1f}", [row["created"], *score_and_loss(row["metrics"])]
+        lines.append((row["model"], row["version"], ", ".join(row["aliases"]), *facts, row["parent"] or "-", size))
     damage = [f"damaged: {row['model']} {row['version']}: {words}" for row in rows for words in row["damage"]]
     return "\n".join([*Table(_COLUMNS, lines).lines(), *map(in_one_line, damage)])
 

@@ -23,10 +23,10 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import LOOKS, State, result_of
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.examples.artifacts import PREFLIGHT_REPORT_FILE, REPORT_FILE
-from tpu_components.core.examples.interface import judged_figure
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Sentences, Table
+from tpu_components.core.pages.scores import score_and_loss
 from tpu_pipelines.checking.workspace import HISTORY_SUFFIX, LOG_FILE, SUMMARY_FILE, history_dir
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.runs.summary import Summary
@@ -274,15 +274,13 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str | Cell]:
     """Return the table cells of a row, in the order of `_COLUMNS`."""
-    metrics, result = row["metrics"], result_of(row["status"])
-    judged = judged_figure(metrics)
+    result = result_of(row["status"])
     return [
         row["name"],
         row["number"],
         row["ended"][:16].replace("T", " ") or "-",
         Cell(result, LOOKS.get(result, "")),
-        f"{judged} {metrics[judged]:.4f}" if judged else "-",
-        f"{metrics['loss']:.4f}" if metrics.get("loss") is not None else "-",
+        *score_and_loss(row["metrics"]),
         f"{row['num_bytes'] / 2**20:,.1f}",
     ]
 

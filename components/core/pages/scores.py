@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from tpu_components.core.base.formatting import percent, signed
+from tpu_components.core.base.formatting import percent, show, signed
 from tpu_components.core.examples.interface import TASKS, judged_figure
 from tpu_components.core.pages.blocks import Cell, Table
 from tpu_components.core.results.evaluation_info import Difference, Evaluation, Slice
@@ -129,6 +129,13 @@ def scores_of(evaluation: Evaluation) -> list[Score]:
     return list_scores(
         task, ours, theirs, evaluation.intervals, evaluation.differences, evaluation.challenger.get("top_k")
     )
+
+
+def score_and_loss(metrics: Mapping[str, float | None]) -> tuple[str, str]:
+    """Return the metric that the gate compares, with its name, and the loss, for a table; `-` if unknown."""
+    known = {name: show(value) for name, value in metrics.items() if value is not None}
+    judged = judged_figure(known)
+    return f"{judged} {known[judged]}" if judged else "-", known.get("loss", "-")
 
 
 def table_of(first: str, scores: Sequence[Score]) -> Table:
