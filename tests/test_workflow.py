@@ -291,7 +291,7 @@ def test_every_line_for_a_pull_request_runs(runner):
     assert report == "before/digits-preflight"
     assert runner(compare, CONFIG="digits", REPORT=report) == 0, runner.said
     said = outputs(runner)["comment"]
-    assert said.startswith("### ✅ preflight of digits: the same as digits, still fits v5e-1\n")
+    assert said.startswith("### ✓ preflight of digits: the same as digits, still fits v5e-1\n")
     assert (runner.folder / "summary").read_text().strip() == said.strip()
     assert runner(comment, COMMENT=said, NUMBER="7") == 0, runner.said
     assert (runner.folder / "comment").read_text() == said + "\n"
@@ -347,7 +347,7 @@ def test_every_line_of_gitlab_runs(runner):
     assert jobs["test"]["script"] == [TESTS]
     assert fetch.startswith("git fetch ")  # The runner's second checkout stands for it.
     assert runner("\n".join([check, *preflight]), CONFIG="mine.yaml") == 0, runner.said
-    assert (runner.checkout / "preflight.md").read_text().startswith("### ✅ preflight of digits: the same as digits")
+    assert (runner.checkout / "preflight.md").read_text().startswith("### ✓ preflight of digits: the same as digits")
     signed_in = {
         "GOOGLE_TOKEN": "a token of GitLab's",
         # Without a project, of which google-auth would ask the real Resource Manager.

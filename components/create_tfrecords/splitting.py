@@ -43,7 +43,7 @@ def assign_splits(
 
     1. With `stratify`, a class that is missing from a split borrows the nearest example of the class, and keeps at
        least one example for training. The example goes back when the class grows. At the default fraction, a class of
-       20 examples is missing from the test split with a probability of 1 %.
+       20 examples is missing from the test split with a probability of 1%.
     2. With `groups`, all examples of a group have one position. If the share of a split is off by more than a quarter,
        which happens with few groups, whole groups are moved until the share is as near as possible. This is the only
        rule by which a new example may change the split of other examples.

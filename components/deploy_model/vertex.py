@@ -57,7 +57,7 @@ _PREDICTION_SECONDS = 120
 _ROUTING_SECONDS = 600
 _NO_TRAFFIC = "traffic_split"
 _TRIAL_SHARE = 50  # Percentage of the candidate endpoint's requests; usually it has one version.
-_SURE_REQUESTS = 500  # With a share of 1 %, one of 150 deployments gets no request of these.
+_SURE_REQUESTS = 500  # With a share of 1%, one of 150 deployments gets no request of these.
 
 
 class VertexTarget:

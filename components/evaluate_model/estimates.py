@@ -8,7 +8,7 @@ Examples of one group, as the pictures of a patient, depend on each other. The i
 that the groups take the place of the examples (the cluster-robust variance: Liang and Zeger, Biometrika 73, 1986).
 
 On other examples, a model that is no better may come out above. A difference is therefore reported with its one-sided
-lower confidence bound, and with the smallest true difference that so many examples detect in 80 % of cases.
+lower confidence bound, and with the smallest true difference that so many examples detect in 80% of cases.
 """
 
 import dataclasses
@@ -255,7 +255,7 @@ def _median(values: np.ndarray) -> Estimate:
     """Estimate the median over examples, the mean over targets.
 
     An example shifts a median by half the distance between values, one way or the other. That distance is measured
-    between the ends of the median's 99 % interval (Woodruff, Journal of the American Statistical Association 47, 1952).
+    between the ends of the median's 99% interval (Woodruff, Journal of the American Statistical Association 47, 1952).
     """
     medians = np.median(values, axis=0)
     reach = min(_REACH / (2 * math.sqrt(len(values))), 0.5)

@@ -47,7 +47,7 @@ _MAX_ROC_POINTS = 200
 _ROUNDING = 1e-2
 _SMALLEST_PROBABILITY = 1e-7
 # At most one in twenty models that know no more than the baseline seem to beat it by more than this many standard
-# errors: the one-sided 95 % quantile of a normal distribution.
+# errors: the one-sided 95% quantile of a normal distribution.
 _QUANTILE = 1.645
 # Outputs of a regression that differ by less than this share of their target's deviation are one answer.
 _SAME = 1e-6
@@ -86,7 +86,7 @@ class Figures:
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The 95 % confidence intervals of the metrics that have one, by name."""
+        """The 95% confidence intervals of the metrics that have one, by name."""
         intervals = {name: find_interval(estimate, _INTERVALS) for name, estimate in self.estimates.items()}
         return {name: interval for name, interval in intervals.items() if interval}
 

@@ -180,7 +180,7 @@ def _problems(
         if math.isfinite(drop) and at_least <= params.max_int8_accuracy_drop:
             return []
         return [
-            f"it loses {drop:.4f} of {judged} against {against}, at least {at_least:.4f} with 95 % confidence, allowed "
+            f"it loses {drop:.4f} of {judged} against {against}, at least {at_least:.4f} with 95% confidence, allowed "
             f"{params.max_int8_accuracy_drop} (raise export.calibration_examples, or export.max_int8_accuracy_drop)"
         ]
     problems = []

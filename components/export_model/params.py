@@ -19,7 +19,7 @@ class ExportParams:
         min_agreement: Smallest share of examples for which SavedModel and float LiteRT must predict the same class or
             labels as the trained model, or numbers within a twentieth of a standard deviation.
         max_int8_accuracy_drop: Accuracy that the int8 format may lose against the trained model; micro_f1 for
-            multi-label data, r2 for a regression. The format is left out if the loss is larger with 95 % confidence,
+            multi-label data, r2 for a regression. The format is left out if the loss is larger with 95% confidence,
             which needs enough examples.
         calibration_examples: Number of training images for the calibration of int8; not used for texts.
         split: The split to compare on.
@@ -47,9 +47,9 @@ class ExportResult:
         judged: Metric that is compared: `accuracy` (of the next character for a language model), `micro_f1` or `r2`.
         trained_score: The trained model's metric on these examples; None if it is undefined, like R² of equal targets.
         formats: Measurements by format (`saved_model`, `float`, `int8`): file, bytes, the metric, drop_interval (least
-            and largest loss of the metric against the trained model, each with 95 % confidence), agreement,
+            and largest loss of the metric against the trained model, each with 95% confidence), agreement,
             max_difference, latency_ms at batch 1 (median), examples_per_second at batch 64, num_compared, and
-            most_disagreeing (largest number of all examples that it answers differently, with 95 % confidence).
+            most_disagreeing (largest number of all examples that it answers differently, with 95% confidence).
         left_out: Reasons why formats were not exported, by format.
     """
 

@@ -102,7 +102,7 @@ def _choose(path: Path, count: int) -> np.ndarray:
 
 
 def _most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
-    """Return the largest number of all examples that may disagree, with 95 % confidence, given a random sample.
+    """Return the largest number of all examples that may disagree, with 95% confidence, given a random sample.
 
     This is the exact upper bound of the hypergeometric distribution.
 
@@ -185,7 +185,7 @@ def judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
 
 
 def _drop_interval(task: str, labels: np.ndarray, expected: np.ndarray, answers: np.ndarray) -> list[float] | None:
-    """Return the least and the largest loss of the metric of `answers` against `expected`, each with 95 % confidence.
+    """Return the least and the largest loss of the metric of `answers` against `expected`, each with 95% confidence.
 
     Computed by the jackknife over the examples. None for one example, or if the metric is not defined.
     """

@@ -35,8 +35,8 @@ class Accuracy:
 
     Attributes:
         factor: Expected factor.
-        low: Lower end of the 90 % interval.
-        high: Upper end of the 90 % interval.
+        low: Lower end of the 90% interval.
+        high: Upper end of the 90% interval.
         steps: Number of published step times of this generation.
         programs: Number of compiled programs that they were compared with.
         held_out: Cross-validation: number of these step times inside the interval that is computed without their own
@@ -92,8 +92,8 @@ class StepTime:
         guessed_share: Share of `compute_ms` that is guessed, because the compiler estimates no time for its operations.
         mxu_utilization: Share of the matrix units' peak that the step reaches while it computes.
         flops: Operations of all matrix products on one device.
-        low_ms: Lower end of the 90 % interval.
-        high_ms: Upper end of the 90 % interval.
+        low_ms: Lower end of the 90% interval.
+        high_ms: Upper end of the 90% interval.
     """
 
     compute_ms: float
@@ -111,7 +111,7 @@ class StepTime:
 
     @property
     def text(self) -> str:
-        """Time of the step with its 90 % interval."""
+        """Time of the step with its 90% interval."""
         return time_within(self.total_ms / 1e3, self.low_ms / 1e3, self.high_ms / 1e3)
 
 
@@ -146,8 +146,8 @@ class EpochTime:
         seconds: Time of the epoch: that of the device or that of the host, whichever is longer.
         needed_per_second: Examples per second that keep the device busy.
         host_wait: Share of the epoch in which the device waits for data.
-        low_seconds: Lower end of the 90 % interval.
-        high_seconds: Upper end of the 90 % interval.
+        low_seconds: Lower end of the 90% interval.
+        high_seconds: Upper end of the 90% interval.
     """
 
     steps: int
@@ -160,7 +160,7 @@ class EpochTime:
 
     @property
     def text(self) -> str:
-        """Time of the epoch with its 90 % interval.
+        """Time of the epoch with its 90% interval.
 
         Example:
             >>> EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6).text

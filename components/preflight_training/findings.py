@@ -36,8 +36,8 @@ class Cost:
         usd_per_hour: Price of an hour.
         usd_per_epoch: Price of the time of an epoch; None if no time is known, as on a GPU, like the next three.
         usd_per_run: Expected price of a run: the time of all epochs. `LEFT_OUT` lists the costs that come on top.
-        low_usd_per_run: Lower end of the 90 % interval.
-        high_usd_per_run: Upper end of the 90 % interval.
+        low_usd_per_run: Lower end of the 90% interval.
+        high_usd_per_run: Upper end of the 90% interval.
         region: Region of the price.
         kind: Description of the price list.
         source: Publication of the price.
@@ -62,7 +62,7 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """Expected price of a run with its 90 % interval; without one, the price of an hour."""
+        """Expected price of a run with its 90% interval; without one, the price of an hour."""
         if self.usd_per_run is None or self.low_usd_per_run is None or self.high_usd_per_run is None:
             return f"{dollars(self.usd_per_hour)} an hour"
         return dollars_within(self.usd_per_run, self.low_usd_per_run, self.high_usd_per_run)

@@ -108,7 +108,7 @@ class FootprintComparison:
         """Return a message for each limit that is broken.
 
         Args:
-            slower: Largest allowed increase of the time of an epoch; 0.1 is 10 %.
+            slower: Largest allowed increase of the time of an epoch; 0.1 is 10%.
             dearer: Largest allowed increase of the price of a run.
         """
         new, old = self.new, self.old

@@ -29,7 +29,7 @@ BASE_GIB = 4  # Python and TensorFlow take 1.
 _STEP_GIB = 12  # Arrays and models are held whole.
 
 
-# Of the 16 GB of its default machine Vertex AI's own agents take up to 40 %, and of larger ones little:
+# Of the 16 GB of its default machine Vertex AI's own agents take up to 40%, and of larger ones little:
 # https://cloud.google.com/vertex-ai/docs/training/understanding-training-service
 _VERTEX_FREE_GIB, _VERTEX_AGENTS_GIB, _VERTEX_AGENTS_SHARE = 9, 6, 0.1
 

@@ -49,7 +49,7 @@ class Watch:
         num_without_version: Number of compared predictions without a version: the export was not in a registry.
         left_out: Number of lines that were left out, by reason.
         num_requests: Number of requests whose first prediction was compared; so large requests count only once.
-        ms: Median and 95 % quantile of these requests' times, in milliseconds; None without requests.
+        ms: Median and 95% quantile of these requests' times, in milliseconds; None without requests.
         shifts: Differences of all statistics, the largest effect first.
         power: Description of the shift that this number of predictions can show.
     """
@@ -81,7 +81,7 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
     Args:
         log: File that `tpu-pipelines serve --log` wrote.
         against: `REGISTRY/MODEL@VERSION_OR_ALIAS`.
-        latency_ms: Time limit for 95 % of the requests, in milliseconds; None skips this test.
+        latency_ms: Time limit for 95% of the requests, in milliseconds; None skips this test.
         confidence: Probability that no drift is reported if the predictions have not changed.
 
     Raises:
@@ -163,7 +163,7 @@ def _quantiles(ms: np.ndarray) -> tuple[float, float]:
 
 
 def _judge_time(ms: np.ndarray, limit: float, allowed: float) -> Shift:
-    """Test by the binomial test whether more than 5 % of the requests exceed the time limit."""
+    """Test by the binomial test whether more than 5% of the requests exceed the time limit."""
     from scipy import stats
 
     num_slow = int((ms > limit).sum())

@@ -196,7 +196,7 @@ def _environment(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     return [
         ("user", f"uid {user['uid']}, gid {user['gid']}, groups {', '.join(map(str, user['groups'])) or 'none'}"),
         ("device files of the TPU", files or "none"),
-        ("memory that may be locked", "any" if locked < 0 else f"{byte_size(locked)}"),
+        ("memory that may be locked", "any" if locked < 0 else byte_size(locked)),
         ("devices seen", f"{len(told['devices'])}: {', '.join(dict.fromkeys(told['devices']))}"),
         ("hosts", "; ".join(f"{where}: {answer}" for where, answer in told.get("hosts", {}).items())),
         (f"rights in {folder}", "; ".join(f"{action}: {answer}" for action, answer in mount.items())),

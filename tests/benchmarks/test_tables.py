@@ -26,7 +26,7 @@ def test_preflight_corrects_by_what_was_published(rows):
 
 
 def test_the_interval_is_stated_with_the_share_of_steps_that_it_held_without_having_seen_their_program(rows):
-    """76 of 81 are 94 %; of v6e it held three of four."""
+    """76 of 81 are 94%; of v6e it held three of four."""
     tried = truth.cross_validate(rows)
     assert (sum(is_held for _, _, is_held in tried), len(tried)) == HELD_OUT == (76, 81)
     v6e = truth.load_generations()["v6e"]

@@ -326,7 +326,7 @@ def table() -> list[str]:
         old, new = errors(before[one] for one in members), errors(checked[one][0] for one in members)
         held = sum(checked[one][1] for one in members)
         summary.append((name, str(len(members)), *(f"{value:.0%}" for value in old + new), f"{held} of {len(members)}"))
-    columns = ("generation", "rows", "median", "95 %", "median after", "95 % after", "in the interval")
+    columns = ("generation", "rows", "median", "95%", "median after", "95% after", "in the interval")
     lines += Table(dict(zip(columns, "<>>>>>>", strict=True)), summary).lines()
     corrections = [
         (name, f"{one.factor:.2f}", f"{one.low:.2f} to {one.high:.2f}", str(one.steps), str(one.programs))

@@ -276,7 +276,7 @@ def check_parameters(spec: Mapping[str, Any], values: Mapping[str, Any]) -> None
 
 def free_gib(asked_gib: float) -> float:
     """The memory that a step has of a machine that is chosen for what it asks for, in GiB."""
-    # Rule: of the smallest machines, as that of 16 GB which a step has by default, agents take up to 40 %
+    # Rule: of the smallest machines, as that of 16 GB which a step has by default, agents take up to 40%
     # (…/training/understanding-training-service: Out-of-memory; …/pipelines/machine-types)
     if asked_gib <= 16:
         return 16 * 0.6

@@ -483,7 +483,7 @@ def write_table(
         "`python -m tests.oracles intervals` makes this file; `tests/oracles/intervals.py` says how. All rates are per",
         "cent of the data sets, which are drawn from a population whose true figures are known.",
         "",
-        f"- interval holds: the true figure is in the 95 % interval. Nominal: {100 * CONFIDENCE:g} or more.",
+        f"- interval holds: the true figure is in the 95% interval. Nominal: {100 * CONFIDENCE:g} or more.",
         "- equal promoted: an equal model is promoted, without a margin. Nominal: 5 or less.",
         "- bound wrong: error rate of the one-sided bound that a margin uses; the worst of four cases (equal or",
         "  different models, lower or upper bound). Nominal: 5 or less.",

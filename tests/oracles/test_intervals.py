@@ -17,7 +17,7 @@ _NOMINAL = 0.05
 
 
 def _most(repetitions):
-    """Return the share that so many data sets exceed once in a thousand, if the true one is 5 %."""
+    """Return the share that so many data sets exceed once in a thousand, if the true one is 5%."""
     return _NOMINAL + 3.1 * math.sqrt(_NOMINAL * (1 - _NOMINAL) / repetitions)
 
 
@@ -38,7 +38,7 @@ def _promoted(kind, num_examples, metric, repetitions):
 
 @pytest.mark.parametrize(("kind", "num_examples"), [("100 Zipf classes", 1000), ("20 Zipf classes", 500)])
 def test_macro_recall_of_rare_classes_promotes_and_misses_one_in_twenty(kind, num_examples):
-    """A class of one example has no variance around its own share: 10 and 53 % of 100 Zipf classes once."""
+    """A class of one example has no variance around its own share: 10 and 53% of 100 Zipf classes once."""
     promoted, missed = _promoted(kind, num_examples, "macro_recall", 200)
     assert promoted <= _most(200)
     assert missed <= _most(200)
@@ -113,7 +113,7 @@ def test_the_table_keeps_what_the_gate_promises():
 
 
 def test_a_year_of_decisions_on_one_test_set_promotes_falsely_no_more_often_than_one_decision():
-    """Each with the whole error rate, 42 % of the years had a false promotion."""
+    """Each with the whole error rate, 42% of the years had a false promotion."""
     year = intervals.simulate_equal(500, repetitions := 60, intervals.WEEKS)
     assert year.false <= _most(repetitions)
 

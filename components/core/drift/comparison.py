@@ -125,7 +125,7 @@ def say_rule(shifts: Sequence[Shift]) -> str:
 
 
 def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: str) -> str:
-    """Describe the smallest shift of a distribution that the tests detect with a power of 80 %.
+    """Describe the smallest shift of a distribution that the tests detect with a power of 80%.
 
     Args:
         new: Sketch of the new data.

@@ -15,7 +15,7 @@ import markupsafe
 from tpu_components.core.base.terminal import in_one_line
 from tpu_components.core.pages.markdown import in_markdown
 
-SIGNS = {True: "✅", False: "❌"}  # Success and failure, in pages and Markdown.
+SIGNS = {True: "✓", False: "✗"}  # Success and failure, in pages and Markdown.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Difference:
             examples.
         most: Upper confidence bound of the true difference, at the same confidence; None if there are too few examples.
         luck: One-sided p-value: the probability of such an advantage, or a larger one, if the model is no better.
-        detectable: True difference that a test with these examples would detect with a power of 80 %; None if there are
+        detectable: True difference that a test with these examples would detect with a power of 80%; None if there are
             too few examples.
         num_better: Number of examples that only the model predicts correctly; None if the metric is not a share of
             correct predictions.
@@ -306,7 +306,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
         registered_champion: The champion of the registry; None if no registry was queried.
         baseline: Comparison of the model with the best constant answer; None in older files.
         unseen: Examples left out of the judgement, as trained on; None where none were.
-        intervals: Bounds of the model's figures with 95 % confidence, by name, on the examples that it is judged by;
+        intervals: Bounds of the model's figures with 95% confidence, by name, on the examples that it is judged by;
             none in older files, and of figures without a formula.
         differences: The model beside the champion, by figure, on the same examples; none without one.
         slices: Parts of the same examples.

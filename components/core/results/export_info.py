@@ -24,12 +24,12 @@ class FormatFacts:
         bytes: Size in bytes.
         score: Value of the metric by which formats are compared; None if it is undefined. In the file, the key is the
             name of the metric.
-        drop_interval: 95 % confidence interval of the loss of that metric, (low, high); None if it is unknown.
+        drop_interval: 95% confidence interval of the loss of that metric, (low, high); None if it is unknown.
         agreement: Share of the compared examples for which the format predicts the same as the trained model.
         num_compared: Number of compared examples: all, or a random sample if the format takes one example at a time.
             For a sample, `score` is the trained model's score on all examples minus the loss on the sample. None in
             older files, which compared all examples.
-        most_disagreeing: Upper bound, with 95 % confidence, of the number of examples for which the format predicts
+        most_disagreeing: Upper bound, with 95% confidence, of the number of examples for which the format predicts
             something else than the trained model.
         max_difference: Largest difference of a probability or standardised number from the trained model's.
         latency_ms: Time to predict one example, in milliseconds.

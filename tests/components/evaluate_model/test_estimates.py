@@ -15,7 +15,7 @@ from tpu_components.evaluate_model.figures import compare_figures, compute_figur
 _NUM_COMPARISONS = 2000
 _NUMBERS = Regression(mean=(0.0, 0.0), std=(1.0, 5.0))
 _NUM_OF_ALL_FIGURES = 10_000
-# A share of so many whose expectation is 5 % is above these once in a thousand.
+# A share of so many whose expectation is 5% is above these once in a thousand.
 _MOST_FALSE, _MOST_FALSE_OF_ALL = (
     0.05 + 3.1 * math.sqrt(0.05 * 0.95 / number) for number in (_NUM_COMPARISONS, _NUM_OF_ALL_FIGURES)
 )
@@ -141,7 +141,7 @@ def test_of_classifiers_that_are_worse_by_the_margin_one_in_twenty_is_promoted()
 
 
 def test_the_bounds_of_answers_that_do_not_differ_have_a_closed_form():
-    """A share of 44 examples differs of which none does with a probability of 2.5 %."""
+    """A share of 44 examples differs of which none does with a probability of 2.5%."""
     difference = compare_shares(0, 0, 44, 0.975)
     share = 1 - 0.025 ** (1 / 44)
     assert (difference.least, difference.most) == pytest.approx((-share, share))
@@ -241,7 +241,7 @@ def _patients(generator, correlation, num_patients=40, num_each=25, advantage=0.
 
 @pytest.mark.parametrize("metric", ["accuracy", "macro_recall", "loss"])
 def test_of_equal_models_of_forty_patients_one_in_twenty_is_promoted(metric):
-    """Without the groups 18 to 22 % are promoted, at a correlation of 0.3 within a patient."""
+    """Without the groups 18 to 22% are promoted, at a correlation of 0.3 within a patient."""
     generator, promoted, missed, true = np.random.default_rng(0), 0, 0, stats.norm.cdf(1)
     for _ in range(repetitions := 200):
         labels, outputs, patients = _patients(generator, 0.3)

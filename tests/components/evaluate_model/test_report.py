@@ -246,11 +246,11 @@ def test_the_time_of_every_epoch_is_split_by_what_the_device_waited_for():
     assert "<title>the device computes and is fed: epoch 2, seconds 4</title>" in _render(history=[row])
 
 
-@pytest.mark.parametrize(("promote", "words"), [(True, "✅ Passed the gate"), (False, "❌ Did not pass the gate")])
+@pytest.mark.parametrize(("promote", "words"), [(True, "✓ Passed the gate"), (False, "✗ Did not pass the gate")])
 def test_report_opens_with_the_decision_and_its_reasons(promote, words):
     rules = [Rule(True, "accuracy", "accuracy 0.98 is enough"), Rule(promote, "loss", "loss 0.2 is too")]
     text = _words(_render(_evaluation(_classes(), reasons=rules, promote=promote)))
-    assert f"{words} ✅ accuracy 0.98 is enough {words[0]} loss 0.2 is too" in text
+    assert f"{words} ✓ accuracy 0.98 is enough {words[0]} loss 0.2 is too" in text
     assert text.index(words) < text.index("Headline figures")
 
 

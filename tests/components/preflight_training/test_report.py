@@ -381,7 +381,7 @@ def test_page_shows_what_is_unknown_as_such(words):
 
 def test_page_of_one_machine_opens_with_verdict_and_figures(words):
     text = words(_report())
-    assert "Preflight: cifar10_cnn on v5e-8 batch 128 per replica ✅ Fits" in text
+    assert "Preflight: cifar10_cnn on v5e-8 batch 128 per replica ✓ Fits" in text
     assert "Step 1.00 ms (0.750–1.30) 800 µs compute + 200 µs communication" in text
     assert "Epoch 279 ms (279–300) 49 steps, 49.0 ms on the device" in text
     price = "Price of a run $0.0074 (0.0074–0.0081) 10 epochs expected, plus start-up, at most $44.16 Vertex AI's price"
@@ -413,7 +413,7 @@ def test_page_names_data_versions_and_sources(words):
 
 def test_page_of_a_machine_that_failed_says_why_and_where(words):
     text = words(_report(_failed()))
-    assert "❌ Does not compile the training step does not compile on v2-8: the operation 'eigh_jacobi'" in text
+    assert "✗ Does not compile the training step does not compile on v2-8: the operation 'eigh_jacobi'" in text
     assert "layer spectral_pooling source my_model.py:41" in text
     assert "part of a step" not in text
 
@@ -425,7 +425,7 @@ def test_page_warns_where_a_tpu_is_hardly_worth_it(words):
 
 def test_page_compares_machines_and_shows_every_verdict(words):
     text = words(_SEVERAL)
-    assert "✅ 2 of 5 machines pass: take v5e-1 Cheapest: v5e-1." in text
+    assert "✓ 2 of 5 machines pass: take v5e-1 Cheapest: v5e-1." in text
     assert "v5e-8 fits 3.00/12.00 ≈34,225 1.00 0.200 11% 0.279 82% 11.04 0.0074 44.16" in text
     assert "v6e-8 refused 3.00/12.00 ≈34,225 1.00" in text
     assert "v2-8 does not compile ?/12.00 ? – –" in text
@@ -444,7 +444,7 @@ def test_page_marks_the_best_of_the_machines_that_passed(write):
 
 def test_page_opens_with_the_reasons_when_no_machine_passed(words):
     text = words(_report(_failed(), _failed("v3-8"), advice=()))
-    assert "❌ None of 2 machines passes the training step does not compile on v2-8" in text
+    assert "✗ None of 2 machines passes the training step does not compile on v2-8" in text
     assert text.count("does not compile on v3-8") == 1
     assert "Advice about v2-8. Advice about v3-8. Machines" in text
 

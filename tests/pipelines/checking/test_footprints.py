@@ -66,7 +66,7 @@ def beside(slower=0.2, dearer=0.2, **changes):
 @pytest.mark.parametrize(
     ("changes", "broken"),
     [
-        ({"step_ms": 2.4}, ()),  # 20 % exactly.
+        ({"step_ms": 2.4}, ()),  # 20% exactly.
         (
             {"step_ms": 2.6},
             (
@@ -93,7 +93,7 @@ def test_limits_are_the_users():
 
 
 def test_a_version_that_was_priced_by_compute_engine_is_compared_at_the_targets_price():
-    """Versions from before prices had a target: the same training must not look 15 % dearer."""
+    """Versions from before prices had a target: the same training must not look 15% dearer."""
     new = dataclasses.replace(_OLD, usd_per_hour=1.15 * _OLD.usd_per_hour, target="vertex", price_factor=1.15)
     same = FootprintComparison(new, _OLD.priced_like(new), "digits 0001")
     assert same.summary == "the same as digits 0001, still fits v5e-8"
@@ -133,8 +133,8 @@ def test_preflight_fails_where_the_training_is_slower_than_that_of_a_report(fini
     against = json.loads(done.stdout)["against"]
     assert "100% more than" in against["broken"][0]
     lines = summary.read_text().splitlines()
-    assert lines[0].startswith(r"### ❌ preflight of digits: \+")
-    assert lines[2].startswith("- ❌ an epoch takes ")
+    assert lines[0].startswith(r"### ✗ preflight of digits: \+")
+    assert lines[2].startswith("- ✗ an epoch takes ")
 
 
 def test_what_is_no_training_to_compare_with_is_refused_before_anything_is_compiled(tmp_path):

@@ -58,7 +58,7 @@ def test_memory_and_disk_follow_from_the_listed_size_and_it_is_said():
 
 @pytest.mark.parametrize("test_gib", [0.1, 2.5, 2.6, 3, 4, 8, 16, 50])
 def test_on_vertex_a_step_has_the_memory_that_its_data_take(test_gib):
-    """The service's agents take a part of the machine that a step asks for, of a small one up to 40 %."""
+    """The service's agents take a part of the machine that a step asks for, of a small one up to 40%."""
     found, _ = asked(CONFIG, DataSize(0, GIB, {"test": int(test_gib * GIB)}), "vertex")
     assert free_gib(gib(found["evaluate_model"].memory)) >= 4 + 2 * test_gib
 

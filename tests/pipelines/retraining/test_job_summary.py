@@ -50,12 +50,12 @@ def test_markdown_shows_decision_reasons_figures_beside_the_champions_and_slices
     assert (
         text
         == """\
-### ❌ digits: not promoted
+### ✗ digits: not promoted
 
 changed since runs/digits: data
 
-- ✅ accuracy 0.9800 beats the champion's 0.9500, with 95% confidence by more than 0.0100
-- ❌ accuracy 0.7000 of class 'cat\\|&lt;dog&gt;' (300 examples) is worse than the champion's 1.0000
+- ✓ accuracy 0.9800 beats the champion's 0.9500, with 95% confidence by more than 0.0100
+- ✗ accuracy 0.7000 of class 'cat\\|&lt;dog&gt;' (300 examples) is worse than the champion's 1.0000
 
 | metric | value | interval | champion | difference |
 |---|--:|---|--:|---|
@@ -93,7 +93,7 @@ def test_markdown_of_a_job_has_its_links_and_of_what_was_not_needed_its_earlier_
     rest = RunDecision.make(False, "nothing has changed since digits-1 (succeeded)", "digits-1")
     links = {"digits-1": "https://console.example/1", "logs": "javascript:alert(1)"}
     text = render_markdown("digits", rest, "promoted", links, RunFindings())
-    assert text.splitlines()[0] == "### ✅ digits: not needed (promoted)"
+    assert text.splitlines()[0] == "### ✓ digits: not needed (promoted)"
     assert "[digits-1](https://console.example/1)" in text
     assert "javascript" not in text
 
@@ -129,4 +129,4 @@ def test_a_run_that_has_failed_says_why(tmp_path):
 def test_a_run_that_made_nothing_new_says_which_version_that_is(run_dir):
     findings = dataclasses.replace(RunFindings.of_folder(run_dir), same_as="0004")
     text = render_markdown("digits", _CHANGED, "promoted", {}, findings)
-    assert "\n\nThe same model as version 0004, which is the champion already.\n\n- ✅" in text
+    assert "\n\nThe same model as version 0004, which is the champion already.\n\n- ✓" in text

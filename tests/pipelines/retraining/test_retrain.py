@@ -354,8 +354,8 @@ def test_a_local_run_is_made_once(finished_run, tmp_path):
     assert (ran["status"], ran.pop("retrain")["needed"], told.pop("retrain")["needed"]) == ("rejected", True, False)
     assert told == ran
     shown = (tmp_path / "summary.md").read_text()
-    assert shown.count("### ❌ digits: not") == 2, "what other steps of a job have written stays"
-    assert "❌ accuracy 0." in shown
+    assert shown.count("### ✗ digits: not") == 2, "what other steps of a job have written stays"
+    assert "✗ accuracy 0." in shown
     assert 'failures="1"' in (tmp_path / "gate.xml").read_text()
     outcome = f"outcome=not promoted\nrun={workspace}/digits\n"
     assert (tmp_path / "outputs").read_text() == f"needed=true\n{outcome}needed=false\n{outcome}"
@@ -371,7 +371,7 @@ def test_a_run_that_is_refused_is_kept_and_told_as_failed(tmp_path, capsys):
     with storage.locked(tmp_path / ".cache" / "digits" / "lock"):
         assert main([*command, "--set", "preflight=false"]) == 2
     shown = files[0].read_text()
-    assert shown.count("### ❌ digits: failed") == 2
+    assert shown.count("### ✗ digits: failed") == 2
     assert "divide the examples by 'length'" in shown
     assert "Another run is writing to" in shown
     assert 'failures="1"' in files[1].read_text()

@@ -73,7 +73,7 @@ def test_a_run_on_vertex_ai_is_shown_with_the_figures_of_its_bucket(fake, retrai
     fake.execution = Simulate(artifacts=_ARTIFACTS)
     code, shown, suite = retrain("--wait")
     assert code == 0
-    assert shown.startswith("### ✅ digits: promoted\n")
+    assert shown.startswith("### ✓ digits: promoted\n")
     accuracy = here.evaluation.metrics["accuracy"]
     assert f"| Accuracy | {accuracy:.2%}".replace("%", "% | ") in shown
     assert f"Preflight: {here.preflight.machines[0].summary}" in shown.replace("\\", "")

@@ -97,7 +97,7 @@ def test_data_of_forty_patients_raise_no_more_false_alarms_than_promised():
             drawn = [_patients(generator) for _ in range(2)]
             new, old = (data(rows, labels, groups=groups if known else None) for rows, labels, groups in drawn)
             alarms[known] += bool(drifted(new, old))
-    assert alarms[True] <= 3 < alarms[False]  # More than 3 of 50 occur twice in 1,000 times, if 1 % is promised.
+    assert alarms[True] <= 3 < alarms[False]  # More than 3 of 50 occur twice in 1,000 times, if 1% is promised.
 
 
 def test_a_shift_of_data_of_forty_patients_is_found():
@@ -229,7 +229,7 @@ def test_a_shift_of_the_size_that_is_said_is_found_in_four_of_five_cases(family)
     said = say_power(draw(300, 0), draw(900, 0), find_shifts(draw(300, 0), draw(900, 0)), "pictures")
     size = float(re.search(r"by (0\.\d+) or more in at least 80% of cases", said)[1])
     found = sum(bool(drifted(draw(300, size), draw(900, 0))) for _ in range(tries))
-    assert found >= 0.75 * tries, "80 %, less what chance takes of so few tries"
+    assert found >= 0.75 * tries, "80%, less what chance takes of so few tries"
 
 
 def with_labels(labels):

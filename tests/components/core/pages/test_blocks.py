@@ -52,6 +52,6 @@ def test_markdown_shows_the_texts_of_a_table_as_they_are():
     assert table.markdown() == "| a\\|b | n |\n|---|--:|\n| &lt;cat&gt; \\* | **1** |"
 
 
-@pytest.mark.parametrize(("passed", "sign"), [(True, "✅ fine"), (False, "❌ fine")])
+@pytest.mark.parametrize(("passed", "sign"), [(True, "✓ fine"), (False, "✗ fine")])
 def test_a_verdict_is_a_sign_and_not_a_colour_alone(passed, sign):
     assert sign in Page(page.render("t", [Sentences((), "fine", passed)])).words

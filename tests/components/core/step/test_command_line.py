@@ -18,7 +18,7 @@ class _Params:
     """Everything that a flag can be.
 
     Attributes:
-        name: Needed; 100 % of the time,
+        name: Needed; 100% of the time,
             on two lines.
         rate: A float.
         verbose: A flag.
@@ -97,7 +97,7 @@ def test_value_that_cannot_be_read_is_named(parser, capsys, words, named):
 
 def test_help_is_the_docstring(parser):
     text = " ".join(parser.format_help().split())
-    assert "Needed; 100 % of the time, on two lines." in text
+    assert "Needed; 100% of the time, on two lines." in text
     assert "--verbose, --no-verbose A flag." in text
     assert "Some whole numbers." in text
 
