@@ -13,6 +13,7 @@ from tpu_components.core.base.retries import Backoff
 from tpu_components.core.base.states import State
 from tpu_components.core.machines.machine_spec import MachineSpec
 
+TRAINING_TASK = "train-model"  # Name of the training's task in a pipeline.
 DIGEST = "tpu_pipelines_digest"  # Label with the digest of the run.
 FINGERPRINTS = ("data", "configuration", "code")
 Step = Callable[..., Any]  # A step of the pipeline, wrapped for a platform: takes inputs, returns KFP's task.

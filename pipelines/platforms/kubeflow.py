@@ -15,25 +15,25 @@ import yaml
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import ExistsError, MissingError, OutageError, message_of
-from tpu_components.core.base.states import State
+from tpu_components.core.base.states import State, run_state
 from tpu_components.core.base.typed_values import whole_numbers
 from tpu_components.core.files import storage
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings, hide_credentials
-from tpu_pipelines.platforms.jobs import DIGEST, Job, Schedule, Submission, comparable, fingerprints_in, now
+from tpu_pipelines.platforms.jobs import (
+    DIGEST,
+    TRAINING_TASK,
+    Job,
+    Schedule,
+    Submission,
+    comparable,
+    fingerprints_in,
+    now,
+)
 
 _TIMEOUT_SECONDS = 60
-_TRAINING_TASK = "train-model"
 # KFP's name for the pod of every step; the step itself is the node around it. With retries, this node contains the
 # attempts, each with a number.
 _POD = re.compile(r"executor(\(\d+\))?")
-_STATES = {
-    "SUCCEEDED": State.SUCCEEDED,
-    "SKIPPED": State.SUCCEEDED,
-    "FAILED": State.FAILED,
-    "CANCELED": State.CANCELLED,
-    "RUNNING": State.RUNNING,
-    "CANCELING": State.RUNNING,
-}
 _TO_BE_ENABLED = "tpu_pipelines_to_be_enabled"  # Marks the replacement of an active schedule.
 
 
@@ -222,7 +222,7 @@ class Kubeflow:
             return None
         kept, *younger = runs
         for other in younger:
-            if other.description == kept.description and not _STATES.get(other.state, State.PENDING).is_final:
+            if other.description == kept.description and not run_state(other.state).is_final:
                 with contextlib.suppress(MissingError):
                     self._call("runs", "delete_run", other.run_id)
         return kept
@@ -236,7 +236,7 @@ class Kubeflow:
         names = _step_names(run.pipeline_spec or {})
         steps = {entry.display_name: entry.state.lower() for entry in tasks if entry.display_name in names}
         training_seconds, waited_seconds, never_ran = _times_of_training(tasks, self._now())
-        state = _STATES.get(run.state, State.PENDING)
+        state = run_state(run.state)
         terminated = any(entry.state == "CANCELING" for entry in run.state_history or ())
         if state is State.FAILED and (terminated or never_ran):
             state = State.CANCELLED  # The server reports terminated runs as failed.
@@ -290,7 +290,8 @@ class Kubeflow:
         old = self._call("recurring_runs", "get_recurring_run", schedule_id)
         wanted = self._recurring_run(job, cron)
         beside = [other for other in self._list("recurring_runs", job.name) if other.recurring_run_id != schedule_id]
-        begun = next((other for other in beside if _is_same(other, wanted)), None)
+        content = _content(wanted)
+        begun = next((other for other in beside if operator.eq(*comparable(_content(other), content))), None)
         to_be_enabled = old.mode == "ENABLE" or (begun is not None and _TO_BE_ENABLED in begun.description)
         if begun is None:
             wanted.mode = "DISABLE"
@@ -367,7 +368,7 @@ def _times_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[fl
         tasks: Nodes of the run's workflow, sorted by start. A running node has an end before its start.
         now: Current time.
     """
-    training = next((task for task in tasks if task.display_name == _TRAINING_TASK), None)
+    training = next((task for task in tasks if task.display_name == TRAINING_TASK), None)
     if training is None:
         return 0.0, 0.0, False
     start, end = training.start_time, training.end_time
@@ -415,12 +416,6 @@ def _root(item: Any) -> str:
     """Return the folder for outputs of a run or recurring run; empty if the server decides."""
     config = item.runtime_config
     return (config.get("pipeline_root") if isinstance(config, dict) else config and config.pipeline_root) or ""
-
-
-def _is_same(recurring_run: Any, other: Any) -> bool:
-    """Return whether two recurring runs have equal content."""
-    before, after = comparable(_content(recurring_run), _content(other))
-    return before == after
 
 
 def _sdk() -> Any:

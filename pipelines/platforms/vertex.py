@@ -9,21 +9,13 @@ from typing import Any
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import ExistsError, MissingError, OutageError
-from tpu_components.core.base.states import State
-from tpu_components.core.files.vertex_clients import VertexService, types
+from tpu_components.core.base.states import State, run_state
+from tpu_components.core.files.vertex_clients import VertexService, join_errors, types
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
 from tpu_pipelines.platforms.custom_job import custom_job_name
-from tpu_pipelines.platforms.jobs import DIGEST, Job, Schedule, Submission, fingerprints_in, now
+from tpu_pipelines.platforms.jobs import DIGEST, TRAINING_TASK, Job, Schedule, Submission, fingerprints_in, now
 
 _CONSOLE = "https://console.cloud.google.com"
-_TRAINING_TASK = "train-model"
-_STATES = {
-    "PIPELINE_STATE_SUCCEEDED": State.SUCCEEDED,
-    "PIPELINE_STATE_FAILED": State.FAILED,
-    "PIPELINE_STATE_CANCELLED": State.CANCELLED,
-    "PIPELINE_STATE_RUNNING": State.RUNNING,
-    "PIPELINE_STATE_CANCELLING": State.RUNNING,
-}
 # Vertex's messages about missing capacity or quota.
 _NO_CAPACITY = re.compile(
     r"RESOURCE_EXHAUSTED|STOCKOUT|RESOURCE_POOL_EXHAUSTED|resources are insufficient|no more capacity"
@@ -32,7 +24,6 @@ _NO_CAPACITY = re.compile(
 )
 # The message of a failed program, which had its machine. It quotes the program's output, such as exhausted TPU memory.
 _PROGRAM_ENDED = re.compile(r"exited with a non-zero status")
-_NEVER_RUNS = ("PIPELINE_STATE_FAILED", "PIPELINE_STATE_CANCELLED")
 _OURS_OF_A_JOB = ("labels", "serviceAccount", "network", "encryptionSpec", "pscInterfaceConfig", "pipelineSpec")
 _ACTIVE_RUNS = 1  # Of a schedule, so that runs do not queue up while one waits for a machine.
 _RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
@@ -118,7 +109,7 @@ class Vertex:
         Works like Google's SDK: aiplatform/metadata/experiment_resources.py, `_log_pipeline_job`.
         """
         run = job.job_detail.pipeline_run_context.name
-        if not run and job.state.name not in _NEVER_RUNS:
+        if not run and not run_state(job.state.name).is_final:
             raise OutageError(
                 f"{job.name.rpartition('/')[2]} has not started yet, so it cannot be added to the experiment."
             )
@@ -173,7 +164,7 @@ class Vertex:
         """Convert a pipeline job of the service, with its custom job, to a `Submission`."""
         job_id = job.name.rpartition("/")[2]
         tasks = {task.task_name: task for task in job.job_detail.task_details}
-        state, training = _STATES.get(job.state.name, State.PENDING), tasks.get(_TRAINING_TASK)
+        state, training = run_state(job.state.name), tasks.get(TRAINING_TASK)
         query = f"?project={self._settings.project}"
         url = logs_url = f"{_CONSOLE}/vertex-ai/locations/{self._settings.region}/pipelines/runs/{job_id}{query}"
         training_seconds = waited_seconds = 0.0
@@ -194,7 +185,11 @@ class Vertex:
             machine=job.labels.get("tpu_pipelines_machine", ""),
             url=url,
             logs_url=logs_url,
-            steps={name.replace("-", "_"): _step_state(task.state.name) for name, task in tasks.items()},
+            steps={
+                # Vertex reports cached steps as skipped.
+                name.replace("-", "_"): State.CACHED if task.state.name == "SKIPPED" else task.state.name.lower()
+                for name, task in tasks.items()
+            },
             error=error,
             lacks_machine=lacks_machine,
             waited_seconds=waited_seconds,
@@ -297,18 +292,13 @@ class Vertex:
 def _failure(job: Any, tasks: Mapping[str, Any], custom_job: Any) -> tuple[str, bool]:
     """Return the error message of a failed pipeline job, and whether the machine of its training is not available."""
     errors = {name: task.error for name, task in tasks.items() if task.state.name == "FAILED"}
-    lacking = [errors[_TRAINING_TASK]] if _TRAINING_TASK in errors else []
+    lacking = [errors[TRAINING_TASK]] if TRAINING_TASK in errors else []
     if custom_job and custom_job.error.message:
-        errors, lacking = {_TRAINING_TASK: custom_job.error}, [custom_job.error]
+        errors, lacking = {TRAINING_TASK: custom_job.error}, [custom_job.error]
     elif lacking and custom_job is None:  # Refused at creation, for example for quota.
         lacking.append(job.error)
-    said = "; ".join(f"{name.replace('-', '_')}: {error.message}" for name, error in errors.items() if error.message)
-    return said or job.error.message, any(is_out_of_capacity(error.code, error.message) for error in lacking)
-
-
-def _step_state(name: str) -> str:
-    """Convert the state of a Vertex task to ours; Vertex reports cached steps as skipped."""
-    return State.CACHED if name == "SKIPPED" else name.lower()
+    message = join_errors(errors) or job.error.message
+    return message, any(is_out_of_capacity(error.code, error.message) for error in lacking)
 
 
 def is_out_of_capacity(code: int, message: str) -> bool:

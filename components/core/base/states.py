@@ -22,6 +22,30 @@ class State(enum.StrEnum):
         return self in (State.SUCCEEDED, State.REJECTED, State.FAILED, State.CANCELLED)
 
 
+# By the name on Vertex AI or Kubeflow, where KFP's server tells an exit task COMPLETE for SUCCEEDED.
+_RUN_STATES = {
+    "SUCCEEDED": State.SUCCEEDED,
+    "COMPLETE": State.SUCCEEDED,
+    "SKIPPED": State.SUCCEEDED,
+    "FAILED": State.FAILED,
+    "CANCELED": State.CANCELLED,
+    "CANCELLED": State.CANCELLED,
+    "RUNNING": State.RUNNING,
+    "CANCELING": State.RUNNING,
+    "CANCELLING": State.RUNNING,
+}
+
+
+def run_state(name: str | None) -> State:
+    """Return the state of a run from the platform's name of it; pending for any other name.
+
+    Example:
+        >>> run_state("PIPELINE_STATE_CANCELLING"), run_state("CANCELED"), run_state(None)
+        (<State.RUNNING: 'running'>, <State.CANCELLED: 'cancelled'>, <State.PENDING: 'pending'>)
+    """
+    return _RUN_STATES.get((name or "").upper().removeprefix("PIPELINE_STATE_"), State.PENDING)
+
+
 class Status(enum.StrEnum):
     """Result of a check."""
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
@@ -19,6 +19,15 @@ _TIMEOUT_SECONDS = 60
 _CHANGING = "other operations running on the resource"
 _ACT_AS = "permission to act as service_account"  # googleapis/python-aiplatform/issues/1073: no 403, but a 400.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+
+def join_errors(errors: Mapping[str, Any]) -> str:
+    """Return the error messages of a pipeline job's tasks, each after its step; empty messages are left out.
+
+    Args:
+        errors: Error of each task, as the service returns it.
+    """
+    return "; ".join(f"{task.replace('-', '_')}: {error.message}" for task, error in errors.items() if error.message)
 
 
 class VertexService:

@@ -8,8 +8,9 @@ import urllib.request
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import Backoff, OutageError, PlatformError
+from tpu_components.core.base.states import State, run_state
 from tpu_components.core.files import storage
-from tpu_components.core.files.vertex_clients import VertexService
+from tpu_components.core.files.vertex_clients import VertexService, join_errors
 
 _CONSOLE = "https://console.cloud.google.com/vertex-ai/locations"
 _TIMEOUT_SECONDS = 30
@@ -21,7 +22,7 @@ def message(run: str, state: str, error: str, resource: str, page: str) -> str:
 
     Args:
         run: Name of the run.
-        state: Final state, as the platform names it: KFP's server writes COMPLETE where Vertex AI writes SUCCEEDED.
+        state: Final state, as the platform names it.
         error: Message of the platform; empty if unknown.
         resource: Name of the pipeline job on Vertex AI, `projects/…/locations/…/pipelineJobs/…`.
         page: Address of the run's page on another platform.
@@ -31,7 +32,7 @@ def message(run: str, state: str, error: str, resource: str, page: str) -> str:
         digits failed: train-model: no TPU
         https://kubeflow/#/runs/details/1
     """
-    if state.upper() in ("SUCCEEDED", "COMPLETE"):
+    if run_state(state) is State.SUCCEEDED:
         return ""
     if job_of(resource):
         project, region, job = job_of(resource)
@@ -58,8 +59,7 @@ def reasons(resource: str) -> str:
         job = VertexService(project, region).call("PipelineService", "get_pipeline_job", {"name": resource})
     except (InputError, PlatformError):
         return ""
-    tasks = [task for task in job.job_detail.task_details if task.error.message]
-    return "; ".join(f"{task.task_name.replace('-', '_')}: {task.error.message}" for task in tasks)
+    return join_errors({task.task_name: task.error for task in job.job_detail.task_details})
 
 
 def post(address: str, text: str, backoff: Backoff | None = None) -> None:
