@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from tpu_components.core.base.formatting import byte_size, percent
-from tpu_components.core.machines.machine_spec import KUBEFLOW, load_catalogue
+from tpu_components.core.machines.machine_spec import PaidMachine, load_catalogue
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, MAY_FIT
 from tpu_components.preflight_training.compiling.hlo import SUBLANES
 from tpu_components.preflight_training.data import DataFacts
@@ -24,31 +24,32 @@ _CHEAPEST_GPU = "t4-1"
 _LET_IT_BE_RESIDENT = "backend=jax, residency=auto and in_memory_mib of at least that let it lie there"
 
 
-def advise(report: MachineReport, data: DataFacts) -> tuple[tuple[str, ...], bool]:
+def advise(report: MachineReport, paid: PaidMachine, data: DataFacts) -> tuple[tuple[str, ...], bool]:
     """Return advice about a machine, the most important first, and whether a TPU is worth its price."""
     step, epoch = report.step, report.epoch
     if report.verdict == MAY_FIT:
         return (_UNTIMED,), True
     if report.verdict != FITS or step is None or epoch is None:
-        return (_advise_failed(report, data),), report.verdict != DOES_NOT_COMPILE
-    doubts = list(_doubts(report, step, epoch))
+        return (_advise_failed(report, paid, data),), report.verdict != DOES_NOT_COMPILE
+    doubts = list(_doubts(report, paid, step, epoch))
     words = []
     if doubts:
         words = [
-            f"A TPU is hardly worth its price here: {'; '.join(doubts)}. Train on a GPU or on CPU{_beside(report)}."
+            f"A TPU is hardly worth its price here: {'; '.join(doubts)}. Train on a GPU or on CPU"
+            f"{_beside(report, paid)}."
         ]
-    return (*words, *_advise_fitting(report, step, epoch, data)), not doubts
+    return (*words, *_advise_fitting(report, paid, step, epoch, data)), not doubts
 
 
-def _advise_failed(report: MachineReport, data: DataFacts) -> str:
+def _advise_failed(report: MachineReport, paid: PaidMachine, data: DataFacts) -> str:
     if report.verdict == DOES_NOT_COMPILE:
         return (
             "Replace what the reason names by operations of fixed shape that run on a TPU, or train on a GPU or "
-            f"CPU{_beside(report)}."
+            f"CPU{_beside(report, paid)}."
         )
     if report.verdict != DOES_NOT_FIT:
         return "Nothing is known about this program on this machine: see the reason."
-    largest, larger = report.largest_batch, _with_more_memory(report)
+    largest, larger = report.largest_batch, _with_more_memory(report, paid)
     if largest is None or not largest.size:
         return f"Not one example fits: take a machine with more memory per device{larger}, or a smaller model."
     sure = "compiled" if largest.is_exact else "estimated"
@@ -61,15 +62,17 @@ def _advise_failed(report: MachineReport, data: DataFacts) -> str:
     )
 
 
-def _beside(report: MachineReport) -> str:
+def _beside(report: MachineReport, paid: PaidMachine) -> str:
     """Return the price of a GPU beside the machine's."""
     cost = report.cost
-    gpu = load_catalogue().find(_CHEAPEST_GPU).price(target=(cost.target if cost else "") or KUBEFLOW)
+    gpu = load_catalogue().find(_CHEAPEST_GPU).price(target=paid.target)
     ours = f", {report.label} ${cost.usd_per_hour:,.2f}" if cost else ""
     return f": {_CHEAPEST_GPU} costs ${gpu.usd_per_hour:,.2f} an hour{ours}" if gpu else ""
 
 
-def _advise_fitting(report: MachineReport, step: StepTime, epoch: EpochTime, data: DataFacts) -> Iterator[str]:
+def _advise_fitting(
+    report: MachineReport, paid: PaidMachine, step: StepTime, epoch: EpochTime, data: DataFacts
+) -> Iterator[str]:
     # Half of the limit, because the estimate may be wrong.
     if (seconds := report.epochs * epoch.high_seconds) > VERTEX_TASK_SECONDS / 2:
         yield (
@@ -77,7 +80,7 @@ def _advise_fitting(report: MachineReport, step: StepTime, epoch: EpochTime, dat
             f"{VERTEX_TASK_SECONDS / 86400:g}. Take a larger machine, or fewer epochs."
         )
     if epoch.host_wait >= _LITTLE_WAITING:
-        yield _advise_waiting(report, epoch, data)
+        yield _advise_waiting(report, paid, epoch, data)
     padded = [layer for layer in report.layers if layer.padding_ms > _MUCH_PADDING * step.compute_ms]
     for layer in sorted(padded, key=lambda layer: -layer.padding_ms)[:_ADVISED_LAYERS]:
         what = "; ".join(note for note in layer.notes if "features" in note) or "; ".join(layer.notes)
@@ -107,7 +110,7 @@ def _advise_fitting(report: MachineReport, step: StepTime, epoch: EpochTime, dat
         yield f"No trustworthy price is known for {report.label}."
 
 
-def _advise_waiting(report: MachineReport, epoch: EpochTime, data: DataFacts) -> str:
+def _advise_waiting(report: MachineReport, paid: PaidMachine, epoch: EpochTime, data: DataFacts) -> str:
     words = (
         f"The device waits for data {percent(epoch.host_wait)} of the time: it takes {epoch.needed_per_second:,.0f} "
         f"examples/s, and is fed {report.fed_by(data.host)}."
@@ -117,12 +120,12 @@ def _advise_waiting(report: MachineReport, epoch: EpochTime, data: DataFacts) ->
             f" The decoded training split ({byte_size(data.decoded_bytes)}) fits in the devices' memory, where "
             f"no host would be in the way: {_LET_IT_BE_RESIDENT}."
         )
-    if not _is_smallest(report) and epoch.host_wait > _MUCH_WAITING:
+    if not _is_smallest(paid) and epoch.host_wait > _MUCH_WAITING:
         words += " A slice of half the size would be as fast."
     return words
 
 
-def _doubts(report: MachineReport, step: StepTime, epoch: EpochTime) -> Iterator[str]:
+def _doubts(report: MachineReport, paid: PaidMachine, step: StepTime, epoch: EpochTime) -> Iterator[str]:
     """Yield the reasons for which a TPU is hardly worth its price."""
     products_share = sum(layer.ms for layer in report.layers if layer.mxu_utilization) / step.compute_ms
     if products_share < _FEW_PRODUCTS:
@@ -131,7 +134,7 @@ def _doubts(report: MachineReport, step: StepTime, epoch: EpochTime) -> Iterator
         yield f"the matrix units are {percent(step.mxu_utilization, 1)} busy while it computes"
     if report.host_calls:
         yield f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})"
-    if epoch.host_wait > _MUCH_WAITING and _is_smallest(report):
+    if epoch.host_wait > _MUCH_WAITING and _is_smallest(paid):
         yield f"{report.machine}, the least there is, waits for data {percent(epoch.host_wait)} of the time"
 
 
@@ -140,13 +143,13 @@ def _most_of_the_data(report: MachineReport, data: DataFacts) -> int:
     return max(data.num_examples // report.devices, 1)
 
 
-def _with_more_memory(report: MachineReport) -> str:
+def _with_more_memory(report: MachineReport, paid: PaidMachine) -> str:
     """Name the nearest machine with as many devices on which the program fits; empty if there is none."""
-    needed, target = report.peak_bytes, report.target or load_catalogue().find(report.machine).targets[0]
+    needed = report.peak_bytes
     larger = [
         entry
         for entry in load_catalogue().slices
-        if target in entry.targets
+        if paid.target in entry.targets
         and not entry.is_gpu
         and needed
         and entry.devices == report.devices
@@ -156,11 +159,10 @@ def _with_more_memory(report: MachineReport) -> str:
     return f", such as {nearest.name} with {byte_size(nearest.generation.hbm_usable_bytes)}" if nearest else ""
 
 
-def _is_smallest(report: MachineReport) -> bool:
+def _is_smallest(paid: PaidMachine) -> bool:
     """Return whether the generation has no smaller slice."""
-    catalogue = load_catalogue()
-    generation = catalogue.find(report.machine).generation
-    return all(entry.devices >= report.devices for entry in catalogue.slices if entry.generation == generation)
+    alike = (entry for entry in load_catalogue().slices if entry.generation == paid.slice.generation)
+    return all(entry.devices >= paid.slice.devices for entry in alike)
 
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import time as clock
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -166,14 +165,7 @@ class Examination:
         if not self._outcomes:
             self.compile(data.interface, data.num_examples, data.num_validation)
         params = self._params
-        count = Counter((paid.machine, paid.target) for paid in self._machines)
-        targets = {paid.target for paid in self._machines}
-        reports = []
-        for paid, outcome in zip(self._machines, self._outcomes, strict=True):
-            has_namesakes, target = count[paid.machine, paid.target] > 1, paid.target if len(targets) > 1 else ""
-            report = self._report(paid, outcome, data, has_namesakes, target)
-            advice, worth_it = advise(report, data)
-            reports.append(dataclasses.replace(report, advice=advice, worth_it=worth_it))
+        reports = [self._report(*each, data) for each in zip(self._machines, self._outcomes, strict=True)]
         return PreflightReport(
             model=params.training.model,
             model_parameters=dict(params.training.model_parameters),
@@ -216,9 +208,7 @@ class Examination:
             return Outcome(DOES_NOT_FIT, reason, compile_seconds=seconds, peak_bytes=held, is_resident=is_resident)
         return outcome
 
-    def _report(
-        self, paid: PaidMachine, outcome: Outcome, data: DataFacts, has_namesakes: bool, target: str
-    ) -> MachineReport:
+    def _report(self, paid: PaidMachine, outcome: Outcome, data: DataFacts) -> MachineReport:
         params, machine, program = self._params, paid.slice, outcome.cost
         batch_size, timeout = params.training.batch_size_per_replica * machine.devices, paid.timeout_seconds
         step = epoch = None
@@ -237,6 +227,7 @@ class Examination:
                 slow, fast = (epoch_at(feed * times) for times in data.host.spread)
                 epoch = dataclasses.replace(epoch, low_seconds=fast.low_seconds, high_seconds=slow.high_seconds)
         is_known = outcome.verdict in PASSING
+        places = [(each.machine, each.target) for each in self._machines]
         report = MachineReport(
             machine=machine.name,
             region=paid.region,
@@ -259,8 +250,8 @@ class Examination:
             largest_batch=self._largest_batch(machine, outcome),
             epochs=params.run_epochs,
             accuracy=accuracy_of(machine.generation),
-            has_namesakes=has_namesakes,
-            target=target,
+            has_namesakes=places.count((paid.machine, paid.target)) > 1,
+            target=paid.target if len({target for _, target in places}) > 1 else "",
             host_cpus=machine.host.vcpus if machine.host else 0,
             feed_per_second=feed,
             stage=f"{outcome.stage} of {len(params.training.stages)}" if outcome.stage else "",
@@ -274,7 +265,9 @@ class Examination:
             unknown_loops=program.unknown_loops if program else 0,
         )
         broken = (*self._objections(outcome, batch_size, machine), *self._broken_budgets(paid, report))
-        return dataclasses.replace(report, broken=broken)
+        report = dataclasses.replace(report, broken=broken)
+        advice, worth_it = advise(report, paid, data)
+        return dataclasses.replace(report, advice=advice, worth_it=worth_it)
 
     def _cost(self, paid: PaidMachine, epoch: EpochTime | None, timeout: int) -> Cost | None:
         """Return the prices; without the time of an epoch, those of an hour and of the time limit."""

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.preflight_training.advice import advise, compare
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
 from tpu_components.preflight_training.data import DataFacts, HostRate
@@ -51,7 +52,8 @@ _GOOD = MachineReport(
 
 
 def _advise(data=_DATA, **changes):
-    words, worth_it = advise(dataclasses.replace(_GOOD, **changes), data)
+    report = dataclasses.replace(_GOOD, **changes)
+    words, worth_it = advise(report, PaidMachine(report.machine), data)
     return "\n".join(words), worth_it
 
 
@@ -67,7 +69,7 @@ def test_few_matrix_products_are_not_worth_a_tpu():
     words, worth_it = _advise(layers=(LayerTime("gather", 9.5, 0.95, None, 0.0, ()), _CONVOLUTION_OF_A_TWENTIETH))
     assert not worth_it
     assert words.startswith("A TPU is hardly worth its price here: matrix products take 5% of a step")
-    assert f"Train on a GPU or on CPU: t4-1 costs $0.73 an hour, {_GOOD.label} $" in words
+    assert f"Train on a GPU or on CPU: t4-1 costs $0.84 an hour, {_GOOD.label} $" in words
 
 
 _CONVOLUTION_OF_A_TWENTIETH = LayerTime("conv2d", 0.5, 0.05, 0.5, 0.0, ())
