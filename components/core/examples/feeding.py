@@ -117,15 +117,13 @@ class InMemoryReader:
         order = draw_order(cut.num_examples, cut.batch_size, self._seed, epoch, cut.share)
         weights = self._weights[order] * (np.arange(order.size) < cut.own_examples).reshape(order.shape)
         dataset = tf.data.Dataset.from_tensor_slices((order[start_step:], weights[start_step:]))
-        return (
-            dataset.map(
-                lambda indices, weight: (tf.gather(self._inputs, indices), tf.gather(self._labels, indices), weight),
-                num_parallel_calls=1,
-                deterministic=True,
-            )
-            .prefetch(2)
-            .with_options(static_options())
-        )
+
+        @tf.autograph.experimental.do_not_convert  # As in `records.parse_batches`.
+        def gather(indices: Any, weight: Any) -> Any:
+            return tf.gather(self._inputs, indices), tf.gather(self._labels, indices), weight
+
+        batches = dataset.map(gather, num_parallel_calls=1, deterministic=True)
+        return batches.prefetch(2).with_options(static_options())
 
 
 class StreamingReader:

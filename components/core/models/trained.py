@@ -4,6 +4,7 @@ If a model has custom layers, their code is saved with it, and the digest of the
 """
 
 import copy
+import functools
 import gc
 import json
 from pathlib import Path
@@ -182,5 +183,5 @@ def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int =
     indices[: len(inputs)] = np.arange(len(inputs))
     values = tf.constant(inputs)
     dataset = tf.data.Dataset.from_tensor_slices(indices.reshape(num_steps, step))
-    dataset = dataset.map(lambda batch: tf.gather(values, batch), num_parallel_calls=1).prefetch(2)
+    dataset = dataset.map(functools.partial(tf.gather, values), num_parallel_calls=1).prefetch(2)
     return model.predict(dataset.with_options(static_options()), verbose=0)[: len(inputs)].astype(np.float32)

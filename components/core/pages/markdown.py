@@ -1,5 +1,6 @@
 """Markdown from untrusted text: escapes names of classes, columns and files, so that they are shown as text."""
 
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,7 @@ def quote(text: str) -> markupsafe.Markup:
     return markupsafe.Markup("\n".join(f"> {line}{end}".rstrip() for line, end in zip(lines, ends, strict=True)))
 
 
+@functools.cache
 def environment(templates: Path) -> "jinja2.Environment":
     """Return a Jinja environment for the templates of a folder; it escapes every value for Markdown."""
     import jinja2  # Imported late, as in `tpu_components.core.pages.page`.

@@ -4,6 +4,7 @@ A page is a single HTML file without scripts, which needs no network.
 """
 
 import datetime
+import functools
 import io
 import os
 import re
@@ -18,6 +19,7 @@ from tpu_components.core.pages.blocks import SIGNS, Block
 from tpu_components.core.step.step_record import RUN_VARIABLE
 
 if TYPE_CHECKING:
+    import jinja2
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure
 
@@ -68,17 +70,21 @@ def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subt
         head: Blocks that belong to the heading.
         subtitle: Facts that distinguish this page from others with the same title.
     """
+    page = _templates().get_template("page.html.jinja")
+    return page.render(signs=SIGNS, title=title, subtitle=subtitle, head=head, blocks=blocks)
+
+
+@functools.cache
+def _templates() -> "jinja2.Environment":
     import jinja2  # Imported here, because it takes 30 ms, and most commands write no page.
 
-    templates = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # Names of classes, files, models and layers are untrusted.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = templates.get_template("page.html.jinja")
-    return page.render(signs=SIGNS, title=title, subtitle=subtitle, head=head, blocks=blocks)
 
 
 def run_name() -> str:
