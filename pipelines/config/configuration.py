@@ -362,7 +362,7 @@ def _read_model(value: Any) -> ModelSection:
     """Read section model, which may be the name alone."""
     values = {"name": value} if isinstance(value, str) else value
     if isinstance(values, dict):
-        _check_plain(values.get("parameters"), "model.parameters")
+        _check_plain(values.get("parameters"))
     section: ModelSection = read_by_hand(values, ModelSection, "model")
     return section
 
@@ -455,14 +455,14 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
     return dataclasses.replace(PreflightParams(config.training, paid=paid), **values)
 
 
-def _check_plain(value: Any, where: str) -> None:
-    """Check that a value can be written as JSON and read again: no dates, which YAML reads, and no NaN."""
+def _check_plain(value: Any) -> None:
+    """Check that model.parameters can be written as JSON and read again: no dates, which YAML reads, and no NaN."""
     try:
         is_plain = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError):
         is_plain = False
     if not is_plain:
         raise InputError(
-            f"Cannot use {where}: expected texts, finite numbers, true, false, lists, and mappings whose keys are "
-            f"texts. Received: {value!r}. Put dates and keys in quotes."
+            "Cannot use model.parameters: expected texts, finite numbers, true, false, lists, and mappings whose keys "
+            f"are texts. Received: {value!r}. Put dates and keys in quotes."
         )

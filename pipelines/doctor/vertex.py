@@ -82,7 +82,7 @@ class VertexChecks:
         python = "3.12" if any(machine.slice.generation.name == "7x" for machine in self._machines) else ""
         registry, settings = self._deploy.registry, self._settings
         is_deployed = registry == VERTEX or is_on_vertex(registry)
-        has_dataflow = is_on_dataflow(self._config, "vertex")
+        has_dataflow = is_on_dataflow(self._config)
         worker = self._config.data.beam_options.get("service_account_email", "")
         checks = [
             Check("project", self._project),

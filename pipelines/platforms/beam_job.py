@@ -29,9 +29,9 @@ def with_settings(config: Config, target: str, settings: Settings) -> Config:
     return config.changed("data", beam_options=options)
 
 
-def is_on_dataflow(config: Config, target: str) -> bool:
-    """Return whether a configuration writes its records on Dataflow."""
-    return config.data.engine == BEAM and _runner(config, target) == DATAFLOW
+def is_on_dataflow(config: Config) -> bool:
+    """Return whether a configuration writes its records on Dataflow, if it runs on Vertex AI."""
+    return config.data.engine == BEAM and _runner(config, "vertex") == DATAFLOW
 
 
 def _runner(config: Config, target: str) -> str:

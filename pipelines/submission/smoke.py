@@ -134,7 +134,6 @@ def run_smoke(
     submitter: Platform,
     report: Callable[[Submission], None] = lambda _: None,
     poll_seconds: float = 20,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> SmokeReport:
     """Submit the run, wait for its end, and submit it again, so that the platform's cache can answer it.
 
@@ -143,18 +142,17 @@ def run_smoke(
         submitter: Platform.
         report: Called with every state of the runs.
         poll_seconds: Seconds between two requests.
-        sleep: Waits for a number of seconds.
 
     Raises:
         PlatformError: If a job was deleted.
     """
     plan, sent = smoke.plan, time.time()
     is_slice = plan.jobs[0].machine.slice.hosts > 1
-    first = wait(plan, submit(plan, submitter), submitter, report, poll_seconds, sleep)
+    first = wait(plan, submit(plan, submitter), submitter, report, poll_seconds)
     told = _read(smoke.report_uri)
     second, again = None, told
     if first.state is State.SUCCEEDED:
-        second = wait(plan, submit(plan, submitter, again=True), submitter, report, poll_seconds, sleep)
+        second = wait(plan, submit(plan, submitter, again=True), submitter, report, poll_seconds)
         again = _read(smoke.report_uri)
     answers, cached = _environment(told), _cache(second, told, again) if second else ()
     rows = (
