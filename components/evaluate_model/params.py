@@ -33,14 +33,15 @@ class EvaluateParams:
         minimum: Least value of a metric where higher is better, such as {"accuracy": 0.97}.
         maximum: Greatest value of a metric where lower is better, such as {"loss": 0.5}.
         max_regression: Margin by which a metric may be worse than the champion's; 0 means that it has to be better.
-            Both are tested at the level `confidence`. In a configuration, the default is the task's own metric:
+            Both are tested at the level `confidence`. With a margin and a registry, the model is also compared with the
+            best that was ever promoted. In a configuration, the default is the task's own metric:
             accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
         confidence: Confidence level of the comparison with the champion: 0.95 promotes about one in twenty, or fewer,
             of the models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and
             promotes a tie.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`: 52 for a
             retraining every week promotes falsely in one of twenty years, or fewer. With 1, each decision has the whole
-            rate. They are counted beside the registry of the champion.
+            rate. They are counted in the registry of the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`: 0.95 passes about one in twenty, or fewer, of the
             models that are truly at the bound. 0.5 compares the figure as it is; the reason says how often such a model
             scores as high.

@@ -156,7 +156,7 @@ def find_differing(
     Args:
         params: Limits.
         judged: Name of the metric that is compared.
-        trained_score: Metric of the trained model; not finite if it is not defined.
+        trained_score: Metric of the trained model; NaN or infinite if it is undefined.
         measured: Measurements by format.
     """
     return {

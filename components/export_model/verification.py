@@ -180,7 +180,7 @@ def _metric(task: str, sums: np.ndarray) -> np.ndarray:
 
 
 def judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
-    """Return the metric by which formats are compared: accuracy, micro F1 or R²; not finite where it is undefined."""
+    """Return the metric by which formats are compared: accuracy, micro F1 or R²; NaN or infinite if it is undefined."""
     return float(_metric(task, _contributions(task, labels, answers).sum(0)))
 
 

@@ -456,7 +456,7 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
 
 
 def _check_plain(value: Any) -> None:
-    """Check that model.parameters can be written as JSON and read again: no dates, which YAML reads, and no NaN."""
+    """Check that JSON can hold model.parameters: neither dates, which YAML reads, nor NaN."""
     try:
         is_plain = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError):

@@ -30,7 +30,7 @@ def with_settings(config: Config, target: str, settings: Settings) -> Config:
 
 
 def is_on_dataflow(config: Config) -> bool:
-    """Return whether a configuration writes its records on Dataflow, if it runs on Vertex AI."""
+    """Return whether create_tfrecords uses Dataflow when the pipeline runs on Vertex AI."""
     return config.data.engine == BEAM and _runner(config, "vertex") == DATAFLOW
 
 

@@ -110,9 +110,9 @@ def dollars(usd: float, sign: str = "$") -> str:
 
 
 def show(value: float, *beside: float) -> str:
-    """Format a metric with at least four decimals, and as many as distinguish it from the values shown beside it.
+    """Format a metric with four decimals, or more if the values shown beside it would look equal otherwise.
 
-    Numbers that are too small for four decimals have four significant digits, because errors can have any unit.
+    Below 0.001 these are significant digits, because errors can have any unit.
 
     Example:
         >>> show(0.9), show(0.00001234), show(0.90001, 0.9), show(float("nan"))
@@ -135,5 +135,5 @@ def plain_number(value: float) -> str:
 
 
 def signed(value: float, digits: int, sign: str = "+") -> str:
-    """Format a number with decimals and a minus sign; with a plus sign too, unless `sign` is `-`."""
+    """Format a number with `digits` decimals; a positive one gets a plus sign, unless `sign` is `-`."""
     return f"{value:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")

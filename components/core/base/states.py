@@ -37,7 +37,7 @@ _RUN_STATES = {
 
 
 def run_state(name: str | None) -> State:
-    """Return the state of a run from the platform's name of it; pending for any other name.
+    """Convert the name of a state on Vertex AI or Kubeflow to `State`; an unknown name becomes pending.
 
     Example:
         >>> run_state("PIPELINE_STATE_CANCELLING"), run_state("CANCELED"), run_state(None)

@@ -1,4 +1,4 @@
-"""Text for a terminal, with control characters escaped; and what libraries print there."""
+"""Escapes control characters in text for a terminal, and filters what libraries print there."""
 
 import contextlib
 import os

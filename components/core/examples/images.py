@@ -223,7 +223,7 @@ def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
 
 
 def decode_jpeg(content: bytes, channels: int, size: tuple[int, int], ratio: int = 1, **options: Any) -> np.ndarray:
-    """Decode a JPEG file to 1 or 3 channels, reduced by libjpeg.
+    """Decode a JPEG file to 1 or 3 channels; libjpeg reduces its sides by `ratio`.
 
     Raises:
         UnreadableImageError: If the file is damaged.
@@ -262,9 +262,10 @@ def _pixels(image: Any) -> np.ndarray:
 
 
 def jpeg_header(content: bytes, max_pixels: int) -> tuple[int, int, str]:
-    """Read height, width and colour space of a JPEG file; the colour space is empty for a file that Pillow decodes.
+    """Read height, width and colour space of a JPEG file; the colour space is empty if Pillow must decode the file.
 
     Pillow decodes all other formats, and JPEG files that libjpeg-turbo cannot decode to the pixels of TensorFlow.
+    Height and width are 0 if they are unknown.
     """
     if content[:3] != b"\xff\xd8\xff":
         return 0, 0, ""

@@ -22,7 +22,7 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 def join_errors(errors: Mapping[str, Any]) -> str:
-    """Return the error messages of a pipeline job's tasks, each after its step; empty messages are left out.
+    """Join the error messages of a pipeline job's tasks as `step: message`; empty messages are left out.
 
     Args:
         errors: Error of each task, as the service returns it.

@@ -63,8 +63,7 @@ class Table:
         """Return a line of headings and one for each row; every column is as wide as its longest cell.
 
         Args:
-            width: Width of the terminal; columns stand closer, and lines are truncated, if they would exceed it. 0 is
-                unlimited.
+            width: Width of the terminal. A wider table gets narrower gaps, then truncated lines; 0 is unlimited.
 
         Example:
             >>> Table({"name": "<", "chips": ">"}, [("v5e-4", "4")]).lines()

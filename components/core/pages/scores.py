@@ -132,7 +132,7 @@ def scores_of(evaluation: Evaluation) -> list[Score]:
 
 
 def score_and_loss(metrics: Mapping[str, float | None]) -> tuple[str, str]:
-    """Return the metric that the gate compares, with its name, and the loss, for a table; `-` if unknown."""
+    """Format the metric that the gate compares, with its name, and the loss as two cells of a table; `-` if unknown."""
     known = {name: show(value) for name, value in metrics.items() if value is not None}
     judged = judged_figure(known)
     return f"{judged} {known[judged]}" if judged else "-", known.get("loss", "-")

@@ -108,7 +108,7 @@ class ResumeState:
             fields: Types of the fields that its note must have, besides size and checksum of the file.
 
         Raises:
-            InputError: If the piece is missing or damaged, or its note has other fields or types.
+            InputError: If the piece is missing or damaged, or its note lacks a field or has one of another type.
         """
         uri, note_uri = f"{self.root}/whole/{name}", f"{self.root}/notes/{name}.json"
         with reading(note_uri, "the note of a finished piece", f"Remove {self.root}, and run the step again."):
