@@ -42,9 +42,6 @@ from tpu_components.create_tfrecords.parts import Task, Written
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.preparing import Prepared, count_workers, list_common, prepare
 
-# Files beside the shards.
-_OTHER_FILES = (MANIFEST_FILE, VOCABULARY_FILE, EXAMPLES_FILE, COPIES_FILE, SLICES_FILE, DATA_PAGE_FILE)
-
 
 def write_records(
     params: WriteParams,
@@ -92,11 +89,7 @@ def _check_target(directory: Path, source: str) -> None:
     if not directory.exists() or not any(directory.iterdir()):
         return
     advice = "Choose another folder, or remove it."
-    others = [
-        file
-        for file in directory.iterdir()
-        if not file.is_file() or (file.name not in _OTHER_FILES and file.suffix != ".tfrecord")
-    ]
+    others = [file for file in directory.iterdir() if not _is_ours(file)]
     try:
         # Its shards are not checked: if they are damaged, they must be written again anyway.
         held = typed_json.decode((directory / MANIFEST_FILE).read_bytes())["source"] if not others else None
@@ -112,6 +105,11 @@ def _check_target(directory: Path, source: str) -> None:
             f"Refused to write into {directory}: it already holds another data set. Expected {source!r}, received "
             f"{held!r}. {advice}"
         )
+
+
+def _is_ours(file: Path) -> bool:
+    beside_shards = (MANIFEST_FILE, VOCABULARY_FILE, EXAMPLES_FILE, COPIES_FILE, SLICES_FILE, DATA_PAGE_FILE)
+    return file.is_file() and (file.name in beside_shards or file.suffix == ".tfrecord")
 
 
 def _write_all(prepared: Prepared, tasks: Sequence[Task], parts: Written, staged: Path) -> Manifest:

@@ -169,7 +169,7 @@ def _judge(
     baseline = find_baseline(task, judges.targets, judges.outputs[0], names, judges.groups)
     groups = _describe_groups(judges.groups, task.judged, ours)
     differences = compare_figures(ours, theirs, params.confidence) if theirs else {}
-    slices = find_slices(params, manifest, judges.targets, judges.outputs, judges.properties, judges.groups)
+    slices = find_slices(params, manifest, judges.targets, judges.outputs[:2], judges.properties, judges.groups)
     decision = decide(
         params,
         ours.metrics,

@@ -377,8 +377,7 @@ def find_slices(
         params: Properties by which to divide, and the confidence.
         manifest: The data set.
         labels: Targets of all examples, each shaped as `Interface.target_shape` says.
-        outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion. Answers of
-            further models are ignored.
+        outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
         properties: Arrays of all examples by name, see `Scores`.
         groups: See `compute_figures`.
     """
@@ -428,8 +427,10 @@ def _judge(
     metric = SLICED[task.name]
     if groups is not None and isinstance(chosen, np.ndarray):  # A label has all examples, and their groups.
         groups = groups[chosen]
-    estimates = (estimators(task, labels[chosen], answers[chosen], groups=groups)[metric]() for answers in outputs[:2])
+    estimates = (estimators(task, labels[chosen], answers[chosen], groups=groups)[metric]() for answers in outputs)
     ours, *others = [estimate for estimate in estimates if estimate]
     interval = find_interval(ours, 2 * confidence - 1)
-    compared = [(other.value, compare(ours, other, direction(metric), confidence)) for other in others]
-    return Slice(by, name, num_examples, metric, ours.value, interval, *(compared[0] if compared else ()))
+    if not others:
+        return Slice(by, name, num_examples, metric, ours.value, interval)
+    difference = compare(ours, others[0], direction(metric), confidence)
+    return Slice(by, name, num_examples, metric, ours.value, interval, others[0].value, difference)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from tpu_components.core.base.formatting import percent, show
+from tpu_components.core.base.formatting import level, percent, show
 from tpu_components.core.results.evaluation_info import (
     Baseline,
     Decision,
@@ -120,7 +120,7 @@ def _check_bound(
         if confidence > NO_CONFIDENCE:
             passed = reached and probability is not None and probability <= 1 - confidence
             unknown = "" if probability is not None else ", which so few examples cannot say"
-            text += f" with {100 * confidence:.4g}% confidence{unknown}"
+            text += f" with {level(confidence)} confidence{unknown}"
         if probability is not None:
             side, share = "high" if value >= bound else "low", percent(probability)
             text += f"; a model of exactly {show(bound, *digits)} comes out as {side} in {share} of cases"
@@ -147,7 +147,7 @@ def _compare(
         return Rule(passed, metric, f"{text}; it may be worse by {show(allowed)}")
     if difference is None:
         return Rule(False, metric, f"{text}, but what chance leaves of that is not defined on so few examples")
-    sure = f"with {100 * confidence:.4g}% confidence"
+    sure = f"with {level(confidence)} confidence"
     passed, limit = (_is_better if allowed == 0 else _is_no_worse)(difference, allowed, confidence, sure)
     if not passed and difference.detectable is not None:
         limit += f". These examples show a difference of {show(difference.detectable)} in 80 cases of 100"
@@ -157,10 +157,11 @@ def _compare(
 def _is_better(difference: Difference, allowed: float, confidence: float, sure: str) -> tuple[bool, str]:
     if difference.advantage <= 0:
         return False, f"; it has to be better, {sure}"
-    counts, luck = "", percent(difference.luck)
+    counts = ""
     if difference.num_better is not None:
         counts = f" ({difference.num_better:,} right that were wrong, {difference.num_worse:,} wrong that were right)"
     if difference.luck > 1 - confidence or difference.least is None:
+        luck = percent(difference.luck)
         return False, f"{counts}, but luck gives as much in {luck} of cases; it has to be better {sure}"
     return True, f"{counts}, {sure} by more than {show(max(difference.least, 0.0))}"
 
@@ -179,7 +180,7 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
 
 def _check_slices(params: EvaluateParams, slices: Sequence[Slice]) -> list[Rule]:
     """Say which slices are too low, or worse than the champion's, for sure; or of each rule that none is."""
-    sure = f"with {100 * params.confidence:.4g}% confidence in all {len(slices):,} slices"
+    sure = f"with {level(params.confidence)} confidence in all {len(slices):,} slices"
     rules = []
     if slices and params.slice_minimum:
         least = f"the least that a slice may have, {show(params.slice_minimum)}"

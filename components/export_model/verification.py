@@ -102,9 +102,9 @@ def _choose(path: Path, count: int) -> np.ndarray:
 
 
 def _most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
-    """Return the largest number of all examples that may disagree, with 95% confidence, given a random sample.
+    """Return an upper bound, with 95% confidence, of the number of all examples that disagree, from a random sample.
 
-    This is the exact upper bound of the hypergeometric distribution.
+    The bound is exact, by the hypergeometric distribution.
 
     Args:
         count: Number of all examples.
@@ -185,7 +185,7 @@ def judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
 
 
 def _drop_interval(task: str, labels: np.ndarray, expected: np.ndarray, answers: np.ndarray) -> list[float] | None:
-    """Return the least and the largest loss of the metric of `answers` against `expected`, each with 95% confidence.
+    """Return bounds, each with 95% confidence, of how much lower the metric of `answers` is than that of `expected`.
 
     Computed by the jackknife over the examples. None for one example, or if the metric is not defined.
     """

@@ -111,7 +111,7 @@ class StepTime:
 
     @property
     def text(self) -> str:
-        """Time of the step with its 90% interval."""
+        """Time of the step, and the interval that contains it in 90% of cases."""
         return time_within(self.total_ms / 1e3, self.low_ms / 1e3, self.high_ms / 1e3)
 
 
@@ -160,7 +160,7 @@ class EpochTime:
 
     @property
     def text(self) -> str:
-        """Time of the epoch with its 90% interval.
+        """Time of the epoch, and the interval that contains it in 90% of cases.
 
         Example:
             >>> EpochTime(49, 0.4, 0.41, 1000.0, 0.0, 0.3, 0.6).text

@@ -62,7 +62,7 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """Expected price of a run with its 90% interval; without one, the price of an hour."""
+        """Expected price of a run, and the interval that contains it in 90% of cases; else the price of an hour."""
         if self.usd_per_run is None or self.low_usd_per_run is None or self.high_usd_per_run is None:
             return f"{dollars(self.usd_per_hour)} an hour"
         return dollars_within(self.usd_per_run, self.low_usd_per_run, self.high_usd_per_run)

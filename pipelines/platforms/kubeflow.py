@@ -290,8 +290,7 @@ class Kubeflow:
         old = self._call("recurring_runs", "get_recurring_run", schedule_id)
         wanted = self._recurring_run(job, cron)
         beside = [other for other in self._list("recurring_runs", job.name) if other.recurring_run_id != schedule_id]
-        content = _content(wanted)
-        begun = next((other for other in beside if operator.eq(*comparable(_content(other), content))), None)
+        begun = next((other for other in beside if _is_same(other, wanted)), None)
         to_be_enabled = old.mode == "ENABLE" or (begun is not None and _TO_BE_ENABLED in begun.description)
         if begun is None:
             wanted.mode = "DISABLE"
@@ -416,6 +415,12 @@ def _root(item: Any) -> str:
     """Return the folder for outputs of a run or recurring run; empty if the server decides."""
     config = item.runtime_config
     return (config.get("pipeline_root") if isinstance(config, dict) else config and config.pipeline_root) or ""
+
+
+def _is_same(recurring_run: Any, other: Any) -> bool:
+    """Return whether two recurring runs have equal content."""
+    before, after = comparable(_content(recurring_run), _content(other))
+    return before == after
 
 
 def _sdk() -> Any:

@@ -1,4 +1,4 @@
-"""Formatting of figures: metrics, times, sizes in bytes, percentages and prices, with the digits that matter."""
+"""Formats figures for people: metrics, times, sizes in bytes, percentages and prices."""
 
 import math
 from collections.abc import Mapping
@@ -92,6 +92,16 @@ def percent(share: float, digits: int = 0) -> str:
     if 1 - least / 2 <= share < 1:
         return f">{1 - least:.{digits}%}"
     return f"{share:.{digits}%}"
+
+
+def level(share: float, digits: int = 4) -> str:
+    """Format a level of confidence or an error rate as a percentage with at most `digits` significant digits.
+
+    Example:
+        >>> level(0.95), level(0.9995), level(0.0123, 2)
+        ('95%', '99.95%', '1.2%')
+    """
+    return f"{100 * share:.{digits}g}%"
 
 
 def dollars(usd: float, sign: str = "$") -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 
 from tpu_components.core.base import typed_values
-from tpu_components.core.base.formatting import percent, show
+from tpu_components.core.base.formatting import level, percent, show
 from tpu_components.core.examples.artifacts import EVALUATION_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.results.metric_table import BY_NAME
@@ -276,10 +276,10 @@ class TestSetUse:
     @property
     def rule(self) -> Rule:
         """The number of decisions, as a rule that is always passed."""
-        whole, fresh = f"{100 * self.whole:.3g}%", f"Draw a fresh one: data.retired_tests=[{self.examples}]"
+        whole, fresh = level(self.whole, 3), f"Draw a fresh one: data.retired_tests=[{self.examples}]"
         text = f"decision {self.number:,} on this test set"
         if self.planned > 1:
-            text += f", of {self.planned:,} that share an error rate of {whole}: this one has {100 * self.rate:.2g}%"
+            text += f", of {self.planned:,} that share an error rate of {whole}: this one has {level(self.rate, 2)}"
             if self.number > self.planned:
                 text += f". The test set is worn out: more decisions exceed that rate. {fresh}"
         elif self.number > 1:

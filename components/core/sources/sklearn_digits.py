@@ -1,6 +1,6 @@
 """The handwritten digits that scikit-learn bundles; this package bundles the same file.
 
-Importing scikit-learn to read it took longer than everything else that a cached run does.
+A cached run would spend half its time on importing scikit-learn.
 
 Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998,
 https://doi.org/10.24432/C50P49, CC BY 4.0; as scikit-learn's `load_digits` reads it.

@@ -49,7 +49,7 @@ class ResumeState:
     def begin(self, digest: str) -> Self:
         """Create the folder, or continue with an existing one: pieces that a killed run has finished are kept.
 
-        Pieces of other work are removed from a local folder. Returns this object.
+        If a local folder holds pieces of other work, they are removed. Returns the object itself.
 
         Raises:
             InputError: If the folder is in a bucket and belongs to other work.
@@ -101,14 +101,14 @@ class ResumeState:
         storage.write_file(f"{self.root}/notes/{name}.json", told.encode())
 
     def read(self, name: str, fields: Mapping[str, Any] | None = None) -> Piece:
-        """Return a finished piece.
+        """Read the file and the note of a finished piece.
 
         Args:
             name: Name of the piece.
             fields: Types of the fields that its note must have, besides size and checksum of the file.
 
         Raises:
-            InputError: If the piece is missing or damaged, or its note lacks a field or has one of another type.
+            InputError: If the piece is missing or damaged, or a field of its note is missing or has the wrong type.
         """
         uri, note_uri = f"{self.root}/whole/{name}", f"{self.root}/notes/{name}.json"
         with reading(note_uri, "the note of a finished piece", f"Remove {self.root}, and run the step again."):

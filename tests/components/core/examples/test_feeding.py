@@ -89,7 +89,7 @@ def test_start_step_gives_the_tail_of_the_same_epoch(make_reader, start_step):
         assert np.array_equal(whole[start_step:], tail)
 
 
-@pytest.mark.parametrize(("num_hosts", "batch_size"), [(2, 12), (7, 14), (8, 56)])
+@pytest.mark.parametrize(("num_hosts", "batch_size"), [(2, 12), (4, 8), (7, 14), (8, 56)])
 def test_hosts_see_every_example_once_in_steps_as_many_as_one_host_has(make_reader, num_hosts, batch_size):
     readers = [make_reader(batch_size, share=Share(host, num_hosts)) for host in range(num_hosts)]
     epochs = [_epoch(reader, 1) for reader in readers]
@@ -188,11 +188,11 @@ def test_no_host_needs_the_shards_of_another(in_shards, in_memory_mib):
         assert [len(shards) for shards in own] == [3] * 4
         assert set.union(*own) == set(range(12))
         shared_out.append(own)
-    for host in (0, 3):
-        others = [directory / f"shard-{number}" for number in set(range(12)) - own[host]]
-        for path in others:
-            path.rename(path.with_suffix(".away"))
-        assert np.array_equal(read(host, epoch), images[host])
-        for path in others:
-            path.with_suffix(".away").rename(path)
+        for host in (0, 3):
+            others = [directory / f"shard-{number}" for number in set(range(12)) - own[host]]
+            for path in others:
+                path.rename(path.with_suffix(".away"))
+            assert np.array_equal(read(host, epoch), images[host])
+            for path in others:
+                path.with_suffix(".away").rename(path)
     assert (shared_out[0] == shared_out[1]) == (in_memory_mib > 0), "what is streamed is dealt anew in every epoch"
