@@ -10,14 +10,7 @@ import sys
 import typing
 from typing import Any
 
-if typing.TYPE_CHECKING:
-    import jax
-    import keras
-    import tensorflow as tf
-    from jax import lax
-    from jax import numpy as jnp
-    from keras import ops
-else:
+if not typing.TYPE_CHECKING:
 
     class _Later:
         """A module that is imported when one of its attributes is first read."""
@@ -34,5 +27,12 @@ else:
 
     jax, jnp, lax = map(_Later, ("jax", "jax.numpy", "jax.lax"))
     keras, ops, tf = map(_Later, ("keras", "keras.ops", "tensorflow"))
+else:  # `fingerprint` reads an `else`, so that after an upgrade of a framework no step is taken from the cache.
+    import jax
+    import keras
+    import tensorflow as tf
+    from jax import lax
+    from jax import numpy as jnp
+    from keras import ops
 
 __all__ = ["jax", "jnp", "keras", "lax", "ops", "tf"]

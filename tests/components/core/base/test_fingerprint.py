@@ -191,6 +191,11 @@ def test_code_that_is_no_python_counts_by_its_bytes(tmp_path):
     assert code_of(["start"], (tmp_path,)).digest != before
 
 
+@pytest.mark.parametrize("step", ["train_model", "evaluate_model", "export_model"])
+def test_steps_that_run_a_model_depend_on_the_versions_of_the_frameworks(step):
+    assert {"jax", "keras", "tensorflow"} <= code_of([f"tpu_components.{step}.component"]).versions().keys()
+
+
 def test_libraries_beside_the_installed_project_are_none_of_its_code(tmp_path):
     installed = tmp_path / "site-packages"
     files = {"tpu_components/step.py": "import keras, tpu_components.near\n", "tpu_components/near.py": ""}
