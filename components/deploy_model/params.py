@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Range, check_fields
+from tpu_components.core.base.typed_values import Amount, Pattern, Positive, Range, check_fields, check_together
 from tpu_components.core.examples.artifacts import DEPLOYMENT_FILE
 from tpu_components.core.files.typed_json import JsonFile
 from tpu_components.core.registry.reference import CHAMPION, check_alias, check_registry, is_on_vertex
@@ -107,17 +107,57 @@ class DeployParams:
         check_fields(self)
         check_alias(self.alias)
         check_registry(self.registry, self.model_name)
-        if len(self.notes) > _LONGEST_NOTES:
-            raise InputError(f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}.")
-        if "{{" in self.notes:  # KFP and Argo replace such placeholders in any argument.
-            raise InputError(f"notes must be without '{{{{', which a pipeline fills in. Received: {self.notes[:80]!r}.")
-        if self.endpoint and self.registry and not (self.registry == VERTEX or is_on_vertex(self.registry)):
-            raise InputError(
+        on_vertex, access = self.registry == VERTEX or is_on_vertex(self.registry), self.endpoint_access
+        check_together(
+            (
+                len(self.notes) > _LONGEST_NOTES,
+                f"notes must be at most {_LONGEST_NOTES:,} characters. Received: {len(self.notes):,}.",
+            ),
+            (  # KFP and Argo replace such placeholders in any argument.
+                "{{" in self.notes,
+                f"notes must be without '{{{{', which a pipeline fills in. Received: {self.notes[:80]!r}.",
+            ),
+            (
+                self.endpoint and self.registry and not on_vertex,
                 f"An endpoint serves what is registered on Vertex AI. Received: endpoint={self.endpoint!r} with "
                 f"registry={self.registry!r}. Leave endpoint out, or set registry=projects/PROJECT/locations/REGION/"
-                "models."
-            )
-        self._check_access()
+                "models.",
+            ),
+            (
+                access != PUBLIC and not self.endpoint,
+                f"endpoint_access={access!r} is of an endpoint, and there is none. Set endpoint=NAME.",
+            ),
+            (
+                access == PRIVATE and not re.fullmatch(_NETWORK, self.endpoint_network),
+                "A private endpoint is asked in a network before it serves: expected endpoint_network="
+                "projects/PROJECT/global/networks/NETWORK, with the project's id and not its number. Received: "
+                f"{self.endpoint_network!r}.",
+            ),
+            (
+                access != PRIVATE and (self.endpoint_network or self.endpoint_projects),
+                "endpoint_network and endpoint_projects are of a private endpoint. Received: endpoint_access="
+                f"{access!r} with {self.endpoint_network or ', '.join(self.endpoint_projects)!r}. Set endpoint_access="
+                "private.",
+            ),
+            (
+                self.encryption_key and self.registry and not on_vertex,
+                f"A registry in a folder has no encryption_key. Received: {self.encryption_key!r} with registry="
+                f"{self.registry!r}. Leave it out.",
+            ),
+            (
+                is_key_itself(self.signing_key),
+                "signing_key must be the place of a key, as gs://BUCKET/key.pem. Received: a key itself.",
+            ),
+            (
+                "PRIVATE KEY" in self.verify_key,
+                "verify_key must be a public key, or the place of one. Received: a private key.",
+            ),
+            (
+                self.verify_key and not self.signing_key,
+                "verify_key judges what the step has registered, and nothing signs that. Set signing_key too, or leave "
+                "verify_key out.",
+            ),
+        )
         if self.encryption_key and is_on_vertex(self.registry):
             region, key_region = self.registry.split("/")[3], self.encryption_key.split("/")[3]
             if region != key_region:
@@ -125,38 +165,6 @@ class DeployParams:
                     f"encryption_key must be of the registry's region, {region!r}. Received: one of {key_region!r}, "
                     f"{self.encryption_key!r}."
                 )
-        elif self.encryption_key and self.registry not in ("", VERTEX):
-            raise InputError(
-                f"A registry in a folder has no encryption_key. Received: {self.encryption_key!r} with registry="
-                f"{self.registry!r}. Leave it out."
-            )
-        if is_key_itself(self.signing_key):
-            raise InputError("signing_key must be the place of a key, as gs://BUCKET/key.pem. Received: a key itself.")
-        if "PRIVATE KEY" in self.verify_key:
-            raise InputError("verify_key must be a public key, or the place of one. Received: a private key.")
-        if self.verify_key and not self.signing_key:
-            raise InputError(
-                "verify_key judges what the step has registered, and nothing signs that. Set signing_key too, or leave "
-                "verify_key out."
-            )
-
-    def _check_access(self) -> None:
-        """Check that the parameters for endpoint access fit together."""
-        access = self.endpoint_access
-        if access != PUBLIC and not self.endpoint:
-            raise InputError(f"endpoint_access={access!r} is of an endpoint, and there is none. Set endpoint=NAME.")
-        if access == PRIVATE and not re.fullmatch(_NETWORK, self.endpoint_network):
-            raise InputError(
-                "A private endpoint is asked in a network before it serves: expected endpoint_network="
-                "projects/PROJECT/global/networks/NETWORK, with the project's id and not its number. Received: "
-                f"{self.endpoint_network!r}."
-            )
-        if access != PRIVATE and (self.endpoint_network or self.endpoint_projects):
-            raise InputError(
-                "endpoint_network and endpoint_projects are of a private endpoint. Received: endpoint_access="
-                f"{access!r} with {self.endpoint_network or ', '.join(self.endpoint_projects)!r}. Set endpoint_access="
-                "private."
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tpu_components.core.base.typed_values import (
     Positive,
     Range,
     check_fields,
+    check_together,
     read_by_hand,
 )
 
@@ -88,10 +89,16 @@ class ServeParams:
             InputError: If a value is out of range, a route does not begin with a slash, or two routes are equal.
         """
         check_fields(self)
-        if not self.log and (self.log_content or self.log_share != type(self).log_share):
-            raise InputError("log_share and log_content say what is logged. Received: no log. Set log=FILE too.")
-        if self.health_route == self.predict_route:
-            raise InputError(f"The two routes must differ. Received: health_route=predict_route={self.health_route!r}.")
+        check_together(
+            (
+                not self.log and (self.log_content or self.log_share != type(self).log_share),
+                "log_share and log_content say what is logged. Received: no log. Set log=FILE too.",
+            ),
+            (
+                self.health_route == self.predict_route,
+                f"The two routes must differ. Received: health_route=predict_route={self.health_route!r}.",
+            ),
+        )
 
 
 def vertex_defaults(environ: Mapping[str, str]) -> dict[str, Any]:

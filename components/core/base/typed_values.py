@@ -123,6 +123,22 @@ def check_fields(value: Any) -> None:
     mistakes.raise_all()
 
 
+def check_together(*rules: tuple[object, str]) -> None:
+    """Check rules about several values.
+
+    Args:
+        rules: Whether each rule is broken, and the error message if so.
+
+    Raises:
+        InputError: If some rules are broken; names all of them.
+    """
+    mistakes = Mistakes()
+    for is_broken, mistake in rules:
+        if is_broken:
+            mistakes.add(mistake)
+    mistakes.raise_all()
+
+
 def _nearest(word: Any, known: Container[Any]) -> str:
     names = [name for name in known if isinstance(name, str)] if isinstance(known, Iterable) else []
     return did_you_mean(word, names) if isinstance(word, str) else ""

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.typed_values import NotNegative, Pattern, Positive, Range, check_fields, read_by_hand
+from tpu_components.core.base.typed_values import (
+    NotNegative,
+    Pattern,
+    Positive,
+    Range,
+    check_fields,
+    check_together,
+    read_by_hand,
+)
 
 CATALOGUE_FILE = Path(__file__).parent / "machine_catalogue.json"
 CHEAPEST_MACHINE = "v5e-1"
@@ -458,44 +466,44 @@ class MachineSpec:
             object.__setattr__(self, key, value)
         if self.region and self.region not in machine.regions:
             raise InputError(_explain_region(machine, self.region))
-        if self.spot and machine.hosts > 1:
-            raise InputError(
+        able, reserved = machine.generation.boot_disk_types, _RESERVATION.fullmatch(self.reservation)
+        check_together(
+            (
+                self.spot and machine.hosts > 1,
                 f"Spot machines are single hosts, and {machine.name} has {machine.hosts}. Received: spot=True. "
-                f"Set spot: false, or take a single host: {_of_one_host(machine.generation)}."
-            )
-        self._check_reservation()
-        able = machine.generation.boot_disk_types
-        if self.boot_disk_type and self.boot_disk_type not in able:
-            raise InputError(
+                f"Set spot: false, or take a single host: {_of_one_host(machine.generation)}.",
+            ),
+            (
+                self.reservation and not reserved,
+                f"reservation must be projects/PROJECT/zones/ZONE/reservations/NAME. Received: {self.reservation!r}.",
+            ),
+            (
+                self.reservation and self.spot,
+                f"A spot machine uses no reservation. Received: spot=True, {self.reservation!r}. Set one.",
+            ),
+            (
+                self.boot_disk_type and self.boot_disk_type not in able,
                 f"{machine.generation.name} has no disk of the type {self.boot_disk_type}: expected boot_disk_type "
-                f"to be {' or '.join(able)}, or left out. Received: {self.boot_disk_type!r} with {machine.name}."
-            )
-        if self.disable_retries and self.restart_job_on_worker_restart:
+                f"to be {' or '.join(able)}, or left out. Received: {self.boot_disk_type!r} with {machine.name}.",
+            ),
+            (
+                self.disable_retries and self.restart_job_on_worker_restart,
+                "disable_retries would override restart_job_on_worker_restart. Received: both true. Set one of them.",
+            ),
+            (
+                any(fallback.fallbacks for fallback in self.fallbacks),
+                "A fallback has no fallbacks of its own. List them all, in order, under the machine.",
+            ),
+        )
+        if reserved and self.region and reserved["region"] != self.region:
             raise InputError(
-                "disable_retries would override restart_job_on_worker_restart. Received: both true. Set one of them."
+                f"The reservation must be in the region {self.region!r}. Received: one in {reserved['region']!r}, "
+                f"{self.reservation!r}."
             )
-        if any(fallback.fallbacks for fallback in self.fallbacks):
-            raise InputError("A fallback has no fallbacks of its own. List them all, in order, under the machine.")
         if others := [other.slice.name for other in self.fallbacks if other.slice.is_gpu != machine.is_gpu]:
             raise InputError(
                 f"The images of TPUs and GPUs differ. Expected fallbacks of the same kind as {machine.name}. Received: "
                 f"{', '.join(others)}. Remove them."
-            )
-
-    def _check_reservation(self) -> None:
-        if not self.reservation:
-            return
-        match = _RESERVATION.fullmatch(self.reservation)
-        if not match:
-            raise InputError(
-                f"reservation must be projects/PROJECT/zones/ZONE/reservations/NAME. Received: {self.reservation!r}."
-            )
-        if self.spot:
-            raise InputError(f"A spot machine uses no reservation. Received: spot=True, {self.reservation!r}. Set one.")
-        if self.region and match["region"] != self.region:
-            raise InputError(
-                f"The reservation must be in the region {self.region!r}. Received: one in {match['region']!r}, "
-                f"{self.reservation!r}."
             )
 
     @functools.cached_property

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Self
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.typed_values import NotNegative, Positive, Range, Share, check_fields
+from tpu_components.core.base.typed_values import NotNegative, Positive, Range, Share, check_fields, check_together
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     CORPUS,
@@ -131,21 +131,30 @@ class WriteParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.validation_fraction + self.test_fraction >= 1:
-            raise InputError(
-                "validation_fraction and test_fraction must leave something to train on. Received: "
-                f"{self.validation_fraction} + {self.test_fraction}. Make them smaller."
-            )
-        if self.crop_margin and (not self.image_size or self.encoding not in ("auto", "resized")):
-            raise InputError(
-                "crop_margin needs image_size, and images that are stored resized. Received: "
-                f"crop_margin={self.crop_margin} with image_size={list(self.image_size)} and "
-                f"encoding={self.encoding!r}. Set data.image_size, and data.encoding to resized or auto."
-            )
         if len(self.image_size) == 1:
             object.__setattr__(self, "image_size", self.image_size * 2)
-        if len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size):
-            raise InputError(f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.")
+        check_together(
+            (
+                self.validation_fraction + self.test_fraction >= 1,
+                "validation_fraction and test_fraction must leave something to train on. Received: "
+                f"{self.validation_fraction} + {self.test_fraction}. Make them smaller.",
+            ),
+            (
+                self.crop_margin and (not self.image_size or self.encoding not in ("auto", "resized")),
+                "crop_margin needs image_size, and images that are stored resized. Received: "
+                f"crop_margin={self.crop_margin} with image_size={list(self.image_size)} and "
+                f"encoding={self.encoding!r}. Set data.image_size, and data.encoding to resized or auto.",
+            ),
+            (
+                len(self.image_size) not in (0, 2) or any(side <= 0 for side in self.image_size),
+                f"image_size must be [height, width]. Received: image_size={list(self.image_size)}.",
+            ),
+            (
+                not 0 <= self.context_tokens < self.num_tokens,
+                f"context_tokens must be at least 0 and below num_tokens={self.num_tokens}. Received: "
+                f"context_tokens={self.context_tokens}.",
+            ),
+        )
         for name, fits in (("target_columns", self.task == REGRESSION), ("class_names", self.task != REGRESSION)):
             names = getattr(self, name)
             if len(set(names)) < len(names):
@@ -158,11 +167,6 @@ class WriteParams:
             raise InputError(
                 f"columns must name some of {', '.join(_COLUMNS)}. Received: {strange[0]!r}."
                 + did_you_mean(strange[0], _COLUMNS)
-            )
-        if not 0 <= self.context_tokens < self.num_tokens:
-            raise InputError(
-                f"context_tokens must be at least 0 and below num_tokens={self.num_tokens}. Received: "
-                f"context_tokens={self.context_tokens}."
             )
         require_names(self.beam_options)
 

@@ -214,7 +214,10 @@ def test_a_damaged_evaluation_is_named(params, folders, name):
             {"signing_key": "-----BEGIN PRIVATE KEY-----\nM"},
             r"signing_key must be the place of .*: a key itself\.$",
         ),
-        ({"verify_key": "-----BEGIN PRIVATE KEY-----\nM"}, r"verify_key must be a public key, .*: a private key\.$"),
+        (
+            {"verify_key": "-----BEGIN PRIVATE KEY-----\nM"},
+            r"verify_key must be a public key, .*: a private key\.\n.* Set signing_key too",
+        ),
         ({"verify_key": "signing.pub"}, "Set signing_key too"),
     ],
 )

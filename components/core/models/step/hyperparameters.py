@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.typed_values import Amount, NotNegative, Positive, Range, Share, check_fields
+from tpu_components.core.base.typed_values import (
+    Amount,
+    NotNegative,
+    Positive,
+    Range,
+    Share,
+    check_fields,
+    check_together,
+)
 from tpu_components.core.examples.feeding import RESIDENCIES
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS, PRECISIONS
 from tpu_components.core.models.step.sharding import FULLY_SHARDED, SHARDINGS
@@ -171,15 +179,22 @@ class TrainParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.stages and self.epochs != (total := sum(stage.epochs for stage in self.stages)):
-            raise InputError(
+        total = sum(stage.epochs for stage in self.stages)
+        check_together(
+            (
+                self.stages and self.epochs != total,
                 f"epochs must be those of all stages together. Received: epochs={self.epochs}, and {total} in stages. "
-                f"Set training.epochs={total}, or leave it out of the configuration."
-            )
-        if self.sharding == FULLY_SHARDED and self.backend == "tensorflow":
-            raise InputError("sharding=fully_sharded needs backend=jax. Received: backend=tensorflow.")
-        if self.weight_decay and "weight_decay" in self.optimizer_parameters:
-            raise InputError("weight_decay is set twice: as training.weight_decay and as the optimizer's. Remove one.")
+                f"Set training.epochs={total}, or leave it out of the configuration.",
+            ),
+            (
+                self.sharding == FULLY_SHARDED and self.backend == "tensorflow",
+                "sharding=fully_sharded needs backend=jax. Received: backend=tensorflow.",
+            ),
+            (
+                self.weight_decay and "weight_decay" in self.optimizer_parameters,
+                "weight_decay is set twice: as training.weight_decay and as the optimizer's. Remove one.",
+            ),
+        )
 
     @property
     def moves_pixels(self) -> bool:
