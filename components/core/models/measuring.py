@@ -73,8 +73,9 @@ def convert_targets(
         InputError: If the function takes neither form, or takes class numbers and the targets are none.
     """
     num_classes, has_numbers = interface.num_classes, interface.task_name == CLASSIFICATION
-    # Not as many examples as classes: shapes must not fit by chance.
-    labels = np.arange(4 if num_classes == 3 else 3) % num_classes
+    # Not as many examples as classes: shapes must not fit by chance. The first two are of one class: a loss that
+    # compares examples of a class shows.
+    labels = np.maximum(np.arange(5 if num_classes == 4 else 4) - 1, 0) % num_classes
     outputs = np.linspace(0.1, 1, labels.size * num_classes, dtype=np.float32).reshape(labels.size, num_classes)
     outputs /= outputs.sum(axis=1).max()
     problem = try_on((labels[:, None] == np.arange(num_classes)).astype(np.float32), outputs)

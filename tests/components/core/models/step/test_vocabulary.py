@@ -93,6 +93,14 @@ def test_what_keras_does_not_have_or_refuses_is_a_mistake_in_words(settings, sai
         compiled(**settings)
 
 
+@pytest.mark.parametrize("num_classes", [2, 3, 4, 10])
+def test_a_loss_that_compares_examples_with_each_other_is_refused(num_classes):
+    device.prepare("tensorflow", "cpu", 1, "float32")
+    interface = Interface(INTERFACE.input, num_classes)
+    with pytest.raises(InputError, match="loss=circle does not fit the data"):
+        compile_model(keras_names.build(), interface, TrainParams("m", loss="circle"), 1, 5, False)
+
+
 def test_a_loss_that_takes_class_numbers_is_not_for_several_labels():
     device.prepare("tensorflow", "cpu", 1, "float32")
     interface = replace(INTERFACE, task_name=MULTI_LABEL)
