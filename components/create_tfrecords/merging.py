@@ -173,11 +173,11 @@ class Merger:
         return Copies.find(listing, examples, identities, near), splits
 
     def without_retired(self, splits: np.ndarray, retired: np.ndarray) -> np.ndarray:
-        """Return int8[num_examples]: the splits, without the examples of retired test sets.
+        """Return the splits, int8[num_examples], with `LEFT_OUT` for the examples of retired test sets.
 
         Args:
             splits: int8[num_examples], places in `SPLITS`, of all the listing's examples.
-            retired: uint64[…]: identities of these examples.
+            retired: uint64[num_retired], identities of the examples of retired test sets.
 
         Raises:
             InputError: If nothing is left of a split.

@@ -99,7 +99,7 @@ def plan_shards(
 
 
 def count_per_task(bytes_each: int) -> int:
-    """Return the largest number of examples in a task, for examples of `bytes_each` bytes."""
+    """Return the number of examples that a worker process gets at once, if each has `bytes_each` bytes."""
     return min(max(_TASK_BYTES // bytes_each, 1), TASK_EXAMPLES)
 
 

@@ -357,7 +357,16 @@ def count_scores(positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, 
 
 
 def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> Estimate | None:
-    """Estimate the mean area under the ROC curves of bool[examples, labels] (DeLong et al., 1988); None without any."""
+    """Estimate the mean over labels of the area under the ROC curve (DeLong et al., 1988).
+
+    Args:
+        positive: bool[examples, labels]: which examples have a label.
+        scores: float[examples, labels]: their scores.
+        members: Examples of every group, see `_members`; None if all examples are independent.
+
+    Returns:
+        The estimate; None if no label has both positive and negative examples.
+    """
     mixed = positive.any(axis=0) & ~positive.all(axis=0)
     positive, scores = positive[:, mixed], scores[:, mixed]
     num_examples, num_labels = positive.shape

@@ -280,9 +280,10 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
 
 
 def _table_of_names(task: str, evaluation: Evaluation, weights: Mapping[str, float]) -> list[Block]:
-    """Return the figures of every class and label, the weakest first, or of every target; none of a language model.
+    """Return a table of the figures of every class or label, the weakest first, or of every target.
 
-    Beside the figures of a class are the champion's and the weight that the class had in the loss of the training.
+    Rows of classes have the champion's figures too, and the class's weight in the training's loss. A language model has
+    no table.
     """
     if task not in _TABLES:
         return []

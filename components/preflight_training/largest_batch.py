@@ -92,7 +92,10 @@ def estimate_largest_batch(
 
 
 def _guess(known: list[tuple[int, int]], capacity_bytes: int) -> int | None:
-    """Extrapolate the memory of the last two batches (or of the only batch and zero) linearly to the limit."""
+    """Return the batch size at which the memory reaches the capacity; None if it does not grow.
+
+    Memory is extrapolated linearly from the last two batches, or from zero and the only batch.
+    """
     if not known:
         return None
     (size, num_bytes), (other, other_bytes) = known[-1], known[-2] if len(known) > 1 else (0, 0)

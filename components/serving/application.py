@@ -165,7 +165,7 @@ class Application:
         return JSONResponse({"live": True})
 
     async def _is_ready(self, request: Request) -> Response:
-        """Respond with the readiness of the server or the named model. The name is checked once the model is loaded."""
+        """Respond whether the server, or the named model, is ready. While the model loads, the name is not checked."""
         is_ready = self._state == "ready"
         name = self._name_asked(request) if is_ready else request.path_params.get("name", "")
         return JSONResponse({"name": name, "ready": is_ready, "live": True}, 200 if is_ready else 503)

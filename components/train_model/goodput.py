@@ -79,10 +79,10 @@ class Sessions:
             self._earlier = self._read(json.loads(self._before))
 
     def _read(self, content: Any) -> list[_Session]:
-        """Return the sessions with the same settings from a file of this version, or of older ones.
+        """Return the earlier sessions with the same settings.
 
-        Older files keep the settings in `early`, beside sessions that ended before the model was built. Still older
-        ones have neither `early` nor `steps`: their sessions count as without start-up and loss.
+        Files of older versions are read too. In some, `early` holds the settings, and the sessions that ended before
+        the model was built. The oldest have neither `early` nor `steps`: no start-up and no lost time are counted.
         """
         early = content.get("early", {"settings": self._settings, "sessions": []})
         if content.get("settings", early["settings"]) != self._settings:

@@ -227,7 +227,12 @@ class Session:
         self._saved_at = time.monotonic()
 
     def write(self, arrays: Mapping[str, Array], best: Mapping[str, Array] | None = None, **changes: Any) -> None:
-        """Write a checkpoint in the background, with the best weights if they are new, and these changes of progress.
+        """Write a checkpoint in the background.
+
+        Args:
+            arrays: The state to write.
+            best: Best weights, if they are new since the last checkpoint.
+            changes: Fields of `progress` to change.
 
         If weights are sharded, all hosts write their parts first.
         """

@@ -73,7 +73,7 @@ class Page:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Run(Displayed):
-    """A finished run. Its `to_pandas` is the history.
+    """A finished run. `to_pandas` returns the history of its training, a row per epoch.
 
     Attributes:
         path: Its folder.

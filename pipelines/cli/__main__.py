@@ -1,4 +1,4 @@
-"""`python -m tpu_pipelines.cli`: the command without its script."""
+"""Runs the command `tpu-pipelines` as `python -m tpu_pipelines.cli`, without an installed script."""
 
 import sys
 

@@ -302,7 +302,7 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
 
 
 def _count_splits(listing: Listing, params: WriteParams) -> dict[str, int]:
-    """Return about how many examples each split will have: those of the source, or the share that is held out."""
+    """Estimate the examples of each split: as the source divides them, else by the fractions that are held out."""
     count = len(listing.keys)
     own = Counter(listing.splits.tolist()) if listing.splits is not None else Counter[str]()
     held_out = {VALIDATION: params.validation_fraction, TEST: params.test_fraction}

@@ -1,4 +1,4 @@
-"""Where pipelines run: project, region, bucket, accounts. Importing and compiling need none of it."""
+"""Where pipelines run: project, region, bucket, accounts. Imports and compilation work without them."""
 
 import dataclasses
 import re

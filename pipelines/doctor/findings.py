@@ -45,7 +45,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The answer of a check.
+    """Result of a check.
 
     Attributes:
         about: Name of what was looked at, as `bucket`.

@@ -229,7 +229,10 @@ def _input(name: str) -> str:
 
 
 def _as_argument(job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return the job as JSON. Placeholders of inputs that are not strings lose their quotes: JSON replaces them."""
+    """Return the job as JSON, with placeholders that the platform replaces by the inputs' values.
+
+    A value that is no string is inserted as JSON, so its placeholder has no quotes.
+    """
     text = json.dumps(job)
     for name, value in inputs.items():
         if not isinstance(value, str):

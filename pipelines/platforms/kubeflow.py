@@ -128,7 +128,7 @@ class Kubeflow:
     # Jobs
 
     def _request(self, job: Job) -> dict[str, Any]:
-        """Return the common fields of a run and a recurring run, without the experiment."""
+        """Return the fields of a request that starts a run or a recurring run, except the experiment."""
         root, (spec, *platforms) = self._settings.bucket, job.specifications
         return {
             "description": yaml.safe_dump(dict(job.labels)),

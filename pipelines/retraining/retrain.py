@@ -1,4 +1,6 @@
-"""Decides whether a run is needed, by the changes since the last run with its name and its age; keeps the decisions.
+"""Decides whether a run is needed, by the age of the last run with the same name and by what changed since then.
+
+Every decision is kept:
 
     REGISTRY/MODEL/decisions/2026-11-23T03-07-12.123456Z.json
 

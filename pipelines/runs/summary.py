@@ -99,7 +99,7 @@ class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="th
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the fields of a file of any version."""
+        """Convert the fields of a `summary.json` of any older version to those of this version."""
         return {**raw, **{name: raw.get(name) or None for name in _OF_STEPS}}
 
 

@@ -23,7 +23,7 @@ def leave_current_folder() -> None:
 
 @contextlib.contextmanager
 def safe_children() -> Iterator[None]:
-    """Let processes that are started in the block import nothing from the current folder either."""
+    """Prevent the processes that the block starts from importing modules of the current folder."""
     with with_variables({_VARIABLE: "1"}):
         yield
 

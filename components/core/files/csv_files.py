@@ -49,7 +49,7 @@ def with_points(cells: Sequence[str]) -> Sequence[str]:
 
 
 def find_column(name: str, columns: Sequence[str]) -> str:
-    """Find the column of a name: itself, or the only one that is usually called so; else the name as it is.
+    """Return the column with a name, else the only column with an alias of it (`ALIASES`), else the name.
 
     Example:
         >>> find_column("text", ["review", "stars"]), find_column("text", ["text", "review"])

@@ -580,11 +580,14 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a file, which is created if missing and never changed; it ends with the process, in any case.
+    """Hold an exclusive lock on a file within the block.
+
+    The file is created if missing, and never changed. The system releases the lock when the process ends, however it
+    ends.
 
     Raises:
-        BlockingIOError: If another process holds it, and it is not to be waited for.
-        InputError: If the file is a symbolic link: what that points at is no lock.
+        BlockingIOError: If another process holds the lock, and `wait` is false.
+        InputError: If the file is a symbolic link.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_TRICKS, 0o644)

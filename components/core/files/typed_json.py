@@ -83,7 +83,10 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
 
 
 class JsonFile:
-    """A dataclass that is a JSON file in a folder: `class Facts(JsonFile, name="facts.json", what="…", step="…")`.
+    """Base of dataclasses that are stored as a JSON file in a folder.
+
+    `class Facts(JsonFile, name="facts.json", what="a model's facts", step="train_model")` names the file, and for error
+    messages what it is and the step that writes it.
 
     It is read from any version of the file; see `typed_values.read`.
     """
@@ -109,7 +112,10 @@ class JsonFile:
 
     @classmethod
     def load(cls, directory: Path | str) -> Self:
-        """Read the file from a folder, which may lie in a bucket where it is text.
+        """Read the file from a folder.
+
+        Args:
+            directory: Local path, or as text the address of a folder in a bucket.
 
         Raises:
             InputError: If it is missing or malformed; names it and the field.

@@ -279,7 +279,7 @@ class ProcessGroup:
         return value if self._is_alone else int(self.gather(np.array([value], np.int64))[0])
 
     def share(self, content: bytes) -> bytes:
-        """Return host 0's bytes."""
+        """Return on every host the bytes that host 0 passes; a collective call."""
         return self.gather(np.frombuffer(content if self.hosts.is_writer else b"", np.uint8)).tobytes()
 
     def share_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

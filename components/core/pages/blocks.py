@@ -26,7 +26,7 @@ class Cell:
         text: The text.
         look: Classes of `page.css`: `good`, `bad`, `note`, `best` or `path`, a text that may break at any character.
         share: Length of a bar beside the text, or strength of its colour, from 0 to 1; None for neither.
-        hint: Tooltip, which a page shows in a matrix or a passage.
+        hint: Tooltip on a page, for cells of a `Matrix` and a `Passage`.
         link: URL of a link; empty for plain text.
         strong: Whether Markdown shows it in bold type.
     """

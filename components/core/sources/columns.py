@@ -186,7 +186,7 @@ class Files:
 
     @classmethod
     def collect(cls, files: Iterable[StoredFile]) -> Self:
-        """Keep sizes and versions."""
+        """Return the sizes and versions of files."""
         sizes, versions = NumbersBuilder(), array.array("Q")
         for file in files:
             sizes.add(file.num_bytes)

@@ -59,7 +59,7 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
 
 
 def _divide(text: str, location: str, params: WriteParams) -> dict[str, int]:
-    """Return the number of characters of each split, in the order of their positions."""
+    """Return the number of characters of each split; the splits follow each other in the text in this order."""
     asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
     sizes = {name: round(len(text) * fraction) for name, fraction in asked.items()}
     sizes[TRAIN] -= sizes[VALIDATION] + sizes[TEST]

@@ -100,7 +100,7 @@ class _Listed:
         return np.array([folder in folders for folder in self.folders], bool)[self.folder_of]
 
     def in_folders(self, folders: Container[str]) -> "_Listed":
-        """Return those in some folders."""
+        """Return the files that are in one of these folders."""
         if (chosen := self.are_in(folders)).all():
             return self
         kept, folder_of = np.unique(self.folder_of[chosen], return_inverse=True)

@@ -32,10 +32,10 @@ _VALUE_BYTES = 64  # That a value takes at least, with its key, however few bits
 
 
 def _unpack(files: Sequence[Container], column: str) -> Spans:
-    """Copy the images of Parquet files to a file of their own, which is removed together with the spans.
+    """Copy the images of Parquet files to a temporary file, which is removed together with the spans.
 
-    Rows lie compressed in groups, and records are stored in an order of their own: every group would be unpacked again
-    for nearly every image.
+    Parquet compresses rows in groups, and records are written in another order. Without the copy, a group would be
+    decompressed for nearly every image.
     """
     with contextlib.ExitStack() as left:
         folder = Path(tempfile.mkdtemp(prefix="parquet-"))

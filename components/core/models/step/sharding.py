@@ -98,7 +98,7 @@ def computed_in(model: Any) -> list[str]:
 
 
 def put_together(compute_loss: Callable[..., Any], mesh: Any, types: Sequence[str]) -> Callable[..., Any]:
-    """Wrap Keras's `compute_loss_and_updates` to gather sharded weights, in these dtypes."""
+    """Wrap Keras's `compute_loss_and_updates`, so that it gets whole weights, each cast to a dtype and gathered."""
 
     def whole_of(value: Any, kind: str) -> Any:
         part = placed(mesh, value.shape, FULLY_SHARDED)
