@@ -403,7 +403,7 @@ COMMANDS = (
     Command(
         "machines",
         "list the TPU machines that a configuration can name",
-        "List every TPU slice for training on Vertex AI: its fields, chips, prices and regions.",
+        "List the TPU slices and GPU machines of Vertex AI and GKE: fields, chips, prices and regions.",
         "--generation v5e",
         "machines.machines",
         (

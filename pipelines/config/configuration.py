@@ -50,8 +50,8 @@ class Config:
         machine: The machine with a TPU or GPUs to train on in the cloud, if one is named.
         preflight: Parameters of preflight_training, most of them from the training and the machine; None leaves it out,
             as does a configuration that says neither machine nor preflight.
-        model_files: Further files and folders, here or on gs://, that the model's code reads: with other content it is
-            another model. Files that its code or a parameter names are detected automatically.
+        model_files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
+            when they change. Files that its code or a parameter names are detected automatically.
         deploy: Parameters of deploy_model; None leaves it out. Without a registry of its own, a local run has one in
             its workspace.
         resources: Resources that steps ask of a platform, by step, as far as they are set; see
@@ -245,9 +245,9 @@ class ModelSection:
 
     Attributes:
         name: A ready model, a .py or .keras file, or `module:function`; may stand for the whole section.
-        parameters: What `build_model` is given beside what follows from the data.
-        files: Further files and folders, here or on gs://, that the model's code reads: with other content it is
-            another model. Files that its code or a parameter names are detected automatically.
+        parameters: Further arguments of `build_model`, besides those that follow from the data.
+        files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
+            when they change. Files that its code or a parameter names are detected automatically.
     """
 
     name: str

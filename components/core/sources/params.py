@@ -50,8 +50,8 @@ class WriteParams:
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
         stratify: Put every class in every split: a class that is missing from a split borrows the nearest example of
-            the class, until new examples arrive. If false, an example keeps its split whatever is added. Only for
-            classification; other tasks divide by hash.
+            the class, until new examples arrive. If false, and without `group_column`, an example keeps its split
+            whatever is added. Only for classification; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split. Few groups are filled to the
             nearest share.
         slice_columns: CSV columns that define slices, for example `site`: with `gate.slices` the gate judges the
@@ -60,8 +60,8 @@ class WriteParams:
             `text`, `label`, `split` and `id`, for example {"path": "filename"}. Common names such as `review` and
             `sentiment` are detected. A `weight`, as {"weight": "confidence"}, multiplies the loss of its example in
             training; metrics are not weighted.
-        join_copies: Leave out of training every copy of a held-out example, also a near copy, if the source has no
-            splits. Test examples stay in the test split.
+        join_copies: Leave out of training every copy, also a near copy, of an example that is held out by hash. Test
+            examples stay in the test split.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
             decisions; the gate prints these paths. The examples are left out of every split, so the new test set has
             only newer examples.
