@@ -46,6 +46,7 @@ from tpu_components.core.registry.held_out import FOLDER, HeldOutSet
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.registry.reference import MODEL_DIR, VERSIONS_DIR
 from tpu_components.core.registry.versions import Registry, fetch, fetch_folder, model_digest
+from tpu_components.core.results.estimates import score_passages
 from tpu_components.core.results.evaluation_info import (
     EvaluatedModel,
     Evaluation,
@@ -54,7 +55,7 @@ from tpu_components.core.results.evaluation_info import (
     TestSetUse,
     Unseen,
 )
-from tpu_components.core.results.metric_table import direction
+from tpu_components.core.results.metric_table import NO_CONFIDENCE, direction
 from tpu_components.evaluate_model.figures import (
     Figures,
     compare_figures,
@@ -63,10 +64,9 @@ from tpu_components.evaluate_model.figures import (
     find_probabilities,
     find_slices,
     macro_notes,
-    score_passages,
 )
 from tpu_components.evaluate_model.gate import Best, decide
-from tpu_components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams, EvaluateResult
+from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams, EvaluateResult
 from tpu_components.evaluate_model.report import render_report, show_examples, show_passages
 
 _LABEL = 63  # Characters of a digest that every registry keeps.

@@ -23,9 +23,7 @@ from tpu_components.core.examples.interface import (
 )
 from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.models.measuring import direction_of, measure
-from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
-from tpu_components.core.results.metric_table import direction, task_metrics
-from tpu_components.evaluate_model.estimates import (
+from tpu_components.core.results.estimates import (
     Estimate,
     calibration_bins,
     compare,
@@ -39,13 +37,14 @@ from tpu_components.evaluate_model.estimates import (
     mean_average_precision,
     standard_error,
 )
-from tpu_components.evaluate_model.params import CLASS, LENGTH, NO_CONFIDENCE, EvaluateParams
+from tpu_components.core.results.evaluation_info import Baseline, Difference, Slice
+from tpu_components.core.results.metric_table import NO_CONFIDENCE, direction, task_metrics
+from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams
 
 _INTERVALS = 0.95
 _MAX_ROC_POINTS = 200
 # Probabilities of a bfloat16 softmax may leave [0, 1] by a rounding step; logits leave it by far more.
 _ROUNDING = 1e-2
-_SMALLEST_PROBABILITY = 1e-7
 # At most one in twenty models that know no more than the baseline seem to beat it by more than this many standard
 # errors: the one-sided 95% quantile of a normal distribution.
 _QUANTILE = 1.645
@@ -268,21 +267,6 @@ def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:
         for name in ("precision", "recall", "f1")
         if present
     }
-
-
-def score_passages(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Return float64[passages, num_tokens, 2], the scores of every character that counts; 0 for the others.
-
-    First minus the logarithm of the probability of what came, clipped at 1e-7; then 1 if that was the likeliest; the
-    first class wins a tie.
-
-    Args:
-        targets: int[passages, num_tokens]; 0 does not count.
-        outputs: float32[passages, num_tokens, classes].
-    """
-    chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0].astype(np.float64)
-    scores = np.stack([-np.log(chosen.clip(_SMALLEST_PROBABILITY, 1)), outputs.argmax(-1) == targets], axis=-1)
-    return np.where((targets != PADDING)[..., None], scores, 0.0)
 
 
 def find_baseline(

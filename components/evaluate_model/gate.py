@@ -15,8 +15,8 @@ from tpu_components.core.results.evaluation_info import (
     TestSetUse,
     Unseen,
 )
-from tpu_components.core.results.metric_table import BY_NAME, direction
-from tpu_components.evaluate_model.params import NO_CONFIDENCE, EvaluateParams
+from tpu_components.core.results.metric_table import BY_NAME, NO_CONFIDENCE, direction
+from tpu_components.evaluate_model.params import EvaluateParams
 
 # Share of a value below which a difference is rounding: sums of the same numbers in another order.
 _TOLERANCE = 1e-9

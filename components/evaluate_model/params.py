@@ -11,12 +11,11 @@ from tpu_components.core.examples.artifacts import SPLITS, TEST
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, REGRESSION
 from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
 from tpu_components.core.results.evaluation_info import Rule
-from tpu_components.core.results.metric_table import BY_NAME, HIGHER, LOWER, NEITHER, task_metrics
+from tpu_components.core.results.metric_table import BY_NAME, HIGHER, LOWER, NEITHER, NO_CONFIDENCE, task_metrics
 
 # Where a threshold belongs, by the direction of its metric.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}
 CLASS, LENGTH = "class", "length"  # Slices that every data set, or every text, has.
-NO_CONFIDENCE = 0.5  # Above the champion is as likely as below it where both are alike.
 Confidence = Annotated[float, Range(NO_CONFIDENCE, below=1)]
 Bound = Annotated[float, Range(above=-math.inf, below=math.inf)]
 

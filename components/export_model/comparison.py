@@ -16,14 +16,16 @@ from tpu_components.core.base.cpus import available_cpus
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import LABEL_FEATURE, TEXT_FEATURE, Manifest
-from tpu_components.core.examples.interface import CorpusInput, ImageInput
+from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, ImageInput, Task
 from tpu_components.core.files import storage
+from tpu_components.core.results.estimates import Estimate, estimators, score_passages, standard_error
 from tpu_components.export_model import verification
 from tpu_components.export_model.formats import FORMATS, TrainedModel
 from tpu_components.export_model.params import ExportParams
 from tpu_components.serving import lite  # noqa: F401  # `verification` loads it by its path.
 
 _BATCH_SIZE = 256
+_ONE_SIDED_95 = 1.645  # Standard errors, of a normal distribution.
 _CHUNK = 16 * _BATCH_SIZE
 # Limits of the part of a split, from its start, that a language model is compared on: all answers are held in memory.
 _MAX_PASSAGES, _MAX_ANSWER_BYTES = 2048, 512 << 20
@@ -40,7 +42,7 @@ def judged_metric(manifest: Manifest) -> str:
 def write_examples(
     split: str, trained: TrainedModel, records_dir: Path, manifest: Manifest, work: Path
 ) -> records.Examples:
-    """Write inputs, labels and the task to `work`, for the fresh process; returns the examples that are compared."""
+    """Write inputs and the task to `work`, for the fresh process; returns the examples that are compared."""
     num_examples = manifest.split(split).num_examples
     if isinstance(manifest.input, CorpusInput):
         answer_bytes = 4 * math.prod(manifest.interface.output_shape)
@@ -59,7 +61,6 @@ def write_examples(
     inputs.flush()
     if texts:
         storage.write_json(work / verification.TEXTS_FILE, texts)
-    np.save(work / verification.LABELS_FILE, labels)
     task = {
         "task": manifest.task,
         "answer": trained.answer,
@@ -72,16 +73,16 @@ def write_examples(
     return records.Examples(inputs, labels, np.ones(num_examples, np.float32))
 
 
-def write_expected(trained: TrainedModel, examples: records.Examples, manifest: Manifest, work: Path) -> float:
-    """Write the trained model's answers to `work`, for the fresh process; returns the metric of these answers."""
+def write_expected(trained: TrainedModel, examples: records.Examples, manifest: Manifest, work: Path) -> np.ndarray:
+    """Write the trained model's answers to `work`, for the fresh process; returns them."""
     from tpu_components.core.models.trained import predict
 
-    inputs, labels = examples.inputs, examples.labels
-    expected = np.empty((len(labels), *manifest.interface.output_shape), np.float32)
-    for start in range(0, len(labels), _CHUNK):
+    inputs = examples.inputs
+    expected = np.empty((len(inputs), *manifest.interface.output_shape), np.float32)
+    for start in range(0, len(inputs), _CHUNK):
         expected[start : start + _CHUNK] = predict(trained.model, inputs[start : start + _CHUNK], _BATCH_SIZE)
     np.save(work / verification.EXPECTED_FILE, expected)
-    return verification.judge(manifest.task, labels, expected)
+    return expected
 
 
 class Judge:
@@ -146,6 +147,52 @@ class Judge:
         """Close the process's input; returns its exit code, stdout and stderr."""
         answer, errors = self._process.communicate()
         return self._process.returncode, answer, errors
+
+
+def read_answers(work: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return a format's answers, which the fresh process has written to `work`, and the indices of their examples."""
+    with np.load(work / verification.ANSWERS_FILE.format(name)) as file:
+        return file["answers"], file["chosen"]
+
+
+class Scorer:
+    """Computes the judged metric of the trained model and of the formats.
+
+    Args:
+        task: Task of the model.
+        judged: Name of the metric.
+        labels: Labels of all compared examples.
+        expected: The trained model's answers to them.
+    """
+
+    def __init__(self, task: Task, judged: str, labels: np.ndarray, expected: np.ndarray) -> None:
+        self._task, self._judged, self._labels, self._expected = task, judged, labels, expected
+        self.trained = self._estimate(labels, expected).value
+
+    def _estimate(self, labels: np.ndarray, answers: np.ndarray) -> Estimate:
+        """Return the metric of answers; NaN where it is undefined, as R² of targets that do not vary."""
+        outputs = score_passages(labels, answers) if self._task.name == LANGUAGE_MODEL else answers
+        estimate = estimators(self._task, labels, outputs)[self._judged]() if np.isfinite(answers).all() else None
+        return estimate or Estimate(math.nan, np.full(len(labels), math.nan))
+
+    def score(self, answers: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
+        """Return a format's metric, `score`, and bounds of what it loses of the trained model's, `drop_interval`.
+
+        Each bound has 95% confidence; None for one example, or where the metric is undefined. The score on a sample is
+        the trained model's on all examples, minus the loss on the sample.
+
+        Args:
+            answers: Answers of the format.
+            chosen: Indices of the examples that it answers.
+        """
+        labels = self._labels[chosen]
+        ours, theirs = self._estimate(labels, self._expected[chosen]), self._estimate(labels, answers)
+        drop, spread = ours.value - theirs.value, _ONE_SIDED_95 * standard_error(ours.influence - theirs.influence)[0]
+        is_known = len(chosen) > 1 and math.isfinite(drop)
+        return {
+            "score": theirs.value if len(chosen) == len(self._labels) else self.trained - drop,
+            "drop_interval": [drop - spread, drop + spread] if is_known else None,
+        }
 
 
 def find_differing(

@@ -28,8 +28,15 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines import device as devices
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
-from tpu_components.export_model import verification
-from tpu_components.export_model.comparison import Judge, find_differing, judged_metric, write_examples, write_expected
+from tpu_components.export_model.comparison import (
+    Judge,
+    Scorer,
+    find_differing,
+    judged_metric,
+    read_answers,
+    write_examples,
+    write_expected,
+)
 from tpu_components.export_model.formats import FORMATS, INPUT_FACTS, TrainedModel
 from tpu_components.export_model.params import ExportParams, ExportResult
 
@@ -80,9 +87,14 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         trained = TrainedModel(load_trained_model(model_dir), info, model_dir, calibrate)
         examples, judged = write_examples(params.split, trained, records_dir, manifest, work), judged_metric(manifest)
         left_out, quantization = _write_formats(trained, staged, FORMATS, judge.add)
-        trained_score = write_expected(trained, examples, manifest, work)
+        scorer = Scorer(
+            manifest.interface.task, judged, examples.labels, write_expected(trained, examples, manifest, work)
+        )
         measured = judge.measure()
-        left_out |= find_differing(params, judged, trained_score, measured)
+        for name in measured:
+            if "error" not in measured[name]:
+                measured[name] |= scorer.score(*read_answers(work, name))
+        left_out |= find_differing(params, judged, scorer.trained, measured)
         for name in measured:
             if (origin := FORMATS[name].quantized_from) in left_out:  # It is compared by the judged metric only.
                 left_out.setdefault(name, f"the {origin} model, of which it is made, is left out")
@@ -96,7 +108,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             _remove(staged / FORMATS[name].file)
         if info.task == CLASSIFICATION:
             source = f"its {params.split} split"
-            answers = {name: np.load(work / verification.ANSWERS_FILE.format(name)) for name in formats}
+            answers = {name: read_answers(work, name)[0] for name in formats}
             sketches = {
                 name: dataclasses.asdict(
                     sketch_answers(source, info.class_names, own.argmax(axis=1), own.max(axis=1).astype(np.float64))
@@ -116,7 +128,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             dataset_fingerprint=manifest.fingerprint,
             compared_on=ComparedOn(params.split, len(examples.labels)),
             judged=judged,
-            trained_score=_finite(trained_score),
+            trained_score=_finite(scorer.trained),
             formats=formats,
             left_out=left_out,
             columns=manifest.columns,

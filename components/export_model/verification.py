@@ -1,12 +1,12 @@
 """Compares the formats of an export with the trained model, as an isolated script that knows only the exported files.
 
-Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR holds the inputs, the labels and the task,
-and, once all formats are made, the trained model's answers. Formats that are not named are read from stdin, one per
-line: each is loaded and answers while the next one is made, and is timed when stdin ends.
+Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR holds the inputs and the task and, once all
+formats are made, the trained model's answers. Formats that are not named are read from stdin, one per line: each is
+loaded and answers while the next one is made, and is timed when stdin ends.
 
 Prints one JSON line with the measurements by format; a format that does not load or answer has only `error`. The
-answers of a classifier's formats are saved in WORK_DIR. The script must not import this project, and makes it
-unimportable. It answers with the functions by which LiteRT files are served, from a module that imports nothing either.
+answers of the others are saved in WORK_DIR. The script must not import this project, and makes it unimportable. It
+answers with the functions by which LiteRT files are served, from a module that imports nothing either.
 """
 
 import bisect
@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import importlib.util
 import json
-import math
 import statistics
 import sys
 import timeit
@@ -24,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-INPUTS_FILE, LABELS_FILE, EXPECTED_FILE, TASK_FILE = "inputs.npy", "labels.npy", "expected.npy", "task.json"
-ANSWERS_FILE = "answers_{}.npy"  # Answers of a classifier's format to the compared examples.
+INPUTS_FILE, EXPECTED_FILE, TASK_FILE = "inputs.npy", "expected.npy", "task.json"
+ANSWERS_FILE = "answers_{}.npz"  # A format's `answers` to the compared examples, and their indices, `chosen`.
 TEXTS_FILE = "texts.json"  # Strings of all examples, if the model takes strings.
 _BATCH_SIZE = 64
 _REPEATS = 5  # Measurements of each time; the result is the median, with the least and the largest.
@@ -42,7 +41,6 @@ _TIE = 1e-6  # Two characters whose probabilities differ by less are equally lik
 _DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
 
 _SIGNIFICANCE = 0.05
-_ONE_SIDED_95 = 1.645  # Standard errors, of a normal distribution.
 _SAME_NUMBER = 0.05  # In standard deviations of a regression's target.
 
 Predict = Callable[[np.ndarray], np.ndarray]
@@ -149,54 +147,6 @@ def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
             raise DisagreementError(f"The SavedModel answers differently step by step, at character {position}.")
 
 
-def _contributions(task: str, labels: np.ndarray, answers: np.ndarray) -> np.ndarray:
-    """Return float64[examples, …]: the contribution of each example to the sums that define the task's metric."""
-    if task == "classification":
-        correct = answers.argmax(1) == labels
-        return np.stack([correct, np.ones_like(correct)], axis=-1).astype(np.float64)
-    if task == "language_model":
-        counts = labels != 0  # A label of 0 is padding.
-        correct = (answers.argmax(-1) == labels) & counts
-        return np.stack([correct.sum(1), counts.sum(1)], axis=-1).astype(np.float64)
-    if task == "multi_label":
-        true, predicted = labels == 1, answers > 0.5
-        return np.stack([(true & predicted).sum(1), (true != predicted).sum(1)], axis=-1).astype(np.float64)
-    truth = labels.astype(np.float64)
-    spread = truth - truth.mean(0)
-    return np.stack([(answers - truth) ** 2, spread, spread**2, np.ones_like(spread)], axis=-1)
-
-
-def _metric(task: str, sums: np.ndarray) -> np.ndarray:
-    """Return a task's accuracy, micro F1 or R² from sums of contributions; R² is the mean over the targets."""
-    # 0 / 0 without examples, and for R² of a target that does not vary.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if task == "multi_label":
-            hits, mistakes = 2 * sums[..., 0], sums[..., 1]
-            return hits / np.maximum(hits + mistakes, 1)
-        if task == "regression":
-            residual, total, squares, count = np.moveaxis(sums, -1, 0)
-            return (1 - residual / (squares - total**2 / count)).mean(-1)
-        return sums[..., 0] / sums[..., 1]
-
-
-def judge(task: str, labels: np.ndarray, answers: np.ndarray) -> float:
-    """Return the metric by which formats are compared: accuracy, micro F1 or R²; NaN or infinite if it is undefined."""
-    return float(_metric(task, _contributions(task, labels, answers).sum(0)))
-
-
-def _drop_interval(task: str, labels: np.ndarray, expected: np.ndarray, answers: np.ndarray) -> list[float] | None:
-    """Return bounds, each with 95% confidence, of how much lower the metric of `answers` is than that of `expected`.
-
-    Computed by the jackknife over the examples. None for one example, or if the metric is not defined.
-    """
-    ours, theirs = (_contributions(task, labels, some) for some in (expected, answers))
-    drop = float(_metric(task, ours.sum(0)) - _metric(task, theirs.sum(0)))
-    without = _metric(task, ours.sum(0) - ours) - _metric(task, theirs.sum(0) - theirs)
-    spread = _ONE_SIDED_95 * math.sqrt((len(labels) - 1) * float(np.var(without)))
-    bounds = [drop - spread, drop + spread]
-    return bounds if len(labels) > 1 and np.isfinite(bounds).all() else None
-
-
 def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
     """Return whether answers have the same meaning: bool[examples], of a language model bool[examples, length]."""
     if task == "classification":
@@ -270,22 +220,15 @@ class Candidate:
         }
 
 
-def _measure(candidate: Candidate, labels: np.ndarray, expected: np.ndarray, task: dict[str, Any]) -> dict[str, Any]:
-    times, chosen = candidate.time(), candidate.chosen
-    answers = np.concatenate(candidate.answers)
-    scale, score = task.get("scale", 1.0), judge(task["task"], labels[chosen], answers)
-    if len(chosen) < len(labels):  # The trained model's metric on all examples, minus the loss on the sample.
-        lost = judge(task["task"], labels[chosen], expected[chosen]) - score
-        score = judge(task["task"], labels, expected) - lost
-    count, labels, expected = len(labels), labels[chosen], expected[chosen]
-    agrees = _agree(task["task"], answers, expected, scale)
+def _measure(candidate: Candidate, expected: np.ndarray, task: dict[str, Any]) -> dict[str, Any]:
+    times, chosen, count = candidate.time(), candidate.chosen, len(expected)
+    answers, expected = np.concatenate(candidate.answers), expected[chosen]
+    agrees = _agree(task["task"], answers, expected, task.get("scale", 1.0))
     disagreeing = int(len(chosen) - agrees.reshape(len(chosen), -1).all(axis=1).sum())
     files = (file for file in (candidate.path, *candidate.path.rglob("*")) if file.is_file())
     return {
         "file": candidate.path.name,
         "bytes": sum(file.stat().st_size for file in files),
-        "score": score,
-        "drop_interval": _drop_interval(task["task"], labels, expected, answers),
         "agreement": float(agrees.mean()),
         "num_compared": len(chosen),
         "most_disagreeing": _most_disagreeing(count, len(chosen), disagreeing),
@@ -337,13 +280,13 @@ def main(export_dir: Path, work: Path, formats: Iterable[str]) -> None:
             facts[name] = _failure(error)
     if not (work / EXPECTED_FILE).is_file():  # The export has failed.
         return
-    labels, expected = np.load(work / LABELS_FILE), np.load(work / EXPECTED_FILE)
+    expected = np.load(work / EXPECTED_FILE)
     task = json.loads((work / TASK_FILE).read_text())
     for name, candidate in candidates.items():
         try:
-            facts[name] = _measure(candidate, labels, expected, task)
-            if task["task"] == "classification":
-                np.save(work / ANSWERS_FILE.format(name), np.concatenate(candidate.answers))
+            facts[name] = _measure(candidate, expected, task)
+            answers = np.concatenate(candidate.answers)
+            np.savez(work / ANSWERS_FILE.format(name), answers=answers, chosen=candidate.chosen)
         except Exception as error:  # Which error a bad file raises depends on the library.
             facts[name] = _failure(error)
     print(json.dumps(facts))

@@ -7,7 +7,8 @@ import numpy as np
 from tests.oracles import definitions
 from tests.oracles.cases import cases
 from tpu_components.core.examples.interface import TASKS, Regression
-from tpu_components.evaluate_model.figures import compute_figures, score_passages
+from tpu_components.core.results.estimates import score_passages
+from tpu_components.evaluate_model.figures import compute_figures
 
 TOP_K = 3
 

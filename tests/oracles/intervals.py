@@ -18,16 +18,17 @@ import numpy as np
 
 from tests.oracles.years import WEEKS, Years, simulate_creep, simulate_equal
 from tpu_components.core.examples.interface import Classification, LanguageModel, MultiLabel, Regression
-from tpu_components.core.results.metric_table import direction
-from tpu_components.evaluate_model import EvaluateParams
-from tpu_components.evaluate_model.estimates import (
+from tpu_components.core.results.estimates import (
     Estimators,
     estimators,
     find_probability,
     mean_area,
     mean_average_precision,
+    score_passages,
 )
-from tpu_components.evaluate_model.figures import Figures, compare_figures, find_baseline, find_slices, score_passages
+from tpu_components.core.results.metric_table import direction
+from tpu_components.evaluate_model import EvaluateParams
+from tpu_components.evaluate_model.figures import Figures, compare_figures, find_baseline, find_slices
 from tpu_components.evaluate_model.gate import decide
 
 CONFIDENCE = 0.95

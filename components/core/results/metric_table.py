@@ -1,6 +1,6 @@
 """The table of all metrics of an evaluation, which gate, report, command line and comparisons use.
 
-`tpu_components.evaluate_model.estimates` computes them.
+`tpu_components.core.results.estimates` computes them.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 
 HIGHER, LOWER, NEITHER = 1, -1, 0
+NO_CONFIDENCE = 0.5  # Of a comparison: where two models are alike, either is as likely to be better.
 
 
 @dataclasses.dataclass(frozen=True)

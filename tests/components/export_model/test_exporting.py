@@ -14,12 +14,12 @@ from PIL import Image
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
-from tpu_components.core.examples.interface import ImageInput, Interface
+from tpu_components.core.examples.interface import TASKS, ImageInput, Interface
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.trained import load_trained_model, predict
 from tpu_components.core.registry.versions import version_digest
 from tpu_components.create_tfrecords import WriteParams, write_records
-from tpu_components.export_model import ExportParams, comparison, export_model, exporting, verification
+from tpu_components.export_model import ExportParams, comparison, export_model, exporting
 from tpu_components.serving.exported import load_model
 from tpu_components.serving.inputs import predict_inputs
 from tpu_components.train_model import train_model
@@ -279,11 +279,8 @@ def _left_out(num_examples, num_lost, **params):
     expected = np.tile(np.float32([1, 0]), (num_examples, 1))
     answers = expected.copy()
     answers[:num_lost] = [0, 1]
-    facts = {
-        "num_compared": num_examples,
-        "score": 1 - num_lost / num_examples,
-        "drop_interval": verification._drop_interval("classification", labels, expected, answers),
-    }
+    scorer = comparison.Scorer(TASKS["classification"], "accuracy", labels, expected)
+    facts = {"num_compared": num_examples, **scorer.score(answers, np.arange(num_examples))}
     return comparison.find_differing(ExportParams(**params), "accuracy", 1.0, {"int8": facts}).get("int8")
 
 

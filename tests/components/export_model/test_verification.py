@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
+from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.results.export_info import with_spread
 from tpu_components.export_model import verification
-from tpu_components.export_model.comparison import Judge
+from tpu_components.export_model.comparison import Judge, Scorer
 from tpu_components.export_model.formats import FORMATS
 from tpu_components.serving import lite
 
@@ -53,7 +54,6 @@ def test_verification_cannot_import_this_project_even_if_it_wanted_to(tmp_path):
 def _work(folder, expected):
     rng = np.random.default_rng(0)
     np.save(folder / verification.INPUTS_FILE, rng.integers(0, 256, (len(expected), 8, 8, 1), np.uint8))
-    np.save(folder / verification.LABELS_FILE, expected.argmax(1).astype(np.int32))
     np.save(folder / verification.EXPECTED_FILE, expected)
     task = {
         "task": "classification",
@@ -64,6 +64,12 @@ def _work(folder, expected):
     }
     (folder / verification.TASK_FILE).write_text(json.dumps(task))
     return folder
+
+
+def judge(task, labels, answers):
+    """The metric by which formats are compared."""
+    judged = "accuracy" if task == "language_model" else TASKS[task].judged
+    return Scorer(TASKS[task], judged, labels, answers).trained
 
 
 @pytest.mark.slow  # Another process with TensorFlow: 5 s.
@@ -127,18 +133,34 @@ def test_what_a_format_loses_is_an_interval_of_the_paired_difference():
     rng = np.random.default_rng(0)
     truth = rng.normal(5, 2, (300, 2))
     ours, theirs = (truth + rng.normal(0, noise, truth.shape) for noise in (0.3, 0.6))
-    low, high = verification._drop_interval("regression", truth, ours, theirs)
+    low, high = Scorer(TASKS["regression"], "r2", truth, ours).score(theirs, np.arange(300))["drop_interval"]
     drops = []
     for _ in range(2000):
         some = rng.integers(0, 300, 300)
-        drops.append(np.subtract(*(verification.judge("regression", truth[some], one[some]) for one in (ours, theirs))))
+        drops.append(np.subtract(*(judge("regression", truth[some], one[some]) for one in (ours, theirs))))
     np.testing.assert_allclose([low, high], np.quantile(drops, [0.05, 0.95]), atol=0.006)
     labels, expected = np.zeros(100, int), np.tile([1.0, 0.0], (100, 1))
     answers = np.where(np.arange(100)[:, None] < 9, [0.0, 1.0], expected)
     half = 1.645 * math.sqrt(0.09 * 0.91 / 100)
-    interval = verification._drop_interval("classification", labels, expected, answers)
-    assert interval == pytest.approx([0.09 - half, 0.09 + half], rel=0.01)
-    assert verification._drop_interval("classification", labels[:1], expected[:1], answers[:1]) is None
+    scorer = Scorer(TASKS["classification"], "accuracy", labels, expected)
+    facts = scorer.score(answers, np.arange(100))
+    assert facts["drop_interval"] == pytest.approx([0.09 - half, 0.09 + half], rel=0.01)
+    assert scorer.score(answers[:1], np.arange(1))["drop_interval"] is None
+
+
+def test_the_score_on_a_sample_is_that_of_all_examples_minus_what_the_sample_loses():
+    labels, expected = np.zeros(10, int), np.tile([1.0, 0.0], (10, 1))
+    expected[9] = [0.0, 1.0]
+    scorer = Scorer(TASKS["classification"], "accuracy", labels, expected)
+    answers = np.array([[0.0, 1.0], [1.0, 0.0]])
+    assert scorer.score(answers, np.array([0, 1]))["score"] == pytest.approx(0.9 - 0.5)
+
+
+def test_a_format_that_answers_with_no_number_has_no_score():
+    labels, expected = np.zeros(4, int), np.tile([1.0, 0.0], (4, 1))
+    facts = Scorer(TASKS["classification"], "accuracy", labels, expected).score(expected * np.nan, np.arange(4))
+    assert math.isnan(facts["score"])
+    assert facts["drop_interval"] is None
 
 
 @pytest.mark.parametrize(("count", "compared", "disagreeing"), [(60, 20, 0), (60, 20, 2), (25, 24, 1), (40, 3, 0)])
@@ -205,29 +227,29 @@ def test_the_figures_by_which_formats_are_compared_agree_with_scikit_learn():
     rng = np.random.default_rng(0)
     labels, probabilities = rng.integers(0, 2, (50, 3)), rng.random((50, 3))
     expected = metrics.f1_score(labels, probabilities > 0.5, average="micro")
-    assert verification.judge("multi_label", labels, probabilities) == pytest.approx(expected)
+    assert judge("multi_label", labels, probabilities) == pytest.approx(expected)
     targets = rng.normal(2000, 0.1, (50, 2)).astype(np.float32)
     values = targets + rng.normal(0, 0.02, (50, 2))
     expected = metrics.r2_score(targets.astype(np.float64), values)
-    assert verification.judge("regression", targets, values) == pytest.approx(expected)
+    assert judge("regression", targets, values) == pytest.approx(expected)
     classes, answers = rng.integers(0, 3, 50), rng.random((50, 3))
     expected = metrics.accuracy_score(classes, answers.argmax(1))
-    assert verification.judge("classification", classes, answers) == expected
+    assert judge("classification", classes, answers) == expected
 
 
 def test_padding_does_not_count_in_the_accuracy_of_the_next_character():
     answers = np.eye(3)[[[0, 1, 2], [1, 1, 2]]]
-    assert verification.judge("language_model", np.array([[0, 1, 1], [1, 1, 1]]), answers) == 3 / 5
+    assert judge("language_model", np.array([[0, 1, 1], [1, 1, 1]]), answers) == 3 / 5
 
 
 def test_the_compared_figure_of_a_target_that_never_changes_is_not_finite():
     targets = np.ones((4, 2), np.float32)
     for values in (targets, targets + 1):
-        assert not np.isfinite(verification.judge("regression", targets, values))
+        assert not np.isfinite(judge("regression", targets, values))
 
 
 def test_without_any_label_the_compared_figure_is_zero():
-    assert verification.judge("multi_label", np.zeros((3, 2)), np.zeros((3, 2))) == 0.0
+    assert judge("multi_label", np.zeros((3, 2)), np.zeros((3, 2))) == 0.0
 
 
 def test_a_step_of_float32_around_a_large_mean_is_no_difference():

@@ -10,6 +10,7 @@ import pytest
 from tpu_components import evaluate_model
 from tpu_components.core.base.formatting import show
 from tpu_components.core.examples.interface import TASKS
+from tpu_components.core.results.estimates import estimators
 from tpu_components.core.results.metric_table import (
     BY_NAME,
     HIGHER,
@@ -19,7 +20,6 @@ from tpu_components.core.results.metric_table import (
     direction,
     task_metrics,
 )
-from tpu_components.evaluate_model.estimates import estimators
 
 # Shapes of targets and of outputs, where they are not alike.
 _SHAPES = {"classification": ((4,), (4, 2)), "language_model": ((4, 5), (4, 5, 2))}

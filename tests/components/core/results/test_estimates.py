@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from tpu_components.core.examples.interface import Classification, MultiLabel, Regression
+from tpu_components.core.results.estimates import compare, compare_shares, estimators, find_interval
 from tpu_components.core.results.metric_table import METRICS, direction
-from tpu_components.evaluate_model.estimates import compare, compare_shares, estimators, find_interval
 from tpu_components.evaluate_model.figures import compare_figures, compute_figures
 
 _NUM_COMPARISONS = 2000

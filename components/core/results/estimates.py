@@ -30,8 +30,9 @@ from tpu_components.core.examples.interface import (
     Task,
 )
 from tpu_components.core.results.evaluation_info import Difference
-from tpu_components.evaluate_model.params import NO_CONFIDENCE
+from tpu_components.core.results.metric_table import NO_CONFIDENCE
 
+_SMALLEST_PROBABILITY = 1e-7
 _CALIBRATION_EDGES = np.linspace(0, 1, 16)
 _MOST_BIAS = 0.5  # In standard errors.
 _NUM_DRAWS, _CALIBRATION_HALVINGS = 1000, 12
@@ -74,6 +75,21 @@ class Estimate:
 
 
 Estimators = Mapping[str, Callable[[], Estimate | None]]
+
+
+def score_passages(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Return float64[passages, num_tokens, 2], the scores of every character that counts; 0 for the others.
+
+    First minus the logarithm of the probability of what came, clipped at 1e-7; then 1 if that was the likeliest; the
+    first class wins a tie.
+
+    Args:
+        targets: int[passages, num_tokens]; 0 does not count.
+        outputs: float32[passages, num_tokens, classes].
+    """
+    chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0].astype(np.float64)
+    scores = np.stack([-np.log(chosen.clip(_SMALLEST_PROBABILITY, 1)), outputs.argmax(-1) == targets], axis=-1)
+    return np.where((targets != PADDING)[..., None], scores, 0.0)
 
 
 def estimators(
