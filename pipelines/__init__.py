@@ -46,5 +46,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not imported yet."""
+    return __all__
+
+
 if __name__ == "pipelines":  # The same modules as by their own names.
     sys.modules[__name__] = importlib.import_module("tpu_pipelines")

@@ -38,9 +38,11 @@ from tpu_pipelines.runs.exports import export_run, find_export
 from tpu_pipelines.runs.run_local import run_local
 from tpu_pipelines.runs.summary import Summary, as_text
 from tpu_pipelines.starting.data_overview import DataOverview, look_at, source_of
+from tpu_pipelines.starting.first_configuration import batch_for
 
 Place = str | Path
 _WORKSPACE = Path("runs")
+_TRAINED = 0.7  # Share of the examples that train by default.
 _OBJECTS_DIR = ".objects"  # In a workspace: models and arrays that were given as objects, by their content.
 
 
@@ -194,11 +196,11 @@ def _overrides(section: str, settings: Mapping[str, Any]) -> list[str]:
     return [f"{section}.{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
-def look(data: Place, kind: str = "", **settings: Any) -> DataOverview:
+def look(data: Any, kind: str = "", **settings: Any) -> DataOverview:
     """Inspect data: number of examples, classes, sizes and damaged files.
 
     Args:
-        data: A folder, a file, or a source, for example `images:DIR`.
+        data: A folder, a file, or a source, for example `images:DIR`; or arrays, as `train` takes them.
         kind: Kind of the data: `images`, `csv`, `texts`, `arrays` or `corpus`. Only needed if the kind cannot be
             detected from the files.
         settings: Settings of section `data`.
@@ -209,7 +211,10 @@ def look(data: Place, kind: str = "", **settings: Any) -> DataOverview:
     Raises:
         InputError: If the data cannot be used.
     """
-    return look_at(read_data(source_of(str(data), kind), _overrides("data", settings)))
+    with tempfile.TemporaryDirectory(prefix="look-") as scratch:
+        section = {"source": source_of(str(data), kind)} if kind else _as_section(data, Path(scratch))
+        source = section.pop("source")
+        return look_at(read_data(source, _overrides("data", section | settings)))
 
 
 def train(
@@ -231,7 +236,8 @@ def train(
         workspace: Folder for runs.
         force: Run every step, also those that are unchanged.
         sections: Other sections of a configuration, as `training={"epochs": 3}`. The settings of all sections are
-            listed at the end of `help(tpu_pipelines.train)`.
+            listed at the end of `help(tpu_pipelines.train)`. For `(x, y)` the default batch size is that of `init`: a
+            twentieth of the training examples, from 8 to 128.
 
     Returns:
         The run, also one that the gate has rejected.
@@ -242,6 +248,10 @@ def train(
     """
     objects = Path(workspace) / _OBJECTS_DIR
     raw = {"data": _as_section(data, objects), "model": _as_name(model, objects), **sections}
+    if isinstance(data, tuple):
+        x, is_split = next(iter(_by_name(data).values())), isinstance(data[0], tuple)
+        default = batch_for(len(x) if is_split else math.ceil(_TRAINED * len(x)))
+        raw["training"] = {"batch_size_per_replica": default, **raw.get("training", {})}
     named = model if isinstance(model, str | Path) else model.name
     raw["name"] = name or Path(str(named).rpartition(":")[2]).stem
     return run(raw, workspace=workspace, force=force)
@@ -363,12 +373,32 @@ def predict(
 
 def _as_paths(inputs: Sequence[Any], folder: Path) -> Iterator[str]:
     for i, item in enumerate(inputs):
-        if hasattr(item, "__array__"):
-            path = folder / f"array_{i}.npy"
-            np.save(path, np.asarray(item))
-            yield str(path)
-        else:
+        if isinstance(item, str | Path):
             yield str(item)
+        elif isinstance(item, list | tuple) and all(isinstance(path, str | Path) for path in item):
+            yield from map(str, item)
+        else:
+            path = folder / f"array_{i}.npy"
+            np.save(path, _as_array(item))
+            yield str(path)
+
+
+def _as_array(values: Any) -> np.ndarray:
+    """Return values as an array of numbers or strings.
+
+    Raises:
+        InputError: If they are of different lengths, or of other types.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InputError(f"Cannot use lists that are no array: {error}. Give rows of one length.") from error
+    if array.dtype.hasobject and all(isinstance(value, str) for value in array.flat):  # As pandas holds strings.
+        array = array.astype(str)
+    if array.dtype.hasobject:
+        kinds = ", ".join(sorted({type(value).__name__ for value in array.flat}))
+        raise InputError(f"Cannot use an array of {kinds}: expected numbers, or only strings. Convert its values.")
+    return array
 
 
 def _as_name(model: Any, folder: Path) -> Any:
@@ -404,7 +434,7 @@ def _as_section(data: Any, folder: Path) -> Any:
         data = _by_name(data)
     if not isinstance(data, Mapping):
         raise InputError(
-            f"Cannot train on {type(data).__name__}: expected (x, y), a mapping of arrays, a folder or file, or the "
+            f"Cannot use {type(data).__name__} as data: expected (x, y), a mapping of arrays, a folder or file, or the "
             "section `data` of a configuration."
         )
     arrays = {name: value for name, value in data.items() if hasattr(value, "__array__")}
@@ -420,18 +450,13 @@ def _by_name(arrays: Sequence[Any]) -> dict[str, np.ndarray]:
     pairs = dict(zip(("_train", "_validation"), arrays, strict=False)) if is_split else {"": arrays}
     if len(arrays) != 2 or any(len(pair) != 2 for pair in pairs.values()):
         raise InputError(
-            f"Cannot train on {len(arrays)} arrays: expected (x, y), or ((x, y), (x_validation, y_validation))."
+            f"Cannot use {len(arrays)} arrays: expected (x, y), or ((x, y), (x_validation, y_validation))."
         )
-    try:
-        return {
-            side + split: np.asarray(array) for split, (x, y) in pairs.items() for side, array in (("x", x), ("y", y))
-        }
-    except ValueError as error:
-        raise InputError(f"Cannot train on lists that are no array: {error}. Give rows of one length.") from error
+    return {side + split: _as_array(array) for split, (x, y) in pairs.items() for side, array in (("x", x), ("y", y))}
 
 
 def _save_arrays(arrays: Mapping[str, Any], folder: Path) -> Path:
-    plain = {name: np.ascontiguousarray(value) for name, value in sorted(arrays.items())}
+    plain = {name: np.ascontiguousarray(_as_array(value)) for name, value in sorted(arrays.items())}
     digest = hashlib.sha256()
     for name, value in plain.items():
         digest.update(repr((name, value.dtype.str, value.shape)).encode())

@@ -158,7 +158,8 @@ class ConfigChecks:
             return
         plan = check_inputs(self._config_here, self._workspace) if self._workspace else check_data(config)
         overview = overview_of(plan, config.data)
-        yield from (Finding("data", Status.OK, line) for line in overview.lines())
+        yield from (Finding("data", Status.OK, line) for line in overview.facts())
+        yield from (Finding("data", Status.HINT, line) for line in overview.remarks())
         yield from self._damage(overview)
         yield from (Finding("settings", Status.HINT, said) for said in contradicted_by(overview, config))
         yield from (Finding("data", Status.HINT, said) for said in find_group_hints(plan.listing, config.data))

@@ -41,10 +41,14 @@ def init(arguments: argparse.Namespace) -> int:
     name = asked.name or name_of(source)
     start = plan_start(overview, name, model, asked.output, asked.overrides, asked.workflow)
     start.write(asked.force)
+    try:
+        load_config(str(start.config_path))
+    except InputError:
+        start.remove()
+        raise
     show_text("\n".join([*map(in_one_line, overview.lines()), "", *(f"wrote {path}" for path in start.files)]))
     for hint in start.hints:
         tell_hint(hint)
-    load_config(str(start.config_path))  # Checks the file after it is written, so that a user can read it.
     show_text(f"\nnext: tpu-pipelines check {shlex.quote(str(start.config_path))}")
     return DONE
 

@@ -23,6 +23,7 @@ from tpu_components.core.sources.kinds import SOURCES
 from tpu_components.core.sources.params import split_source
 from tpu_components.predict_batch.inputs import RECORDS
 from tpu_pipelines.config.configuration import read_export
+from tpu_pipelines.runs import history
 from tpu_pipelines.runs.summary import Summary
 from tpu_pipelines.starting.data_overview import source_of
 
@@ -46,7 +47,7 @@ def find_export(name: str, workspace: Path) -> str:
             return str(folder)
         named = parse_reference(_in_workspace(name if "@" in name else f"{name}@{CHAMPION}", workspace))
     if named is None:
-        what = f"a folder with no {EXPORT_FILE} in it, or in its {EXPORT_DIR}/" if path.exists() else "no such folder"
+        what = _describe(path)
         raise InputError(
             f"Cannot find {name}: expected an export, the path of a run's folder, or NAME, NAME@ALIAS or NAME@VERSION "
             f"of the registry. Received: {what}; {workspace / 'registry'} holds "
@@ -60,6 +61,16 @@ def find_export(name: str, workspace: Path) -> str:
             "versions."
         )
     return f"{version.uri}/{EXPORT_DIR}"
+
+
+def _describe(path: Path) -> str:
+    """Describe a place without an export; names the last run of the name that has one."""
+    if not path.exists():
+        return "no such folder"
+    if (summary := Summary.find(path)) is None:
+        return f"a folder with no {EXPORT_FILE} in it, or in its {EXPORT_DIR}/"
+    others = [folder for _, folder in history.runs_of(path) if (folder / EXPORT_DIR / EXPORT_FILE).is_file()]
+    return f"a run without an export, {summary.status}" + "".join(f"; {other} has one" for other in others[-1:])
 
 
 def _in_workspace(text: str, workspace: Path) -> str:

@@ -68,15 +68,20 @@ def _ended(summary: Summary, run_dir: Path) -> str:
 
 
 def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
-    """Delete all but the newest earlier runs of a name, failed runs first; returns their former folders."""
+    """Delete all but the newest earlier runs of a name, failed runs first; returns their former folders.
+
+    If the latest run has failed, the last one that has not is kept.
+    """
     directory = history_dir(run_dir)
     for half in directory.glob(".*.old"):
         shutil.rmtree(half, ignore_errors=True)
     places = [directory / number for number in _numbers(directory)]
     # A failed run must not cause the deletion of the last run that has trained. The newest is deleted last, because the
     # next run gets the number after its own.
-    places = [*sorted(places[:-1], key=lambda place: not _has_failed(place)), *places[-1:]]
-    dropped = places[: max(0, len(places) - keep)]
+    good = [place for place in places if not _has_failed(place)]
+    kept = good[-1:] if _has_failed(run_dir) else []
+    places = [*sorted(places[:-1], key=lambda place: place in good), *places[-1:]]
+    dropped = [place for place in places[: max(0, len(places) - keep)] if place not in kept]
     for place in dropped:
         _delete(place, directory)
     return dropped

@@ -126,6 +126,20 @@ class DataOverview(Displayed):
 
     def lines(self) -> list[str]:
         """Return the overview for a terminal."""
+        return [*self.facts(), *self.remarks()]
+
+    def remarks(self) -> list[str]:
+        """Return what the source left out or assumed, and the examples that cannot be used."""
+        told = list(self.notes)
+        parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
+        parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
+        for bad, what in parts:
+            some = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:_SHOWN])
+            told += [f"{len(bad):,} of {what}: {some}"] if bad else []
+        return told
+
+    def facts(self) -> list[str]:
+        """Return numbers of examples, their classes and their sizes."""
         total = sum(self.split_examples.values())
         splits = ", ".join(f"{name} {count:,}" for name, count in self.split_examples.items())
         own = "the source's own" if self.has_splits else "held out by hash"
@@ -138,12 +152,6 @@ class DataOverview(Displayed):
             lines.append(f"{least if least == most else f'from {least} to {most}'} pixels, {colours}")
         if self.kind == TEXT and self.lengths:
             lines.append(f"{min(self.lengths):,} to {max(self.lengths):,} words, half of them within {self.typical:,}")
-        lines += self.notes
-        parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
-        parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
-        for bad, what in parts:
-            some = "; ".join(f"{name}: {reason}" for name, reason in list(bad.items())[:_SHOWN])
-            lines += [f"{len(bad):,} of {what}: {some}"] if bad else []
         return lines
 
     def _class_lines(self) -> list[str]:
@@ -192,8 +200,8 @@ def source_of(place: str, kind: str = "") -> str:
             return f"{source}:{place}"
     raise InputError(
         f"Cannot tell what {place!r} holds: expected a folder of images, texts, .tar, .parquet or .tfrecord files, "
-        "or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Say it "
-        f"with --from {'|'.join(KINDS)}."
+        "or a .csv, .npz or .txt file, or an export of Label Studio (.json) or CVAT (.xml). Name the source instead, "
+        f"as images:{place}, or for `init` the kind: --from {'|'.join(KINDS)}."
     )
 
 

@@ -72,6 +72,12 @@ class Start:
             storage.require_writable(path.parent)
             storage.write_bytes(path, content.encode())
 
+    def remove(self) -> None:
+        """Remove the files, except the schema, which other configurations use too."""
+        for path in self.files:
+            if path.name != SCHEMA_FILE:
+                path.unlink(missing_ok=True)
+
 
 def name_of(place: str) -> str:
     """Return a name for runs from the path of the data.
@@ -233,10 +239,21 @@ def _input_size(model: str) -> list[int] | None:
     return [int(side) for side in shapes[0]] if shapes else None
 
 
+def batch_for(examples: int) -> int:
+    """Return a batch size for a number of training examples, at most 128.
+
+    An epoch has at least 20 steps, so that a trial of three epochs learns beyond the warmup.
+
+    Example:
+        >>> batch_for(63), batch_for(1259), batch_for(50_000)
+        (8, 32, 128)
+    """
+    return min(128, max(8, 2 ** int(math.log2(max(1, examples / 20)))), examples)
+
+
 def _choose_training(overview: DataOverview, is_ours: bool) -> tuple[dict[str, Any], Reasons]:
     examples = overview.split_examples[TRAIN]
-    # At least 20 steps per epoch, so that a trial of three epochs learns beyond the warmup.
-    batch = min(128, max(8, 2 ** int(math.log2(max(1, examples / 20)))), examples)
+    batch = batch_for(examples)
     epochs = min(40, max(10, round(_WANTED_STEPS / math.ceil(examples / batch))))
     training = {
         "epochs": epochs,

@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.fingerprint import ROOT, Code, code_of, is_file, is_installed
 from tpu_components.core.base.frameworks import keras
 from tpu_components.core.base.import_path import with_folders
-from tpu_components.core.examples.interface import CLASSIFICATION, FACTS, MULTI_LABEL, Interface, Task
+from tpu_components.core.examples.interface import CLASSIFICATION, FACTS, MULTI_LABEL, ImageInput, Interface, Task
 from tpu_components.core.files import storage
 from tpu_components.core.models.bundle import Bundle, fetch, import_file, importing_from, is_reference, pack
 from tpu_components.core.models.ready import REGISTRY
@@ -268,6 +269,13 @@ def explain(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
+def _place_of(error: Exception) -> str:
+    """Return the last line of the user's code in an error's traceback, as ` (model.py, line 3)`; empty without one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not is_installed(Path(frame.filename)) and frame.filename != __file__]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
 def build_model(
     name: str,
     interface: Interface,
@@ -329,6 +337,11 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         raise InputError(
             f"The model {name!r} does not fit the data: expected input {expected[0]} and output {expected[1]}, "
             f"received {model.input_shape} and {model.output_shape}."
+        )
+    if isinstance(interface.input, ImageInput) and not _may_scale(model):
+        warn(
+            f"The model {name!r} has no layer that scales its input, which is pixels from 0 to 255, also of arrays in "
+            "[0, 1]: begin it with keras.layers.Rescaling(1 / 255)."
         )
     task, last = interface.task, None
     if interface.mean:
@@ -430,6 +443,17 @@ def _ending(model: Any) -> str:
     return getattr(getattr(layer, "activation", None), "__name__", "")
 
 
+def _may_scale(model: Any) -> bool:
+    """Return whether a model may scale its input: some layer scales or normalises, or is no plain layer of Keras."""
+    parts = [type(part) for part in getattr(model, "operations", model.layers)]
+    return any(
+        not part.__module__.startswith("keras.src.layers.")
+        or part.__name__ in ("Rescaling", "Lambda")
+        or part.__name__.endswith("Normalization")
+        for part in parts
+    )
+
+
 def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     (builder, module), facts = _builder(name), interface.facts
     signature = inspect.signature(builder)
@@ -456,8 +480,8 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
     except Exception as error:  # See `_builder`.
         raise InputError(
             f"The model {name!r} could not be built for {interface.input} and {interface.task.size_fact}="
-            f"{interface.num_classes} with {dict(parameters)}: {explain(error)}. Correct the parameters or "
-            "the model."
+            f"{interface.num_classes} with {dict(parameters)}{_place_of(error)}: {explain(error)}. Correct the "
+            "parameters or the model."
         ) from error
 
 

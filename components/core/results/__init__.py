@@ -1,1 +1,1 @@
-"""Types of the result files that one step writes and another reads; the table of metrics, and how they are estimated."""
+"""Types of the result files that one step writes and another reads; the table of metrics, and their estimators."""

@@ -59,15 +59,39 @@ class _Table:
         Raises:
             InputError: If it cannot be read further.
         """
+        lines: list[str] = []  # Of the present row.
+
+        def each_line() -> Iterator[str]:
+            for line in _text_of(self.content):
+                lines.append(line)
+                yield line
+
         with _reading(self.location):
-            reader = csv.DictReader(_text_of(self.content), self.columns, delimiter=self.delimiter)
+            reader = csv.DictReader(each_line(), self.columns, delimiter=self.delimiter)
             next(reader, None)  # The columns' own names.
+            lines.clear()
             for row in reader:
-                # The reader counts the lines of cells, too, of which the row's number is that of the first.
-                number = reader.line_num - sum(str(value).count("\n") for value in row.values())
+                while not lines[0].strip("\r\n"):  # The reader leaves out empty lines.
+                    del lines[0]
+                number = reader.line_num - len(lines) + 1
+                if len(lines) > 1:
+                    self._check_quotes(lines, number)
+                lines.clear()
                 if self.hot:
                     row["label"] = SEPARATOR.join(name for name in self.hot if (row[name] or "").strip() == "1")
                 yield number, row
+
+    def _check_quotes(self, lines: Sequence[str], number: int) -> None:
+        """Check that a row of several lines is one, and not several that an unpaired quotation mark joins."""
+        try:
+            for _ in csv.reader(lines, delimiter=self.delimiter, strict=True):
+                pass
+        except csv.Error as error:
+            raise InputError(
+                f"Malformed line {number} of {self.location}: a quotation mark in it has no counterpart, and "
+                f"{len(lines):,} lines would become one row ({error}). Remove it, or write the cell in quotation marks "
+                "with each one inside it doubled."
+            ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +322,8 @@ def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str])
         expected = ", ".join(("path (or text)", *targets))
         raise InputError(
             f"Missing columns in {table.location}: {shown(missing)}. Received: {columns}. The first line must name the "
-            f"columns {expected} and optionally split.{_advise_on_columns(columns, missing)}"
+            f"columns {expected}, optionally split, and those that a setting names."
+            f"{_advise_on_columns(columns, missing)}"
         )
     if len(set(columns)) < len(columns):
         raise InputError(
@@ -370,7 +395,10 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
     """Say what may be wrong with a CSV file's first line."""
     named = ", ".join(f"{name}: …" for name in missing if name in ("path", "text", "label"))
-    return f" Or say which they are: data.columns={{{named}}}." if named else did_you_mean(missing[0], columns)
+    if not named:
+        return did_you_mean(missing[0], columns)
+    numbers = " A table of numbers, without images or texts, is not supported." if "path" in missing else ""
+    return f" Or say which they are: data.columns={{{named}}}.{numbers}"
 
 
 def _check_groups(groups: Sequence[str], splits: Sequence[str], location: str) -> None:

@@ -49,6 +49,14 @@ def list_folders(kind: str, location: str, params: WriteParams, labelled: bool =
     listed = listed.in_folders(class_of)
     _check_misplaced(misplaced, len(listed.names) > 0, kind, location, has_splits)
     notes = [f"left out {len(misplaced)} files that are in no class's folder"] if misplaced else []
+    inner: dict[str, set[str]] = {}
+    for folder in listed.folders:
+        inner.setdefault(class_of[folder], set()).update(folders[folder][depth - 1 : depth])
+    notes += [
+        f"the folders in {name!r}, {shown(sorted(names))}, are no classes: all they hold is of the class {name!r}"
+        for name, names in sorted(inner.items())
+        if len(names) > 1
+    ]
     if params.class_names:
         counts = Counter[str]()
         for folder, count in zip(listed.folders, np.bincount(listed.folder_of).tolist(), strict=True):

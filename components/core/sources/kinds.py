@@ -1,6 +1,7 @@
 """The kinds of source by name, and the examples of any of them."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,10 +58,10 @@ def find_source(text: str) -> tuple[Source, str]:
     """
     kind, location = split_source(text)
     if kind not in SOURCES:
-        raise InputError(
-            f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}."
-            + did_you_mean(kind or location, SOURCES)
-        )
+        hint = did_you_mean(kind or location, SOURCES)
+        if os.path.isdir(text):
+            hint = f" Did you mean images:{text}, or text:{text}?"
+        raise InputError(f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}.{hint}")
     if not location:
         raise InputError(f"Source {text!r} names no place: expected {SOURCES[kind].form}.")
     return SOURCES[kind], location

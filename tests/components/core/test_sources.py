@@ -337,6 +337,36 @@ def test_csv_messages_name_the_line_and_cut_long_texts(tmp_path):
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize("last", ['"great, film",a', "fine text,a"])
+def test_a_quotation_mark_without_its_counterpart_is_refused_with_its_line(tmp_path, last):
+    """Lines up to the next quotation mark, or to the end, were taken for one text."""
+    source = _csv(tmp_path, "text,label\n" + "fine text,a\n" * 3 + '"odd text,b\n' + "fine text,b\n" * 3 + f"{last}\n")
+    with pytest.raises(InputError, match=r"Malformed line 5 of .*: a quotation mark .* no counterpart, and 5 lines"):
+        _plan(source)
+
+
+def test_quoted_texts_of_several_lines_and_odd_quotes_within_a_line_are_read(tmp_path):
+    rows = ('"two\n\nlines with ""quotes""",a', '"two, more\nlines",b', '5" disk,a', '"he said "hi" to me",b')
+    source = _csv(tmp_path, "text,label\n" + "\n\n".join(rows))
+    texts = list_examples(WriteParams(source)).texts
+    assert sorted(texts) == [b'5" disk', b'he said hi" to me"', b'two\n\nlines with "quotes"', b"two, more\nlines"]
+
+
+def test_folders_in_a_class_folder_are_told(image_folder):
+    folder = image_folder(classes=("dog", "cat"))
+    for name in ("black", "white"):
+        (folder / "cat" / name).mkdir()
+        (folder / "cat" / name / "1.png").write_bytes(next((folder / "dog").iterdir()).read_bytes())
+    notes = _plan(f"images:{folder}").listing.notes
+    assert notes == ("the folders in 'cat', 'black', 'white', are no classes: all they hold is of the class 'cat'",)
+
+
+def test_a_folder_without_its_kind_is_named_with_it(image_folder):
+    folder = image_folder()
+    with pytest.raises(InputError, match=rf"Unknown source '{folder}': .* Did you mean images:{folder}, or text:"):
+        _plan(str(folder))
+
+
 def test_a_csv_row_without_a_label_is_set_aside_by_its_line_and_counted(tmp_path, capsys):
     rows = "".join(f"text number {i},{'ab'[i % 2]}\n" for i in range(40))
     source = _csv(tmp_path, f"text,label\n{rows}nothing known, \n")

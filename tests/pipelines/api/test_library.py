@@ -153,8 +153,41 @@ def test_arrays_are_kept_by_their_content(tmp_path):
     split = library._as_section(((x, y), (x + 1, y)), tmp_path)["source"].removeprefix("npz:")
     assert sorted(np.load(split)) == ["x_train", "x_validation", "y_train", "y_validation"]
     for wrong in (3, (x,), [x, y], ((x, y),), ((x, y), (x,)), ([[1], [1, 2]], y)):
-        with pytest.raises(tp.InputError, match="Cannot train on"):
+        with pytest.raises(tp.InputError, match="Cannot use"):
             library._as_section(wrong, tmp_path)
+
+
+def test_strings_as_pandas_holds_them_are_strings(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    x = np.zeros((3, 8, 8), np.uint8)
+    for y in (pandas.Series(["a", "b", "a"]), np.array(["a", "b", "a"], object)):
+        path = library._as_section((x, y), tmp_path)["source"].removeprefix("npz:")
+        assert np.load(path)["y"].tolist() == ["a", "b", "a"]
+    with pytest.raises(tp.InputError, match=r"Cannot use an array of NoneType, str: expected numbers, or only strings"):
+        library._as_section((x, np.array(["a", None, "b"], object)), tmp_path)
+
+
+def test_what_is_predicted_may_be_lists(tmp_path):
+    picture = Image.new("L", (8, 8))
+    paths = list(library._as_paths([["a.png", tmp_path / "b.png"], "c.png", [np.zeros((8, 8))] * 2, picture], tmp_path))
+    assert paths[:3] == ["a.png", f"{tmp_path}/b.png", "c.png"]
+    assert [np.load(path).shape for path in paths[3:]] == [(2, 8, 8), (8, 8)]
+
+
+def test_arrays_are_looked_at(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
+    overview = tp.look((images, np.arange(20) % 2))
+    assert overview.class_examples == {"0": 10, "1": 10}
+    with pytest.raises(tp.InputError, match="Cannot use int as data"):
+        tp.look(3)
+
+
+@pytest.mark.parametrize(("count", "given", "batch"), [(90, {}, 8), (90, {"batch_size_per_replica": 16}, 16)])
+def test_few_arrays_have_small_batches_by_default(monkeypatch, tmp_path, count, given, batch):
+    monkeypatch.setattr(library, "run", lambda raw, **_: raw)
+    x, y = np.zeros((count, 8, 8), np.uint8), np.arange(count) % 2
+    raw = tp.train("digits_cnn", (x, y), workspace=tmp_path, training={"epochs": 3, **given})
+    assert raw["training"] == {"epochs": 3, "batch_size_per_replica": batch}
 
 
 # TensorFlow 2.20 and NumPy 2.

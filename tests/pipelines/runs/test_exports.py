@@ -1,3 +1,4 @@
+import json
 import shutil
 from pathlib import Path
 
@@ -61,6 +62,18 @@ def test_what_cannot_be_found_is_named_with_what_can(workspace, name, message):
     (workspace / "rejected").mkdir()
     with pytest.raises(InputError, match=message):
         find_export(name.format(workspace), workspace)
+
+
+def test_a_failed_run_is_named_with_the_last_one_that_has_an_export(workspace):
+    (workspace / "texts").mkdir()
+    (workspace / "texts" / "summary.json").write_text(json.dumps({"status": "failed"}))
+    with pytest.raises(InputError, match=r"Received: a run without an export, failed; .*registry holds"):
+        find_export(f"{workspace}/texts", workspace)
+    earlier = workspace / "texts.runs" / "0003" / "export"
+    earlier.mkdir(parents=True)
+    (earlier / "export.json").write_text("{}")
+    with pytest.raises(InputError, match=r"a run without an export, failed; .*/texts\.runs/0003 has one; .*registry"):
+        find_export(f"{workspace}/texts", workspace)
 
 
 def test_what_is_compared_with_is_found_by_name_in_the_workspace(workspace, monkeypatch):

@@ -194,6 +194,14 @@ def test_what_cannot_be_begun_with_is_said(tmp_path):
     assert_user_error(tpu_pipelines_here("init", "m.py", cwd=tmp_path), "Missing: where the data are", "--data")
 
 
+def test_a_configuration_that_is_refused_is_not_left_in_the_way(photos, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    words = ("init", "My photos", "--name", "first", "--set")
+    assert_user_error(tpu_pipelines_here(*words, "training.epoch=3"), "Unknown key 'epoch' in training")
+    assert not list(photos.parent.glob("first*"))
+    assert tpu_pipelines_here(*words, "training.epochs=3").returncode == 0
+
+
 def test_places_and_names():
     assert source_of("gs://b/photos", "images") == "images:gs://b/photos"
     assert source_of("keras:mnist") == "keras:mnist"

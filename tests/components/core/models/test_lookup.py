@@ -25,7 +25,8 @@ import keras
 
 def build_model(image_shape, num_classes, units=4):
     return keras.Sequential([
-        keras.Input(image_shape, dtype="uint8"), keras.layers.Flatten(), keras.layers.Dense(units),
+        keras.Input(image_shape, dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(),
+        keras.layers.Dense(units),
         keras.layers.Dense(num_classes, activation="softmax")])
 
 def too_wide(image_shape, num_classes):
@@ -486,9 +487,8 @@ class Focal(keras.losses.Loss):
         return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
 
 def build_model(image_shape, num_classes):
-    model = keras.Sequential(
-        [keras.Input(image_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes, activation="softmax")]
-    )
+    last = keras.layers.Dense(num_classes, activation="softmax")
+    model = keras.Sequential([keras.Input(image_shape), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), last])
     model.compile(keras.optimizers.Lion(clipnorm=1.0), loss=Focal(), metrics=["accuracy"])
     return model
 """
@@ -513,9 +513,38 @@ def test_a_model_that_is_not_compiled_gives_no_warning(tmp_path, source):
     warnings = []
     build_model(str(source), _DIGITS, {}, warnings.append)
     last = keras.layers.Dense(10, activation="softmax")
-    file = _keras_file(tmp_path / "plain.keras", keras.layers.Flatten(), last)
+    file = _keras_file(tmp_path / "plain.keras", keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), last)
     build_model(file, _DIGITS, {}, warnings.append)
     assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("begin", "is_warned"),
+    [
+        ("layers.Flatten()(x)", True),
+        ("layers.Flatten()(layers.Rescaling(1 / 255)(x))", False),
+        ("layers.Flatten()(x / 255)", False),
+        ("layers.BatchNormalization()(layers.Flatten()(x))", False),
+        ("keras.Sequential([layers.Flatten()])(x)", False),  # Another model may do it.
+    ],
+)
+def test_a_model_that_gets_pixels_as_they_are_gives_a_warning(tmp_path, begin, is_warned):
+    """A model made for x / 255 was trained on pixels up to 255, without a word."""
+    (path := tmp_path / "own.py").write_text(
+        "import keras\nfrom keras import layers\n\ndef build_model(image_shape, num_classes):\n"
+        f"    x = keras.Input(image_shape)\n    y = {begin}\n"
+        "    return keras.Model(x, layers.Dense(num_classes, activation='softmax')(y))\n"
+    )
+    warnings = []
+    build_model(str(path), _DIGITS, {}, warnings.append)
+    assert bool(warnings) == is_warned
+    assert all("keras.layers.Rescaling(1 / 255)" in warning for warning in warnings)
+
+
+def test_an_error_of_a_model_names_its_line(tmp_path):
+    (path := tmp_path / "own.py").write_text("def build_model(image_shape, num_classes):\n    return 1 / 0\n")
+    with pytest.raises(InputError, match=r"with \{\} \(own.py, line 2\): ZeroDivisionError: division by zero"):
+        build_model(str(path), _DIGITS, {})
 
 
 def test_a_training_step_of_a_models_own_is_refused_where_it_would_be_lost(tmp_path):
