@@ -248,7 +248,7 @@ def batch_for(examples: int) -> int:
         >>> batch_for(63), batch_for(1259), batch_for(50_000)
         (8, 32, 128)
     """
-    return min(128, max(8, 2 ** int(math.log2(max(1, examples / 20)))), examples)
+    return min(128, max(8, 2 ** int(math.log2(max(1, examples / 20)))), max(1, examples))
 
 
 def _choose_training(overview: DataOverview, is_ours: bool) -> tuple[dict[str, Any], Reasons]:
