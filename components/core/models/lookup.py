@@ -340,8 +340,8 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
         )
     if isinstance(interface.input, ImageInput) and not _may_scale(model):
         warn(
-            f"The model {name!r} has no layer that scales its input, which is pixels from 0 to 255, also of arrays in "
-            "[0, 1]: begin it with keras.layers.Rescaling(1 / 255)."
+            f"The model {name!r} has no layer that scales its input. It gets pixels from 0 to 255, even if arrays held "
+            "numbers from 0 to 1. Begin it with keras.layers.Rescaling(1 / 255)."
         )
     task, last = interface.task, None
     if interface.mean:

@@ -59,7 +59,7 @@ def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
     if all(map(are_other_pixels, images)):
         held = "floats in [0, 1]" if images[0].dtype.kind == "f" else f"{images[0].dtype} in [0, 255]"
         images = list(map(to_pixels, images))
-        notes.append(f"the arrays hold {held}: they were made uint8 in [0, 255], as which a model takes them")
+        notes.append(f"the arrays hold {held}: they are converted to uint8 in [0, 255], which is what a model gets")
     if params.task == CLASSIFICATION and all(map(_is_one_hot, labels)):
         labels = [array.argmax(1) for array in labels]
         notes.append("the labels have one column for each class: the number of the column is the class")
