@@ -280,10 +280,10 @@ def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block
 
 
 def _table_of_names(task: str, evaluation: Evaluation, weights: Mapping[str, float]) -> list[Block]:
-    """Return a table of the figures of every class or label, the weakest first, or of every target.
+    """Return a table of metrics with a row for each class, label or target; empty for a language model.
 
-    Rows of classes have the champion's figures too, and the class's weight in the training's loss. A language model has
-    no table.
+    Classes and labels are sorted, the weakest first. Rows of classes also have the champion's metrics, and the weight
+    of the class in the training's loss.
     """
     if task not in _TABLES:
         return []

@@ -42,7 +42,7 @@ def judged_metric(manifest: Manifest) -> str:
 def write_examples(
     split: str, trained: TrainedModel, records_dir: Path, manifest: Manifest, work: Path
 ) -> records.Examples:
-    """Write inputs and the task to `work`, for the fresh process; returns the examples that are compared."""
+    """Write inputs and the task to `work`, for the process of verification.py; returns the compared examples."""
     num_examples = manifest.split(split).num_examples
     if isinstance(manifest.input, CorpusInput):
         answer_bytes = 4 * math.prod(manifest.interface.output_shape)
@@ -74,7 +74,7 @@ def write_examples(
 
 
 def write_expected(trained: TrainedModel, examples: records.Examples, manifest: Manifest, work: Path) -> np.ndarray:
-    """Write the trained model's answers to `work`, for the fresh process; returns them."""
+    """Write the trained model's answers to `work`, for the process of verification.py; returns them."""
     from tpu_components.core.models.trained import predict
 
     inputs = examples.inputs
@@ -176,10 +176,10 @@ class Scorer:
         return estimate or Estimate(math.nan, np.full(len(labels), math.nan))
 
     def score(self, answers: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
-        """Return a format's metric, `score`, and bounds of what it loses of the trained model's, `drop_interval`.
+        """Return a format's metric, and bounds of how much lower it is than the trained model's.
 
-        Each bound has 95% confidence; None for one example, or where the metric is undefined. The score on a sample is
-        the trained model's on all examples, minus the loss on the sample.
+        `score` on a sample is the trained model's metric on all examples, minus the difference on the sample. Each
+        bound of `drop_interval` has 95% confidence; it is None for one example, or where the metric is undefined.
 
         Args:
             answers: Answers of the format.

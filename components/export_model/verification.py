@@ -5,8 +5,8 @@ formats are made, the trained model's answers. Formats that are not named are re
 loaded and answers while the next one is made, and is timed when stdin ends.
 
 Prints one JSON line with the measurements by format; a format that does not load or answer has only `error`. The
-answers of the others are saved in WORK_DIR. The script must not import this project, and makes it unimportable. It
-answers with the functions by which LiteRT files are served, from a module that imports nothing either.
+answers of the others are saved in WORK_DIR. The script must not import this project, and prevents its import. LiteRT
+files answer by the functions of the server, from a module that does not import this project either.
 """
 
 import bisect

@@ -37,9 +37,9 @@ class PreflightParams:
             backend compiles the step of all replicas, `tensorflow` the step of one replica; `auto` is jax. A precision
             of `auto` is mixed_bfloat16, as on a TPU.
         epochs: Passes over the training split, for the time and price of a run; 0 is the training's number.
-        paid: The TPU slice that is paid for: `machine`; `region`, `spot` and `target`, which decide its price;
-            `timeout_seconds`, after which the training is stopped (0 derives it from the estimate); `attempts`, the
-            number of times that a platform starts it.
+        paid: The TPU slice that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
+            price; `timeout_seconds`, after which the training is stopped (0 derives it from the estimate); `attempts`,
+            the number of times that a platform starts it.
         find_largest_batch: Find the largest batch per replica that fits, by compiling several. Otherwise it is
             estimated from two sizes if the configured batch fits, and searched for if it does not.
         max_step_ms: Refuse a step that takes longer on the device, in milliseconds; 0 is no limit.

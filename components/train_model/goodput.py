@@ -81,8 +81,9 @@ class Sessions:
     def _read(self, content: Any) -> list[_Session]:
         """Return the earlier sessions with the same settings.
 
-        Files of older versions are read too. In some, `early` holds the settings, and the sessions that ended before
-        the model was built. The oldest have neither `early` nor `steps`: no start-up and no lost time are counted.
+        Files of older versions are read too. In some, `early` has two entries: the settings, and the sessions that
+        ended before the model was built. The oldest have neither `early` nor `steps`; of their sessions no start-up and
+        no lost time are counted.
         """
         early = content.get("early", {"settings": self._settings, "sessions": []})
         if content.get("settings", early["settings"]) != self._settings:

@@ -386,7 +386,7 @@ class _Training:
                 storage.write_bytes(self._published / path.relative_to(self._tensorboard_dir), path.read_bytes())
 
     def _losses(self, logs: Mapping[str, float]) -> dict[str, float]:
-        """Return an epoch's mean loss per example, as in validation without regularization, and the regularization."""
+        """Return an epoch's mean loss per example, without the regularization loss, and that loss."""
         session = self._session
         # Keras divides the loss by the size of full batches, though padding has weight zero.
         full = session.steps * session.batch_size / self._counted_examples

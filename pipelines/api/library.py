@@ -229,15 +229,15 @@ def train(
     """Train, evaluate, export and register a model here; unchanged steps are taken from earlier runs.
 
     Args:
-        model: A keras.Model, which trains on from the weights that it has, or a ready model's name or a file.
+        model: A keras.Model, whose training starts with its weights; or a ready model's name, or a file.
         data: Arrays `(x, y)`, or `((x, y), (x_validation, y_validation))`; a mapping of arrays, as `x_train`; a folder,
             file or source; or the section `data`.
         name: Name of the run; by default the model's.
         workspace: Folder for runs.
         force: Run every step, also those that are unchanged.
         sections: Other sections of a configuration, as `training={"epochs": 3}`. The settings of all sections are
-            listed at the end of `help(tpu_pipelines.train)`. For `(x, y)` the default batch size is that of `init`: a
-            twentieth of the training examples, from 8 to 128.
+            listed at the end of `help(tpu_pipelines.train)`. For `(x, y)` the default batch size follows from the
+            number of examples: 8 for few, 128 for 2,560 to train on and more.
 
     Returns:
         The run, also one that the gate has rejected.

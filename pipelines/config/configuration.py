@@ -39,17 +39,17 @@ _NAME_LENGTH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One section per step; `model` is set apart from `training`, because examples differ in it.
+    """Configuration of a run: a section for each step, and the model in a section of its own.
 
     Attributes:
         name: Name of the run's folder: letters, digits, `-`, `_` and `.`.
         data: Parameters of create_tfrecords.
-        training: Parameters of train_model, the model and its own included.
+        training: Parameters of train_model, with the model and its parameters.
         gate: Parameters of evaluate_model.
         export: Parameters of export_model; None ends the run after the gate.
         machine: The machine with a TPU or GPUs to train on in the cloud, if one is named.
-        preflight: Parameters of preflight_training, most of them from the training and the machine; None leaves it out,
-            as does a configuration that says neither machine nor preflight.
+        preflight: Parameters of preflight_training, most of them from the training and the machine; None leaves it out.
+            It is None if the configuration has neither `machine` nor `preflight`.
         model_files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
             when they change. Files that its code or a parameter names are detected automatically.
         deploy: Parameters of deploy_model; None leaves it out. Without a registry of its own, a local run has one in
@@ -244,7 +244,7 @@ class ModelSection:
     """Section `model`: which model is trained.
 
     Attributes:
-        name: A ready model, a .py or .keras file, or `module:function`; may stand for the whole section.
+        name: A ready model, a .py or .keras file, or `module:function`. The section may also be just this name.
         parameters: Further arguments of `build_model`, besides those that follow from the data.
         files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
             when they change. Files that its code or a parameter names are detected automatically.

@@ -45,11 +45,11 @@ class StepResources:
     """The resources that a step asks for; what is left out follows from the configuration, see `resources_of`.
 
     Attributes:
-        cpu: CPUs; 0 is 3.
+        cpu: Number of CPUs; 0 means the default, 3.
         memory: Memory, as `16Gi`; empty is 12Gi, or what the step is known to need if that is more.
         disk: Local disk, as `200Gi`; empty is what the data are estimated to need.
-        retries: Number of times that the step is started again when it fails; -1 is 0, but on Kubeflow 5 for a training
-            on a spot machine or on several hosts.
+        retries: Number of times that the step is started again when it fails; -1 means the default: 5 on Kubeflow for a
+            training on a spot machine or on several hosts, else 0.
         timeout: Seconds after which the step is stopped; 0 is never.
         machine: Machine of one host for evaluate_model, as `v5e-1` or `l4-1`; empty is none. Other steps have none, and
             section `machine` has the training's.

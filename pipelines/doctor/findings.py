@@ -48,11 +48,11 @@ class Finding:
     """Result of a check.
 
     Attributes:
-        about: Name of what was looked at, as `bucket`.
-        state: Whether it is as a run needs it.
-        said: Sentence on it, or on why it could not be asked.
-        remedy: Advice where it is not; a command where one does it.
-        commands: Commands for a script that does it.
+        about: Name of what was checked, as `bucket`.
+        state: Whether it meets the needs of a run.
+        said: Sentence with the result, or with the reason why it could not be checked.
+        remedy: Advice if it does not meet them; a command if one is enough.
+        commands: The remedy as commands, for a script.
     """
 
     about: str

@@ -64,7 +64,7 @@ def find_export(name: str, workspace: Path) -> str:
 
 
 def _describe(path: Path) -> str:
-    """Describe a place without an export; names the last run of the name that has one."""
+    """Describe a path without an export, for an error message; names the latest run of the same name that has one."""
     if not path.exists():
         return "no such folder"
     if (summary := Summary.find(path)) is None:

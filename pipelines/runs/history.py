@@ -68,9 +68,9 @@ def _ended(summary: Summary, run_dir: Path) -> str:
 
 
 def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
-    """Delete all but the newest earlier runs of a name, failed runs first; returns their former folders.
+    """Delete earlier runs of a name until `keep` are left: failed runs first, then the oldest; returns their folders.
 
-    If the latest run has failed, the last one that has not is kept.
+    If the latest run has failed, the last run that has not failed is always kept.
     """
     directory = history_dir(run_dir)
     for half in directory.glob(".*.old"):

@@ -73,7 +73,7 @@ class Start:
             storage.write_bytes(path, content.encode())
 
     def remove(self) -> None:
-        """Remove the files, except the schema, which other configurations use too."""
+        """Remove the files that `write` has written, except the schema, which other configurations use too."""
         for path in self.files:
             if path.name != SCHEMA_FILE:
                 path.unlink(missing_ok=True)
@@ -240,9 +240,9 @@ def _input_size(model: str) -> list[int] | None:
 
 
 def batch_for(examples: int) -> int:
-    """Return a batch size for a number of training examples, at most 128.
+    """Return a batch size for a number of training examples: a power of two from 8 to 128.
 
-    An epoch has at least 20 steps, so that a trial of three epochs learns beyond the warmup.
+    From 160 examples on, an epoch has at least 20 steps, so that a trial of three epochs learns beyond the warmup.
 
     Example:
         >>> batch_for(63), batch_for(1259), batch_for(50_000)

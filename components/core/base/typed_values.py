@@ -349,7 +349,7 @@ _NAMES = {
 
 
 def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
-    """Return the one of several types that a value has; of several dataclasses, the one with the value's `kind`."""
+    """Return the one of several types that a value is of. The value's field `kind` selects among dataclasses."""
     known = [kind for kind in kinds if kind is not types.NoneType]
     if len(known) > 1 and all(map(dataclasses.is_dataclass, known)):
         by_name = {kind.kind: kind for kind in known}

@@ -357,7 +357,7 @@ def _hub_is_out(error: BaseException) -> bool:
 
 
 def _http_error() -> type[Exception]:
-    """Return the error of the HTTP client of huggingface_hub: httpx, or from its version 2.3 on httpx2."""
+    """Return the error of the HTTP client of huggingface_hub: httpx2 since huggingface_hub 2.3, httpx before."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return HfHubHTTPError.__bases__[0]

@@ -85,8 +85,8 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
 class JsonFile:
     """Base of dataclasses that are stored as a JSON file in a folder.
 
-    `class Facts(JsonFile, name="facts.json", what="a model's facts", step="train_model")` names the file, and for error
-    messages what it is and the step that writes it.
+    Its arguments are the file's name, and for error messages what the file is and the step that writes it:
+    `class Facts(JsonFile, name="facts.json", what="a model's facts", step="train_model")`.
 
     It is read from any version of the file; see `typed_values.read`.
     """
@@ -115,7 +115,7 @@ class JsonFile:
         """Read the file from a folder.
 
         Args:
-            directory: Local path, or as text the address of a folder in a bucket.
+            directory: Local folder, or the URI of a folder in a bucket.
 
         Raises:
             InputError: If it is missing or malformed; names it and the field.

@@ -590,7 +590,7 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
 
 
 def _with_fallbacks(value: Any, where: str) -> dict[str, Any]:
-    """Return a machine as a mapping; so are its fallbacks, which have its values in the fields that they do not set."""
+    """Return a machine as a mapping; so are its fallbacks, which inherit each field that they do not set."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):

@@ -444,7 +444,7 @@ def _ending(model: Any) -> str:
 
 
 def _may_scale(model: Any) -> bool:
-    """Return whether a model may scale its input: some layer scales or normalises, or is no plain layer of Keras."""
+    """Return whether a model may scale its input: some layer scales or normalises, or is not built into Keras."""
     parts = [type(part) for part in getattr(model, "operations", model.layers)]
     return any(
         not part.__module__.startswith("keras.src.layers.")

@@ -87,7 +87,8 @@ def _cvat(content: bytes) -> list[_Item]:
 def _as_table(items: Sequence[_Item], params: WriteParams, location: str) -> bytes:
     """Return annotated items as a CSV file, with a column for each control and each field of data.
 
-    The column of the only control is `label`; that of the only field of data is `path` for images, else `text`.
+    If there is one control (a question to the annotators), its column is `label`. If there is one field of data, its
+    column is `path` for images, else `text`.
 
     Raises:
         InputError: If the task has one class per example, and an item has several labels.

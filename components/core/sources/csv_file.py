@@ -82,7 +82,11 @@ class _Table:
                 yield number, row
 
     def _check_quotes(self, lines: Sequence[str], number: int) -> None:
-        """Check that a row of several lines is one, and not several that an unpaired quotation mark joins."""
+        """Check that an unpaired quotation mark does not join several lines to one row.
+
+        Raises:
+            InputError: If it does; names the first line.
+        """
         try:
             for _ in csv.reader(lines, delimiter=self.delimiter, strict=True):
                 pass

@@ -49,11 +49,11 @@ class WriteParams:
             targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
-        stratify: Put every class in every split: a class that is missing from a split borrows the nearest example of
-            the class, until new examples arrive. If false, and without `group_column`, an example keeps its split
-            whatever is added. Only for classification; other tasks divide by hash.
-        group_column: A CSV column; examples that share its value stay in one split. Few groups are filled to the
-            nearest share.
+        stratify: Put every class in every split: a class that is missing from a split gets its example with the
+            nearest hash from another split, until new examples arrive. If false, and without `group_column`, an example
+            keeps its split whatever is added. Only for classification; other tasks divide by hash.
+        group_column: A CSV column; examples that share its value stay in one split. If there are few groups, they are
+            assigned so that the splits come as near to their fractions as possible.
         slice_columns: CSV columns that define slices, for example `site`: with `gate.slices` the gate judges the
             examples of each value separately. Models do not get these columns.
         columns: Names of CSV or Parquet columns, or TFRecord features, if they differ from `path` (CSV only), `image`,
@@ -82,8 +82,9 @@ class WriteParams:
             training split get one.
         num_tokens: Length in words that all texts are cut or padded to; in a corpus, the characters of a passage.
         truncate: Side on which texts are cut and padded, `start` or `end`; `start` keeps the last words.
-        context_tokens: Number of characters at the start of a validation or test passage of a corpus that are only
-            context: the passage before predicts them. With 0, half of the predictions have little context.
+        context_tokens: Number of characters at the start of a validation or test passage of a corpus that are context
+            and are not scored, as the passage before scores them. With 0, half of the predictions have little
+            context.
         class_names: The classes, in order; empty means those in the data, sorted. For folders: the classes to use. For
             integer labels of arrays: their names. For a multi-label npz: source, empty numbers the columns.
         target_shard_mib: Wanted size of a shard, in MiB.

@@ -98,7 +98,13 @@ def computed_in(model: Any) -> list[str]:
 
 
 def put_together(compute_loss: Callable[..., Any], mesh: Any, types: Sequence[str]) -> Callable[..., Any]:
-    """Wrap Keras's `compute_loss_and_updates`, so that it gets whole weights, each cast to a dtype and gathered."""
+    """Wrap Keras's `compute_loss_and_updates`, so that it gets whole weights.
+
+    Args:
+        compute_loss: The function.
+        mesh: Devices that hold parts of the weights.
+        types: Dtype of each weight, to which its parts are cast before they are gathered.
+    """
 
     def whole_of(value: Any, kind: str) -> Any:
         part = placed(mesh, value.shape, FULLY_SHARDED)
