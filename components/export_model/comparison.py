@@ -170,7 +170,7 @@ class Scorer:
         self.trained = self._estimate(labels, expected).value
 
     def _estimate(self, labels: np.ndarray, answers: np.ndarray) -> Estimate:
-        """Return the metric of answers; NaN where it is undefined, as R² of targets that do not vary."""
+        """Return the metric of some answers; NaN if it is undefined, for example R² of targets that do not vary."""
         outputs = score_passages(labels, answers) if self._task.name == LANGUAGE_MODEL else answers
         estimate = estimators(self._task, labels, outputs)[self._judged]() if np.isfinite(answers).all() else None
         return estimate or Estimate(math.nan, np.full(len(labels), math.nan))

@@ -19,7 +19,7 @@ from tpu_components.core.base import progress, typed_values
 from tpu_components.core.base.errors import InputError, describe
 from tpu_components.core.base.formatting import byte_size
 from tpu_components.core.base.terminal import filter_stderr
-from tpu_components.core.drift.sketches import ANSWERS_FILE, sketch_answers
+from tpu_components.core.drift.sketches import ANSWERS_FILE, DataSketch, sketch_answers
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import BEST_WEIGHTS_FILE, EXPORT_FILE, TRAIN, Manifest, ModelInfo
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
@@ -91,9 +91,13 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
             manifest.interface.task, judged, examples.labels, write_expected(trained, examples, manifest, work)
         )
         measured = judge.measure()
-        for name in measured:
-            if "error" not in measured[name]:
-                measured[name] |= scorer.score(*read_answers(work, name))
+        sketches, source = dict[str, DataSketch](), f"its {params.split} split"
+        for name in [name for name, facts in measured.items() if "error" not in facts]:
+            answers, chosen = read_answers(work, name)
+            measured[name] |= scorer.score(answers, chosen)
+            if info.task == CLASSIFICATION and np.isfinite(answers).all():
+                confidences = answers.max(axis=1).astype(np.float64)
+                sketches[name] = sketch_answers(source, info.class_names, answers.argmax(axis=1), confidences)
         left_out |= find_differing(params, judged, scorer.trained, measured)
         for name in measured:
             if (origin := FORMATS[name].quantized_from) in left_out:  # It is compared by the judged metric only.
@@ -107,16 +111,8 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         for name in left_out:
             _remove(staged / FORMATS[name].file)
         if info.task == CLASSIFICATION:
-            source = f"its {params.split} split"
-            answers = {name: read_answers(work, name)[0] for name in formats}
-            sketches = {
-                name: dataclasses.asdict(
-                    sketch_answers(source, info.class_names, own.argmax(axis=1), own.max(axis=1).astype(np.float64))
-                )
-                for name, own in answers.items()
-                if np.isfinite(own).all()
-            }
-            storage.write_json(staged / ANSWERS_FILE, sketches)
+            kept = {name: dataclasses.asdict(sketch) for name, sketch in sketches.items() if name in formats}
+            storage.write_json(staged / ANSWERS_FILE, kept)
         exported = ExportInfo(
             model=info.name,
             class_names=info.class_names,

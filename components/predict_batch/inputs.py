@@ -13,7 +13,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest, Shard
 from tpu_components.core.examples.images import decode_pixels, middle
-from tpu_components.core.examples.interface import CORPUS, AnyInput, CorpusInput, ImageInput, TextInput, UnreadableError
+from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageInput, TextInput, UnreadableError
 from tpu_components.core.examples.records import RAW, DamagedRecordError, find_records, read_fields
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.core.files import storage
@@ -80,11 +80,10 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
         message = str(error).replace("data.columns={path: …}", """--columns '{"path": "…"}'""")
         raise InputError(message.replace("data.columns", "--columns")) from error
     _check_kept(params, listing.slices)
-    held = CORPUS if listing.corpus else listing.kind
-    if held != model.input.kind:
+    if listing.example_kind != model.input.kind:
         raise InputError(
             f"Cannot answer {params.source!r}: expected {model.input.plural}, which {model.name!r} takes, received "
-            f"a source of the kind {held!r}."
+            f"a source of the kind {listing.example_kind!r}."
         )
     kept = {name: _as_column(values) for name, values in listing.slices.items()}
     return Inputs(

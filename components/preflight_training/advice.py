@@ -63,7 +63,7 @@ def _advise_failed(report: MachineReport, paid: PaidMachine, data: DataFacts) ->
 
 
 def _beside(report: MachineReport, paid: PaidMachine) -> str:
-    """Return the prices per hour of the cheapest GPU and of the machine, as the end of a sentence; empty if unknown."""
+    """Return the hourly prices of the cheapest GPU and of the machine, to end a sentence; empty if the GPU has none."""
     cost = report.cost
     gpu = load_catalogue().find(_CHEAPEST_GPU).price(target=paid.target)
     ours = f", {report.label} ${cost.usd_per_hour:,.2f}" if cost else ""

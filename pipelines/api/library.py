@@ -25,6 +25,7 @@ from tpu_components.core.pages.display import Displayed
 from tpu_components.core.registry.reference import EXPORT_DIR
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.core.results.evaluation_info import Rule
+from tpu_components.core.sources.params import WriteParams
 from tpu_components.preflight_training import report
 from tpu_components.preflight_training.findings import PreflightReport
 from tpu_components.serving.inputs import ExamplePrediction, predict_inputs
@@ -42,7 +43,8 @@ from tpu_pipelines.starting.first_configuration import batch_for
 
 Place = str | Path
 _WORKSPACE = Path("runs")
-_TRAINED = 0.7  # Share of the examples that train by default.
+# Share of the examples that train by default.
+_TRAINED = 1 - WriteParams.validation_fraction - WriteParams.test_fraction
 _OBJECTS_DIR = ".objects"  # In a workspace: models and arrays that were given as objects, by their content.
 
 
@@ -246,12 +248,12 @@ def train(
         InputError: If the model, the data or a setting cannot be used.
         RunFailedError: If a step failed.
     """
-    objects = Path(workspace) / _OBJECTS_DIR
-    raw = {"data": _as_section(data, objects), "model": _as_name(model, objects), **sections}
+    objects, default = Path(workspace) / _OBJECTS_DIR, dict[str, Any]()
     if isinstance(data, tuple):
-        x, is_split = next(iter(_by_name(data).values())), isinstance(data[0], tuple)
-        default = batch_for(len(x) if is_split else math.ceil(_TRAINED * len(x)))
-        raw["training"] = {"batch_size_per_replica": default, **raw.get("training", {})}
+        data = _by_name(data)
+        trained = len(data["x_train"]) if "x_train" in data else math.ceil(_TRAINED * len(data["x"]))
+        default = {"training": {"batch_size_per_replica": batch_for(trained), **sections.get("training", {})}}
+    raw = {"data": _as_section(data, objects), "model": _as_name(model, objects), **sections, **default}
     named = model if isinstance(model, str | Path) else model.name
     raw["name"] = name or Path(str(named).rpartition(":")[2]).stem
     return run(raw, workspace=workspace, force=force)

@@ -47,10 +47,9 @@ def find_export(name: str, workspace: Path) -> str:
             return str(folder)
         named = parse_reference(_in_workspace(name if "@" in name else f"{name}@{CHAMPION}", workspace))
     if named is None:
-        what = _describe(path)
         raise InputError(
             f"Cannot find {name}: expected an export, the path of a run's folder, or NAME, NAME@ALIAS or NAME@VERSION "
-            f"of the registry. Received: {what}; {workspace / 'registry'} holds "
+            f"of the registry. Received: {_describe(path)}; {workspace / 'registry'} holds "
             f"{', '.join(_models(workspace)) or 'no model'}. `tpu-pipelines registry list` shows what is registered, "
             "and `tpu-pipelines export RUN` exports the model of a run that the gate has rejected."
         )

@@ -68,9 +68,9 @@ def _ended(summary: Summary, run_dir: Path) -> str:
 
 
 def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
-    """Delete earlier runs of a name until `keep` are left: failed runs first, then the oldest; returns their folders.
+    """Delete earlier runs of a name until `keep` are left: failed runs first, then the oldest.
 
-    If the latest run has failed, the last run that has not failed is always kept.
+    If the latest run has failed, the last run that has not failed is always kept. Returns the deleted folders.
     """
     directory = history_dir(run_dir)
     for half in directory.glob(".*.old"):

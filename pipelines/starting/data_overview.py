@@ -18,7 +18,6 @@ from tpu_components.core.examples.artifacts import TRAIN
 from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, has_image_suffix
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
-    CORPUS,
     IMAGE,
     LANGUAGE_MODEL,
     MULTI_LABEL,
@@ -275,7 +274,7 @@ def overview_of(plan: DatasetPlan, params: WriteParams) -> DataOverview:
     listing = plan.listing
     overview = DataOverview(
         params=params,
-        kind=listing.kind if listing.corpus is None else CORPUS,
+        kind=listing.example_kind,
         split_examples=plan.split_examples,
         class_examples=_count_classes(listing, params),
         class_splits={split: _count_classes(listing, params, some) for split, some in plan.order.items()},

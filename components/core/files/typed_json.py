@@ -112,7 +112,7 @@ class JsonFile:
 
     @classmethod
     def load(cls, directory: Path | str) -> Self:
-        """Read the file from a folder.
+        """Read the file of this class from a folder.
 
         Args:
             directory: Local folder, or the URI of a folder in a bucket.

@@ -270,7 +270,7 @@ def explain(error: Exception) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the last line of the user's code in an error's traceback, as ` (model.py, line 3)`; empty without one."""
+    """Return where an error arose in the user's code, as ` (model.py, line 3)`; empty if it arose elsewhere."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(Path(frame.filename)) and frame.filename != __file__]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

@@ -85,9 +85,9 @@ def _cvat(content: bytes) -> list[_Item]:
 
 
 def _as_table(items: Sequence[_Item], params: WriteParams, location: str) -> bytes:
-    """Return annotated items as a CSV file, with a column for each control and each field of data.
+    """Return annotated items as a CSV file, with a column for each question and each field of data.
 
-    If there is one control (a question to the annotators), its column is `label`. If there is one field of data, its
+    If the annotators answered one question, its column is `label`. If there is one field of data, its
     column is `path` for images, else `text`.
 
     Raises:

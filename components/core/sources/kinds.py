@@ -58,9 +58,8 @@ def find_source(text: str) -> tuple[Source, str]:
     """
     kind, location = split_source(text)
     if kind not in SOURCES:
-        hint = did_you_mean(kind or location, SOURCES)
-        if os.path.isdir(text):
-            hint = f" Did you mean images:{text}, or text:{text}?"
+        is_folder, near = os.path.isdir(text), did_you_mean(kind or location, SOURCES)
+        hint = f" Did you mean images:{text}, or text:{text}?" if is_folder else near
         raise InputError(f"Unknown source {text!r}: expected one of {', '.join(source.form for source in _ALL)}.{hint}")
     if not location:
         raise InputError(f"Source {text!r} names no place: expected {SOURCES[kind].form}.")

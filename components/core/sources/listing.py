@@ -10,7 +10,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION, Quarantined
-from tpu_components.core.examples.interface import IMAGE, PADDING, CorpusInput
+from tpu_components.core.examples.interface import CORPUS, IMAGE, PADDING, CorpusInput
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Files, Names, Pieces, pick
 from tpu_components.core.sources.params import WriteParams
@@ -68,7 +68,7 @@ class Listing:
         spans: Parts of larger files that are the examples' content, for sources that have such, else None.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
         texts: In UTF-8, for sources that hold them in one file, else None.
-        kind: Kind of example: `image`, `text` or `corpus`.
+        kind: Kind of example, `image` or `text`; of a corpus see `example_kind`.
         corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
         version: Digest of an array source's content, or of the CSV file.
         notes: Sentences for people on what was left out.
@@ -107,6 +107,11 @@ class Listing:
                 object.__setattr__(self, name, Names.collect(column))
         if self.texts is not None and not isinstance(self.texts, Pieces):
             object.__setattr__(self, "texts", Pieces.collect(self.texts))
+
+    @property
+    def example_kind(self) -> str:
+        """Kind of example: `image`, `text` or `corpus`. Digests have `kind`, which does not name a corpus."""
+        return CORPUS if self.corpus is not None else self.kind
 
     @property
     def num_inputs(self) -> int:

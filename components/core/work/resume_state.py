@@ -49,7 +49,7 @@ class ResumeState:
     def begin(self, digest: str) -> Self:
         """Create the folder, or continue with an existing one: pieces that a killed run has finished are kept.
 
-        If a local folder holds pieces of other work, they are removed. Returns the object itself.
+        Pieces of other work in a local folder are removed. Returns this object.
 
         Raises:
             InputError: If the folder is in a bucket and belongs to other work.

@@ -413,7 +413,7 @@ _HOST_CALLS = ("py_function", "numpy_function", "py_func")
 
 
 def _called_in(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
-    """Return which of these functions the model's code calls first, and `file:line` of the call; None without one."""
+    """Return the name and the `file:line` of the first call of one of these functions; None if the model calls none."""
     for path in source_files(task.training.model):
         for node in ast.walk(ast.parse(path.read_bytes())):
             called = node.func if isinstance(node, ast.Call) else None
