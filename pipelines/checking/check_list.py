@@ -176,7 +176,8 @@ class ConfigChecks:
             if len(bad) > most * count:
                 expected = f"expected at most data.max_bad_fraction={most:g}"
                 told = f"{what.format(len(bad) / count)}: {expected}"
-                yield Finding("data", Status.ERROR, told, "repair or remove them, or raise it")
+                advice = "repair or remove them" + (", or raise it" if len(bad) < count else "")
+                yield Finding("data", Status.ERROR, told, advice)
 
     def _model(self) -> Iterator[Finding]:
         config, model = self._config, self._config.training.model

@@ -97,7 +97,8 @@ def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
                 f"{section}.split={split!r} has no examples: expected one of {sorted(plan.order)}. Raise "
                 f"data.{split}_fraction or name another split."
             )
-    amounts = [_AMOUNTS[plan.listing.kind]] if plan.listing.kind in _AMOUNTS else []
+    kind = plan.listing.example_kind
+    amounts = [_AMOUNTS[kind]] if kind in _AMOUNTS else []
     config.gate.check_slices([CLASS, *amounts, *config.data.slice_columns])
     return plan
 

@@ -110,8 +110,8 @@ def runs(arguments: argparse.Namespace) -> int:
                 "Check --workspace."
             )
         names = [name] if name else known
-        earlier = sum(max(0, len([*history.runs_of(workspace / name)]) - 1 - arguments.keep) for name in names)
-        if earlier and not _is_confirmed(f"{earlier} earlier runs of {', '.join(names)}", arguments):
+        surplus = sum(len(history.find_surplus(workspace / name, arguments.keep)) for name in names)
+        if surplus and not _is_confirmed(f"{surplus} earlier runs of {', '.join(names)}", arguments):
             return DONE
         deleted = [delete_runs(workspace, name, keep=arguments.keep) for name in names]
     places = [str(place) for each in deleted for place in each.places]

@@ -67,21 +67,27 @@ def _ended(summary: Summary, run_dir: Path) -> str:
     return summary.ended or written.isoformat(timespec="seconds")
 
 
-def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
-    """Delete earlier runs of a name until `keep` are left: failed runs first, then the oldest.
+def find_surplus(run_dir: Path, keep: int) -> list[Path]:
+    """Return the folders of the earlier runs of a name that are deleted to keep `keep`: failed ones, then the oldest.
 
-    If the latest run has failed, the last run that has not failed is always kept. Returns the deleted folders.
+    If the latest run has failed, the last run that has not failed is always kept.
     """
     directory = history_dir(run_dir)
-    for half in directory.glob(".*.old"):
-        shutil.rmtree(half, ignore_errors=True)
     places = [directory / number for number in _numbers(directory)]
     # A failed run must not cause the deletion of the last run that has trained. The newest is deleted last, because the
     # next run gets the number after its own.
     good = [place for place in places if not _has_failed(place)]
     kept = good[-1:] if _has_failed(run_dir) else []
     places = [*sorted(places[:-1], key=lambda place: place in good), *places[-1:]]
-    dropped = [place for place in places[: max(0, len(places) - keep)] if place not in kept]
+    return [place for place in places[: max(0, len(places) - keep)] if place not in kept]
+
+
+def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
+    """Delete earlier runs of a name until `keep` are left, see `find_surplus`; returns their former folders."""
+    directory = history_dir(run_dir)
+    for half in directory.glob(".*.old"):
+        shutil.rmtree(half, ignore_errors=True)
+    dropped = find_surplus(run_dir, keep)
     for place in dropped:
         _delete(place, directory)
     return dropped

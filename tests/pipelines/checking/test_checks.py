@@ -43,3 +43,7 @@ def test_slices_that_the_data_cannot_have_are_refused_before_the_training(tmp_pa
     check_data(load_config("imdb_lstm", [*films, "gate.slices=[length]"]))
     with pytest.raises(InputError, match="by 'size', as slices asks: expected one of class, length"):
         check_data(load_config("imdb_lstm", [*films, "gate.slices=[size]"]))
+    (tmp_path / "play.txt").write_text("to be or not to be\n" * 900)
+    play = [f"data.source=corpus:{tmp_path}/play.txt", "training.batch_size_per_replica=1"]
+    with pytest.raises(InputError, match=r"by 'size', as slices asks: expected one of class\."):
+        check_data(load_config("shakespeare_lstm", [*play, "gate.slices=[size]"]))

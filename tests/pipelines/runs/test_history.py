@@ -164,9 +164,11 @@ def test_the_command_lists_and_cleans(workspace, capsys):
         assert message in error
 
 
-def test_cleaning_after_a_failed_run_keeps_the_last_good_one(workspace):
+def test_cleaning_after_a_failed_run_keeps_the_last_good_one(workspace, capsys):
     for accuracy, status in ((0.5, "succeeded"), (0.6, "rejected"), (0.1, "failed"), (0.2, "failed")):
         write_run(workspace, accuracy, status=status)
+    assert cli.main(["runs", "clean", "--workspace", str(workspace)]) == 2
+    assert "this may go: 2 earlier runs of digits" in capsys.readouterr().err
     assert cli.main(["runs", "clean", "--yes", "--workspace", str(workspace)]) == 0
     assert weights(workspace) == {"0002": "0.6", "latest": "0.2"}
 

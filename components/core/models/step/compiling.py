@@ -3,6 +3,7 @@
 Training runs the compiled step; preflight compiles the same step for a TPU.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -347,7 +348,8 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
 
     Args:
         kind: `optimizer`, `learning_rate_schedule` or `loss`.
-        name: Name of the class, in any case and with or without underscores: `AdamW`, `adamw`, `binary_crossentropy`.
+        name: Name of the class, in any case and with or without underscores, or Keras's short name for it: `AdamW`,
+            `adamw`, `binary_crossentropy`, `mse`.
         parameters: Parameters of the class that the user has set.
         own: Parameters that this project sets, each where the class has it. The user cannot set these.
 
@@ -375,8 +377,12 @@ def class_of(kind: str, name: str) -> Any:
     Raises:
         InputError: If there is none.
     """
-    classes = _classes(kind)
-    if (plain := _plain(name)) not in classes:
+    classes, plain = _classes(kind), _plain(name)
+    if plain not in classes:
+        with contextlib.suppress(Exception):  # Keras also has short names, such as `mse`.
+            found = getattr(keras, _KINDS[kind][0]).get(name)
+            plain = _plain(getattr(found, "__name__", type(found).__name__))
+    if plain not in classes:
         names = {key: keras_class.__name__ for key, keras_class in classes.items()}
         near = did_you_mean(plain, names)
         raise InputError(f"Keras has no {kind} {name!r}: expected one of {', '.join(names.values())}.{near}")

@@ -121,6 +121,8 @@ def test_a_metric_that_takes_class_numbers_is_not_for_several_labels():
 def test_names_are_taken_in_any_spelling():
     assert compiling.class_of("optimizer", "adam_w") is compiling.class_of("optimizer", "AdamW")
     assert compiling.class_of("loss", "binary_focal_crossentropy").__name__ == "BinaryFocalCrossentropy"
+    assert compiling.class_of("loss", "mse") is compiling.class_of("loss", "mean_squared_error")
+    assert compiling.class_of("metric", "MAE") is compiling.class_of("metric", "MeanAbsoluteError")
 
 
 def test_weight_decay_of_the_optimizer_is_that_of_the_training():
