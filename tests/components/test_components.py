@@ -3,8 +3,12 @@
 import ast
 import dataclasses
 import importlib
+import importlib.metadata
 import inspect
 import json
+import re
+import subprocess
+import sys
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kfp import dsl
+from packaging.utils import canonicalize_name
 from sklearn.datasets import load_digits
 
+from tests.cli import REPOSITORY
 from tests.fakes.vertex_rules import check_outputs
 from tests.html_page import Page
 from tpu_components.core.base.errors import InputError
@@ -319,3 +325,28 @@ def test_component_leaves_a_record_of_its_failure(step, tmp_path):
     assert (record["step"], record["state"], record["is_input_error"]) == (step, "failed", True)
     assert "gone" in record["error"]
     assert not Path(artifacts[outputs[0]].path).exists()
+
+
+def test_records_are_written_and_answered_by_what_beams_image_holds(exported_digits, tmp_path):
+    """The image had no SciPy, and every job failed at its first import."""
+    lock = (REPOSITORY / "docker" / "beam.lock").read_text()
+    held = {"tpu-pipelines", *re.findall(r"^([a-z0-9][^ =\[]*)\S*==", lock, re.MULTILINE)}
+    absent = [
+        module
+        for module, packages in importlib.metadata.packages_distributions().items()
+        if not held & set(map(canonicalize_name, packages))
+    ]
+    assert {"keras", "sklearn"} <= set(absent)
+    code = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({absent})); "
+        "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+    )
+    steps = (
+        ("create_tfrecords.engines", "beam", "--help"),
+        ("create_tfrecords", "--source", "sklearn:digits", "--output", tmp_path / "records"),
+        ("predict_batch", "--source", "sklearn:digits", "--export", exported_digits.path, "--output", tmp_path / "out"),
+    )
+    for step, *arguments in steps:
+        command = [sys.executable, "-c", code, f"tpu_components.{step}", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
