@@ -128,13 +128,15 @@ def _flags(values: Mapping[str, Any]) -> list[str]:
 def write_inputs(shared: Path) -> None:
     """A folder of images for each class, and a model's file."""
     from PIL import Image
-    from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    for i, (pixels, label) in enumerate(zip(digits.images[:_NUM_IMAGES], digits.target, strict=False)):
+    from tpu_components.core.sources.kinds import list_examples
+    from tpu_components.core.sources.params import WriteParams
+
+    digits = list_examples(WriteParams("sklearn:digits"))
+    for i, (pixels, label) in enumerate(zip(digits.images[:_NUM_IMAGES, ..., 0], digits.labels, strict=False)):
         path = shared / "images" / str(label) / f"{i:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((pixels * 15).astype("uint8")).save(path)
+        Image.fromarray(pixels).save(path)
     (shared / "model.py").write_text(_MODEL)
 
 
