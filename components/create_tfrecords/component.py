@@ -1,4 +1,4 @@
-"""KFP wrappers of create_tfrecords: as one step, fanned out, or with Beam; and of the digest of a source."""
+"""KFP wrappers: of create_tfrecords as one step, fanned out or with Beam, and of the step that digests a source."""
 
 from typing import Any, Dict, List
 

@@ -51,7 +51,7 @@ def look_at(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
 @functools.cache
 def _averages(size: int, count: int) -> np.ndarray:
-    """Return float32[count, size]: the mean of each of `count` equal parts of a line of `size` points."""
+    """Return a matrix, float32[count, size], that averages a line of `size` points over `count` equal parts."""
     edges = np.linspace(0, size, count + 1)
     starts, ends = edges[:-1, None], edges[1:, None]
     points = np.arange(size)
@@ -117,7 +117,7 @@ def _centred(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def same_words(words: Iterable[bytes]) -> bytes:
-    """Return a hash of eight bytes that is equal for texts with the same words."""
+    """Return a hash of eight bytes of a text: equal for the same words in the same order."""
     return identify(b" ".join(words))
 
 

@@ -77,7 +77,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     """Score a model and, if there is one, the champion on one split, and judge it.
 
     Every example counts once. The figures do not depend on the batch size or the number of replicas, but for rounding.
-    A model that was trained on examples of the split is judged by the others, as is the champion.
+    Examples of the split that one of the models was trained on are left out for all of them, unless no others are left.
 
     Args:
         params: The split, the champion and the rules of the gate.
@@ -224,7 +224,10 @@ def _find_best(
     held_out: HeldOutSet,
     scratch: Path,
 ) -> "Champion":
-    """Return the best model that was ever promoted, by the first metric with a margin; none if that is the champion."""
+    """Return the best model that was ever promoted, by the first metric of `max_regression` with a margin above 0.
+
+    The result is empty, `Champion(None)`, if there is no such model besides the champion and the one that is judged.
+    """
     metric = next((name for name, margin in params.max_regression.items() if margin), "")
     best = held_out.find_best(metric, direction(metric)) if metric else ""
     others = [digest, champion.registered.digest if champion.registered else ""]

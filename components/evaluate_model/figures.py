@@ -1,4 +1,4 @@
-"""The figures of a model on some examples, of parts of these, and of the best constant answer to them."""
+"""The figures of a model on a set of examples and on slices of it, and those of the best constant answer."""
 
 import dataclasses
 import functools

@@ -153,7 +153,15 @@ def _as_parquet(
     named: Sequence[Sequence[str]],
     types: Mapping[str, str],
 ) -> bytes:
-    """Return a table of keys, what is kept, and answers, whose figures are in the order of the class names."""
+    """Return predictions as a Parquet file: key, kept columns of the source, answer.
+
+    Args:
+        model: The model that answered.
+        rows: `key` and kept columns of each example.
+        answers: Outputs of the model, float32[num_examples, num_outputs].
+        named: Predicted classes or labels of each example.
+        types: Arrow types of the kept columns, by name.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -84,7 +84,7 @@ def as_text(report: PreflightReport) -> str:
 
 
 def _render(report: PreflightReport) -> str:
-    """Return the page: the text for the terminal, with all machines and layers in folded sections."""
+    """Return the report as an HTML page. It shows what the terminal shows, and each machine and layer when unfolded."""
     machines = report.machines
     shown = cheapest(machines) or machines[0]
     title = f"Preflight: {report.model} on {', '.join(machine.machine for machine in machines)}"

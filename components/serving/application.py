@@ -293,7 +293,7 @@ class Application:
 
 
 def _content(body: bytearray, is_image: bool) -> Sequence[Any]:
-    """Return the instances of a body, as parsed JSON."""
+    """Return the instances of a body, which is JSON or the bytes of one image file."""
     if is_image:
         return [{"b64": base64.b64encode(body).decode()}]
     instances: Sequence[Any] = json.loads(body)["instances"]

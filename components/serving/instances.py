@@ -406,7 +406,7 @@ def parse_infer(
     """Parse a V2 inference request with one tensor: UINT8 pixels, or BYTES of texts or image files.
 
     Args:
-        body: The request; image files are in Base64 in JSON, and as they are in a binary tensor.
+        body: The request. JSON has image files in Base64; a binary tensor has their bytes.
         model: The model.
         limits: Limits of the server.
         num_json_bytes: Length of the JSON before a binary tensor; None if all of the body is JSON.

@@ -248,7 +248,7 @@ class HeldBytes:
 
 
 class Hold:
-    """Memory of one request, `num_bytes`. Call `resize` before allocating more."""
+    """Memory that is reserved for one request: `num_bytes`. Call `resize` before allocating more."""
 
     def __init__(self, held: HeldBytes) -> None:
         self._held = held

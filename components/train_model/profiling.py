@@ -33,7 +33,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
-        """Count the time of a `with` block to a kind, without nested `measure` blocks."""
+        """Add the time of a `with` block to the total of a kind. The time of nested `measure` blocks is left out."""
         self._charge()
         outer, self._kind = self._kind, kind
         try:

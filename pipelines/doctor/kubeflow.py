@@ -313,7 +313,7 @@ class KubeflowChecks:
 
     @property
     def _account(self) -> str:
-        """Service account of the steps, behind its namespace."""
+        """Service account of the steps, as `NAMESPACE:NAME`."""
         return f"{self._namespace}:{_RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER}"
 
     def _install_jobsets(self) -> tuple[Command, ...]:

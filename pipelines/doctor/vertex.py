@@ -439,7 +439,10 @@ class VertexChecks:
         return name
 
     def _key(self) -> str:
-        """Check that the service agent may use the key: https://cloud.google.com/vertex-ai/docs/general/cmek."""
+        """Check that the service agent may use the encryption key; returns the finding in words.
+
+        Source: https://cloud.google.com/vertex-ai/docs/general/cmek.
+        """
         name = self._settings.encryption_key
         known = self._apis.find(_KEYS, f"v1/{name}", name, "check TPU_PIPELINES_ENCRYPTION_KEY")
         state = known.get("primary", {}).get("state", "without a version")

@@ -1,4 +1,4 @@
-"""Compares the predictions in a server's log with the version's predictions for its test split."""
+"""Compares the predictions in a server's log with those that its model version made for the test split."""
 
 import dataclasses
 from collections import Counter

@@ -43,7 +43,8 @@ def find_drift(config: Config, settings: Settings | None = None) -> Drift:
 
     Args:
         config: The configuration.
-        settings: Settings of the platform, with the location of a registry on Vertex AI; None on this machine.
+        settings: Settings of the platform, which tell where a registry on Vertex AI is; None if the registry is a
+            folder.
 
     Raises:
         InputError: If the data or the registry cannot be used.

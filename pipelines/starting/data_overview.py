@@ -208,7 +208,7 @@ def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
     """Guess the task of a table by its labels: `cat|dog` is multi-label, numbers with a fraction are a regression.
 
     Returns:
-        The parameters with the task, and the examples if they were listed by these parameters.
+        The parameters with the task; and the listed examples, or None if they must be listed again for that task.
 
     Raises:
         InputError: If the source cannot be listed.

@@ -174,7 +174,11 @@ def look_up(plan: RunPlan, submitter: Platform) -> Submission | None:
 
 
 def _find(jobs: tuple[Job, ...], submitter: Platform) -> Submission | None:
-    """Return the first job of a round whose machine was available; creates it unless it is the first of the round."""
+    """Return the submission of the first of these jobs whose machine was available, or the last one.
+
+    A job that was not submitted yet is created if those before it lacked their machine. Returns None if not even the
+    first was submitted.
+    """
     newest = None
     for job in jobs:
         submission = submitter.get(job.job_id)

@@ -281,8 +281,8 @@ def s3_client() -> Any:
 class HuggingFaceHub:
     """The Hugging Face hub, which is only read: `hf://datasets/OWNER/NAME/PATH`, or `…/NAME@REVISION/PATH`.
 
-    HF_TOKEN signs in, HF_ENDPOINT is another address. The methods are those of `GoogleStorage`; `datasets` stands where
-    a bucket does.
+    HF_TOKEN signs in; HF_ENDPOINT replaces the hub's address. The methods are those of `GoogleStorage`; the bucket of
+    a path is always `datasets`.
     """
 
     scheme = "hf://"

@@ -61,7 +61,7 @@ class Bundle:
 
 
 def is_reference(name: str) -> bool:
-    """Return whether a model's name is the reference of a bundle."""
+    """Return whether a model's name refers to a bundle of code, as `Bundle.reference` returns it."""
     return _REFERENCE.fullmatch(name) is not None
 
 

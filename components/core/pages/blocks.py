@@ -143,12 +143,12 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """An example.
+    """An example of the data, with its picture or text.
 
     Attributes:
         name: Name of the example, for example the path of its file.
         content: A text, or the markup of a picture.
-        lines: Lines below the content. In each line, the details come before the name.
+        lines: Figures below the content, one in each line.
     """
 
     name: str

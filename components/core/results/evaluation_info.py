@@ -237,8 +237,8 @@ class Groups:
     Attributes:
         num_groups: Number of groups.
         num_examples: Examples in them.
-        metric: The judged figure of the task.
-        num_independent: Number of independent examples that would measure this figure as surely.
+        metric: Metric that the gate compares by default, for example `accuracy`.
+        num_independent: Effective sample size: number of independent examples with the same standard error of `metric`.
     """
 
     num_groups: int

@@ -50,7 +50,7 @@ class _Table:
 
     @property
     def named(self) -> list[str]:
-        """Names of the columns, and of what stands for one."""
+        """Names of the columns, and `label` where columns of 0 and 1 stand for it."""
         return [*self.columns, *(["label"] if self.hot else [])]
 
     def lines(self) -> Iterator[tuple[int, dict[str, str]]]:

@@ -222,7 +222,7 @@ def _list_tables(
     labelled: bool,
     notes: Sequence[str] = (),
 ) -> Listing:
-    """List the rows of files, whose splits are `of_files`, where they have such."""
+    """List the rows of files. `of_files` is the split of each file; None if files have no splits."""
     import pyarrow.types as types
 
     with _opened(files[0]) as table:

@@ -148,7 +148,11 @@ def load_arrays(path: Path) -> tuple[dict[str, Array], TrainingProgress | None]:
 
 
 def _read(path: Path, only: str = "") -> tuple[dict[str, Array], PartsManifest | None, TrainingProgress | None]:
-    """Return what `save_arrays` wrote: the arrays, the manifest of parts and the progress; or `only` one of them.
+    """Return what `save_arrays` wrote: the arrays, the manifest of parts and the progress.
+
+    Args:
+        path: The file.
+        only: Name of the only array to read; empty reads all. What is not read is missing or None.
 
     Raises:
         InputError: If the file is damaged.

@@ -380,8 +380,8 @@ def class_of(kind: str, name: str) -> Any:
     classes, plain = _classes(kind), _plain(name)
     if plain not in classes:
         with contextlib.suppress(Exception):  # Keras also has short names, such as `mse`.
-            found = getattr(keras, _KINDS[kind][0]).get(name)
-            plain = _plain(getattr(found, "__name__", type(found).__name__))
+            meant = getattr(keras, _KINDS[kind][0]).get(name)
+            plain = _plain(getattr(meant, "__name__", type(meant).__name__))
     if plain not in classes:
         names = {key: keras_class.__name__ for key, keras_class in classes.items()}
         near = did_you_mean(plain, names)
