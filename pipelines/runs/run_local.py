@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import os
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from tpu_components.core.base import extras
 from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.import_path import safe_children, with_variables
@@ -76,8 +78,12 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         force: Run every step, even if it is unchanged.
 
     Raises:
-        InputError: If the data or the configuration cannot be used; checked before any work.
+        InputError: If the data or the configuration cannot be used, or TensorFlow or Keras is not installed; checked
+            before any work.
     """
+    for package in ("keras", "tensorflow") if runner == "subprocess" else ():
+        if importlib.util.find_spec(package) is None:
+            raise InputError(extras.advice_for(package))
     workspace, tracker = workspace.absolute(), tracking.chosen_tool()
     storage.require_utf8(workspace)
     if config.machine:

@@ -346,6 +346,14 @@ def test_a_broken_budget_stops_the_run_before_training_and_leaves_the_report(tmp
     assert (tmp_path / "digits" / "preflight" / "preflight.html").is_file()
 
 
+def test_what_a_training_needs_is_named_before_the_records_are_written(tmp_path, monkeypatch):
+    """A package with the vertex extra alone has kfp, wrote the records, and failed at the training."""
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(InputError, match=r"This needs tensorflow, which is not installed\."):
+        run_local.run_local(load_config("digits"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_the_tpu_compiler_preflight_is_left_out_and_says_what_to_install(monkeypatch, capsys):
     config = load_config("digits")
     assert run_local._without_missing_compiler(config) == config
