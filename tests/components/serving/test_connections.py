@@ -1,4 +1,4 @@
-"""Real sockets on the loopback, a server in this process, and little patience."""
+"""Real sockets on the loopback, and a server in this process."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,8 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
 
 
-@pytest.fixture(autouse=True)
-def _little_patience(monkeypatch):
+@pytest.fixture
+def little_patience(monkeypatch):
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.2)
 
@@ -77,10 +77,17 @@ async def end_of(reader):
         return b""
 
 
+async def until(is_so):
+    """Wait until a condition holds; `run` limits how long."""
+    while not is_so():
+        await asyncio.sleep(0.01)
+
+
 def run(coroutine):
     asyncio.run(asyncio.wait_for(coroutine, 20))
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_a_head_that_does_not_arrive_is_not_waited_for():
     async def scenario():
         async with serving() as (port, places), contextlib.AsyncExitStack() as stack:
@@ -93,6 +100,7 @@ def test_a_head_that_does_not_arrive_is_not_waited_for():
     run(scenario())
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_a_head_may_not_come_byte_by_byte_for_longer():
     async def scenario():
         async with serving() as (port, _), connected(port) as (reader, writer):
@@ -109,6 +117,7 @@ def test_a_head_may_not_come_byte_by_byte_for_longer():
     run(scenario())
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_an_idle_connection_stays_and_may_ask_again():
     async def scenario():
         async with serving() as (port, _), connected(port) as (reader, writer):
@@ -120,6 +129,7 @@ def test_an_idle_connection_stays_and_may_ask_again():
     run(scenario())
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for():
     async def scenario():
         early = POST.replace(b" / ", b" /early ")
@@ -131,6 +141,7 @@ def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for():
     run(scenario())
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_a_client_that_does_not_take_its_answer_is_left():
     async def long(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -140,10 +151,8 @@ def test_a_client_that_does_not_take_its_answer_is_left():
         async with serving(app=long) as (port, places):
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.sendall(GET)
-                await asyncio.sleep(0.1)
-                assert len(places) == 1
-                await asyncio.sleep(0.5)
-                assert len(places) == 0
+                await until(lambda: len(places) == 1)
+                await until(lambda: len(places) == 0)
 
     run(scenario())
 
@@ -153,8 +162,7 @@ def test_a_newcomer_gets_the_place_of_who_says_nothing_for_longest():
         async with serving(limit=4) as (port, places), contextlib.AsyncExitStack() as stack:
             said = [b"", b"GET", POST, GET] * 2
             silent = [await stack.enter_async_context(connected(port, sent)) for sent in said]
-            await asyncio.sleep(0.05)
-            assert len(places) == 4
+            await until(lambda: len(places) == 4)
             async with connected(port, GET) as (reader, _):
                 assert await status_of(reader) == 200
                 assert len(places) == 4
@@ -166,16 +174,16 @@ def test_a_newcomer_gets_the_place_of_who_says_nothing_for_longest():
 
 def test_a_newcomer_is_refused_where_all_are_being_answered():
     async def scenario():
-        is_open = asyncio.Event()
+        is_open, asked = asyncio.Event(), []
 
         async def slow(scope, receive, send):
-            await receive()
+            asked.append(await receive())
             await is_open.wait()
             await echo({"path": "/early"}, receive, send)
 
         async with serving(limit=2, app=slow) as (port, _), contextlib.AsyncExitStack() as stack:
             asking = [await stack.enter_async_context(connected(port, GET)) for _ in range(2)]
-            await asyncio.sleep(0.05)
+            await until(lambda: len(asked) == 2)
             async with connected(port, GET) as (reader, _):
                 answer = await end_of(reader)
                 assert answer.startswith(b"HTTP/1.1 503 ")
