@@ -29,7 +29,7 @@ LABELS = $(LABEL).revision=$(shell git describe --always --dirty --abbrev=40 --e
   $(if $(SOURCE),$(LABEL).source=$(SOURCE))
 SOURCE ?= $(shell git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|')
 
-.PHONY: install beam-env run test test-promises test-heavy test-all check bench soak fuzz kills faults kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom wheel wheel-test images-test
+.PHONY: install beam-env run test test-promises test-heavy test-beam test-all check bench soak fuzz kills faults kills-hosts kills-fan-out kills-beam kills-answers audit licences lock image images push sbom wheel wheel-test images-test
 
 install: $(VENV)/.installed
 
@@ -66,6 +66,10 @@ test-promises: install  ## A part of the fast tests, for the other Pythons: PYTH
 
 test-heavy: install  ## Those of many seconds each, which CI runs too: trainings that are killed, and whatever starts processes.
 	$(VENV)/bin/python -m pytest -m "heavy and not slow"
+
+test-beam: beam-env install  ## Records and predictions by Apache Beam, in this machine's own runner, to the bytes of one process.
+	TPU_PIPELINES_BEAM_PYTHON=$(BEAM)/bin/python $(VENV)/bin/python -m pytest -m slow -k this_process \
+	  tests/components/create_tfrecords/engines/test_beam.py tests/components/predict_batch/test_beam.py
 
 test-all: install  ## All tests, one after another: an hour for the ready examples' own data sets, where these are, beside the rest.
 	$(VENV)/bin/python -m pytest
