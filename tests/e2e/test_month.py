@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import functools
 import io
 import json
 import os
@@ -101,8 +100,12 @@ def cloud(bucket, month, tmp_path, monkeypatch):
         monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
         for module in (jobs, retrain):
             monkeypatch.setattr(module, "now", month.now)
-        patient = functools.partial(Backoff, sleep=month.sleep, clock=month.seconds)
-        monkeypatch.setattr("tpu_components.core.base.retries.Backoff", patient)
+
+        class Patient(Backoff):  # A class, because annotations name it.
+            def __init__(self, *options, **named):
+                super().__init__(*options, **{"sleep": month.sleep, "clock": month.seconds, **named})
+
+        monkeypatch.setattr("tpu_components.core.base.retries.Backoff", Patient)
         yield fake
 
 
