@@ -35,20 +35,20 @@ class EvaluateParams:
             Both are tested at the level `confidence`. With a margin and a registry, the model is also compared with the
             best that was ever promoted. In a configuration, the default is the task's own metric:
             accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
-        confidence: Confidence level of the comparison with the champion: 0.95 promotes about one in twenty, or fewer,
-            of the models that are no better, or are worse by the margin. 0.5 compares the figures as they are, and
-            promotes a tie.
-        test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`: 52 for a
-            retraining every week promotes falsely in one of twenty years, or fewer. With 1, each decision has the whole
-            rate. They are counted in the registry of the champion.
+        confidence: Confidence level of the comparison with the champion. With 0.95, at most about one in twenty of the
+            models that are no better, or are worse by the margin, is promoted. 0.5 compares the figures as they are,
+            and promotes a tie.
+        test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. With 52, a
+            retraining every week makes a false promotion in at most one of twenty years. With 1, each decision has the
+            whole rate. They are counted in the registry of the champion.
         bound_confidence: Confidence level of `minimum` and `maximum`: 0.95 passes about one in twenty, or fewer, of the
             models that are truly at the bound. 0.5 compares the figure as it is; the reason says how often such a model
             scores as high.
         slices: Properties by which the examples are divided into parts that are judged separately, so that a better
             mean does not hide a part that became worse: `class` (for multi-label data, each label), `length` of texts
             and `size` of images (pixels of their files), in quarters, and what `data.slice_columns` keeps.
-        slice_minimum: Least accuracy of every slice; of multi-label data F1. A slice fails if it is significantly
-            below.
+        slice_minimum: Least accuracy of every slice; for multi-label data, least F1; not for a regression. A slice
+            fails if it is significantly below.
         max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
             champion's in a slice. A slice fails if it is significantly worse by more.
         beat_baseline: Refuse a model that is no better, by more than chance explains, than the best constant answer:
@@ -58,7 +58,7 @@ class EvaluateParams:
         batch_size_per_replica: Examples per replica and step; changes speed and memory, and the result by rounding at
             most:
             kernels for other sizes may sum in another order. The number of replicas changes nothing at all.
-        backend: `tensorflow`, `jax` or `auto`.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is asked for, else tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`.
         num_replicas: Devices to use; 0 is all, and one on a CPU.
         num_pictures: Wrong predictions that the report shows.

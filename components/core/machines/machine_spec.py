@@ -179,7 +179,7 @@ class Slice:
         date: Date of the row.
         libtpu_topology: Name of the slice for the TPU compiler; empty for GPUs.
         accelerator_type: `TPU_V2`, `TPU_V3` or `NVIDIA_L4` and such; empty for generations with a topology.
-        accelerator_count: Number of cores or GPUs for `accelerator_type`; else 0.
+        accelerator_count: Number of TPU cores or GPUs for `accelerator_type`; else 0.
         tpu_topology: Chips along each axis (`2x4`); empty for generations with an accelerator type.
         chips_per_host_bounds: A host's part of the topology, for the TPU compiler; None is its default.
         host: CPUs and memory of each host; None if not published.

@@ -49,9 +49,9 @@ class WriteParams:
             targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
-        stratify: Put every class in every split: a class that is missing from a split gets its example with the
-            nearest hash from another split, until new examples arrive. If false, and without `group_column`, an example
-            keeps its split whatever is added. Only for classification; other tasks divide by hash.
+        stratify: Put every class in every split: a split that has no example of a class gets the one with the nearest
+            hash from another split, until new examples arrive. If false, and without `group_column`, an example keeps
+            its split whatever is added. Only for classification; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split. If there are few groups, they are
             assigned so that the splits come as near to their fractions as possible.
         slice_columns: CSV columns that define slices, for example `site`: with `gate.slices` the gate judges the
@@ -86,7 +86,8 @@ class WriteParams:
             and are not scored, as the passage before scores them. With 0, half of the predictions have little
             context.
         class_names: The classes, in order; empty means those in the data, sorted. For folders: the classes to use. For
-            integer labels of arrays: their names. For a multi-label npz: source, empty numbers the columns.
+            integer labels of arrays: their names; for the columns of a multi-label npz: source, by default their
+            numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
         num_workers: Processes to use; 0 means one per available CPU.

@@ -76,14 +76,14 @@ class TrainParams:
         optimizer: An optimizer of Keras: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, …;
             `auto` is the one that the model is compiled with, if no other setting of optimizer or learning rate is
             changed, else `adam`.
-        optimizer_parameters: Its parameters by Keras's names, such as `beta_1`, `global_clipnorm` or
+        optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
             `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
         learning_rate_scaling: Growth of the learning rate with the replicas: `linear`, `sqrt`, `none`; `auto` is linear
             for sgd, else sqrt.
         learning_rate_schedule: `constant`, `cosine` down to zero after the last step, or a schedule of Keras, such as
             `exponential_decay`.
-        schedule_parameters: Its parameters by Keras's names; a number of steps may be given in epochs, as
+        schedule_parameters: Parameters of the schedule by Keras's names; a number of steps may be given in epochs, as
             `decay_epochs` for `decay_steps`.
         warmup_epochs: Epochs over which the learning rate rises from zero.
         stages: Stages of the training, in order, each with `epochs`, `frozen` (layers that are not trained, by name or
@@ -95,9 +95,9 @@ class TrainParams:
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations have none.
         loss: A loss of Keras, such as `categorical_focal_crossentropy`; `auto` is the model's own, a function `loss` in
-            its file or what it is compiled with, else that of the data's task. A regression's is computed in the
-            targets' own units.
-        loss_parameters: Its parameters by Keras's names, such as `gamma`.
+            its file or what it is compiled with, else that of the data's task. For a regression, a loss that you set
+            is computed in the targets' own units.
+        loss_parameters: Parameters of the loss by Keras's names, such as `gamma`.
         metrics: Further metrics, which the gate may bound: metrics of Keras with their parameters, as
             `{"f1_score": {"average": "macro"}}`, or names of those that the model brings, as `{"my_metric": {}}`.
         balance_classes: Weigh every class in the loss by the inverse of its share of the training examples, so that
@@ -119,7 +119,7 @@ class TrainParams:
             `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`; those of a function `callbacks` in the
             model's file are called too.
         seed: Seed of initial weights, order, dropout and augmentation.
-        backend: `tensorflow`, `jax` or `auto`.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is asked for, else tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`, which chooses a TPU only if the configuration has a `machine`.
         num_replicas: Number of devices; 0 is all, but one on a CPU. On a CPU any number can be simulated.
         precision: `float32`, `mixed_bfloat16` or `auto`, which chooses for the device.
