@@ -48,7 +48,7 @@ HELD_BY = {
         tests/components/create_tfrecords/test_writer.py::test_the_fingerprint_changes_with_one_pixel_one_label_or_the_order
         tests/components/deploy_model/test_deploying.py::test_an_evaluation_of_another_model_is_refused""",
     "The file of your model": EXPLAINS,
-    "Nothing else is imported": """
+    "From the folder in which": """
         tests/components/core/base/test_import_path.py::test_a_command_imports_nothing_from_the_current_folder
         tests/components/core/base/test_import_path.py::test_children_import_nothing_from_the_current_folder
         tests/components/core/base/test_import_path.py::test_no_step_and_no_worker_imports_from_the_current_folder
