@@ -60,8 +60,8 @@ class WriteParams:
             `text`, `label`, `split` and `id`, for example {"path": "filename"}. Common names such as `review` and
             `sentiment` are detected. A `weight`, as {"weight": "confidence"}, multiplies the loss of its example in
             training; metrics are not weighted.
-        join_copies: Leave out of training every copy, also a near copy, of an example that is held out by hash. Test
-            examples stay in the test split.
+        join_copies: Leave copies, also near ones, of test examples out of training and validation, and copies of
+            validation examples out of training, for splits that are drawn by hash.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
             decisions; the gate prints these paths. The examples are left out of every split, so the new test set has
             only newer examples.
@@ -92,8 +92,8 @@ class WriteParams:
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
         num_workers: Processes to use; 0 means one per available CPU.
         engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
-            merge step, or `beam` in an Apache Beam job. All write the same bytes. The step on its own is always
-            `local`.
+            merge step, or `beam` in an Apache Beam job. All write the same bytes. The command
+            of the step is always `local`; see `create_tfrecords.engines` for the others.
         engine_tasks: Number of parallel steps of `fan_out`, at most 90 on Vertex AI, or of work items of `beam`.
         beam_options: Options of the Beam pipeline by Beam's own names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`; an option without a value is "". Parts are stored below
