@@ -117,7 +117,7 @@ def _centred(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def same_words(words: Iterable[bytes]) -> bytes:
-    """Return a hash of eight bytes of a text: equal for the same words in the same order."""
+    """Return a hash of a text, 8 bytes. Texts with the same words in the same order have the same hash."""
     return identify(b" ".join(words))
 
 

@@ -77,7 +77,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
     """Score a model and, if there is one, the champion on one split, and judge it.
 
     Every example counts once. The figures do not depend on the batch size or the number of replicas, but for rounding.
-    Examples of the split that one of the models was trained on are left out for all of them, unless no others are left.
+    If a model was trained on examples of the split, all models are judged without these, unless none would be left.
 
     Args:
         params: The split, the champion and the rules of the gate.

@@ -47,8 +47,8 @@ class EvaluateParams:
         slices: Properties by which the examples are divided into parts that are judged separately, so that a better
             mean does not hide a part that became worse: `class` (for multi-label data, each label), `length` of texts
             and `size` of images (pixels of their files), in quarters, and what `data.slice_columns` keeps.
-        slice_minimum: Least accuracy of every slice; for multi-label data, least F1; not for a regression. A slice
-            fails if it is significantly below.
+        slice_minimum: Least accuracy of every slice; for multi-label data, least F1; not for a regression or a
+            language model. A slice fails if it is significantly below.
         max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
             champion's in a slice. A slice fails if it is significantly worse by more.
         beat_baseline: Refuse a model that is no better, by more than chance explains, than the best constant answer:

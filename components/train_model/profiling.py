@@ -33,7 +33,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
-        """Add the time of a `with` block to the total of a kind. The time of nested `measure` blocks is left out."""
+        """Add the time of a `with` block to the total of `kind`, without the time of nested `measure` blocks."""
         self._charge()
         outer, self._kind = self._kind, kind
         try:

@@ -68,7 +68,7 @@ def _ended(summary: Summary, run_dir: Path) -> str:
 
 
 def find_surplus(run_dir: Path, keep: int) -> list[Path]:
-    """Return the folders of the earlier runs of a name that are deleted to keep `keep`: failed ones, then the oldest.
+    """Return the folders of the earlier runs to delete, so that `keep` are left: failed runs first, then the oldest.
 
     If the latest run has failed, the last run that has not failed is always kept.
     """
@@ -83,7 +83,7 @@ def find_surplus(run_dir: Path, keep: int) -> list[Path]:
 
 
 def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
-    """Delete earlier runs of a name until `keep` are left, see `find_surplus`; returns their former folders."""
+    """Delete the runs that `find_surplus` returns, and what earlier deletions left; returns their former folders."""
     directory = history_dir(run_dir)
     for half in directory.glob(".*.old"):
         shutil.rmtree(half, ignore_errors=True)

@@ -87,8 +87,8 @@ def _cvat(content: bytes) -> list[_Item]:
 def _as_table(items: Sequence[_Item], params: WriteParams, location: str) -> bytes:
     """Return annotated items as a CSV file, with a column for each question and each field of data.
 
-    If the annotators answered one question, its column is `label`. If there is one field of data, its
-    column is `path` for images, else `text`.
+    If the annotators answered one question, its column is `label`. If there is one field of data, its column
+    is `path` for images, else `text`.
 
     Raises:
         InputError: If the task has one class per example, and an item has several labels.

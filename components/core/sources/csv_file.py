@@ -50,7 +50,7 @@ class _Table:
 
     @property
     def named(self) -> list[str]:
-        """Names of the columns, and `label` where columns of 0 and 1 stand for it."""
+        """Names of the columns. `label` is one of them if columns of 0 and 1 stand for the labels."""
         return [*self.columns, *(["label"] if self.hot else [])]
 
     def lines(self) -> Iterator[tuple[int, dict[str, str]]]:

@@ -110,7 +110,7 @@ class Listing:
 
     @property
     def example_kind(self) -> str:
-        """Kind of example: `image`, `text` or `corpus`. Digests have `kind`, which does not name a corpus."""
+        """Kind of example: `image`, `text` or `corpus`. Digests use `kind`, which is `image` for a corpus."""
         return CORPUS if self.corpus is not None else self.kind
 
     @property

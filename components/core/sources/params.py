@@ -92,8 +92,8 @@ class WriteParams:
         max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
         num_workers: Processes to use; 0 means one per available CPU.
         engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
-            merge step, or `beam` in an Apache Beam job. All write the same bytes. The command
-            of the step is always `local`; see `create_tfrecords.engines` for the others.
+            merge step, or `beam` in an Apache Beam job. All write the same bytes. The command of the step is
+            always `local`; see `create_tfrecords.engines` for the others.
         engine_tasks: Number of parallel steps of `fan_out`, at most 90 on Vertex AI, or of work items of `beam`.
         beam_options: Options of the Beam pipeline by Beam's own names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`; an option without a value is "". Parts are stored below

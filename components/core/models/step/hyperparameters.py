@@ -95,8 +95,8 @@ class TrainParams:
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations have none.
         loss: A loss of Keras, such as `categorical_focal_crossentropy`; `auto` is the model's own, a function `loss` in
-            its file or what it is compiled with, else that of the data's task. For a regression, a loss that you set
-            is computed in the targets' own units.
+            its file or what it is compiled with, else that of the data's task. For a regression, any loss but the
+            task's is computed in the targets' own units.
         loss_parameters: Parameters of the loss by Keras's names, such as `gamma`.
         metrics: Further metrics, which the gate may bound: metrics of Keras with their parameters, as
             `{"f1_score": {"average": "macro"}}`, or names of those that the model brings, as `{"my_metric": {}}`.
