@@ -326,7 +326,8 @@ def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str])
         expected = ", ".join(("path (or text)", *targets))
         raise InputError(
             f"Missing columns in {table.location}: {shown(missing)}. Received: {columns}. The first line must name the "
-            f"columns {expected}, optionally split, and those that a setting names."
+            f"columns {expected}, optionally split, and those that columns, target_columns, group_column or "
+            "slice_columns names."
             f"{_advise_on_columns(columns, missing)}"
         )
     if len(set(columns)) < len(columns):
