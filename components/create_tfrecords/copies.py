@@ -62,9 +62,10 @@ def _averages(size: int, count: int) -> np.ndarray:
 def find_alike(looks: np.ndarray) -> np.ndarray:
     """Find near-duplicates of pictures: resized, recompressed or brightened copies.
 
-    Two pictures are compared if a quarter of their gradient bits (see `_outlines`) is equal. Each picture is compared
-    with at most 16 others per quarter, so some pairs of a long series of similar pictures are missed. Plain pictures
-    are never near-duplicates.
+    The 64 gradient bits of a picture (see `_outlines`) are four quarters. Two pictures are compared if one of the
+    quarters is equal, and each with at most 16 others per quarter, so some pairs of a long series of similar pictures
+    are missed. They are near-duplicates if few bits differ and the hashes correlate. Pictures without contrast are
+    never near-duplicates.
 
     Args:
         looks: Perceptual hashes, uint8[num_pictures, 8, 9].
@@ -229,7 +230,7 @@ class Copies:
         return result
 
     def summary(self, splits: np.ndarray) -> dict[str, Any]:
-        """Return the content of `copies.json`: counts, and the sets; sets with several labels or splits come first."""
+        """Return the content of `copies.json`: counts, and sets of copies, those of several labels or splits first."""
         labels = self.listing.labels
         sets = [
             {

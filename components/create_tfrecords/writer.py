@@ -58,7 +58,7 @@ def write_records(
         directory: Folder to write; appears whole or not at all. Existing records of the same source are replaced.
         plan: Plan of `params`; None to make it.
         prepared: Prepared data set; None to prepare it.
-        parts: Tasks, and the parts that others have written; None to write them on this machine.
+        parts: Tasks, and the parts that other machines wrote for them; None to write all parts here.
 
     Returns:
         Counts, and the fingerprint of the content. They do not depend on the number of workers.

@@ -304,7 +304,7 @@ _RANGES = {
 
 
 def _ranges(figures: Mapping[str, Any]) -> str:
-    """Describe the ranges of the training data's figures; empty if none varies."""
+    """Describe minimum and maximum of the training data's brightness, size or words; empty if none varies."""
     ranges = [
         words.format(f"{figures[name].minimum:,.4g}", f"{figures[name].maximum:,.4g}")
         for name, words in _RANGES.items()

@@ -145,10 +145,11 @@ def _judge(
     held_out: HeldOutSet | None,
     best: "Champion",
 ) -> tuple[Evaluation, list[dict[str, float]], list[dict[str, float]]]:
-    """Judge a model by the examples that no model has seen; by all, where every example has been seen.
+    """Judge a model by the examples that no compared model was trained on; by all examples if none is left.
 
     Returns:
-        The evaluation, the metrics of all models on all examples, and the metrics that the model was compared with.
+        The evaluation, the metrics of all models on all examples, and the metrics of the models that it was compared
+        with, on the examples of the judgement.
     """
     test_set = None
     if held_out and params.confidence > NO_CONFIDENCE:

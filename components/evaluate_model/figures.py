@@ -66,10 +66,10 @@ class Figures:
 
     Attributes:
         task: Name of the task.
-        num_examples: Examples that were scored, of a language model passages.
+        num_examples: Number of scored examples; for a language model, of passages.
         estimates: The metrics of the task that are defined, by name.
         details: Figures that are no metrics, as JSON values by name; see `_DETAILS`.
-        directions: Further metrics among the estimates, and which is better, more or less.
+        directions: For each further metric among the estimates, 1 if more is better, -1 if less is.
     """
 
     task: str

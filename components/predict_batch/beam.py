@@ -1,6 +1,8 @@
-"""Predictions as a pipeline of Apache Beam, on any runner: each worker writes some of the files.
+"""Predictions as a pipeline of Apache Beam, on any runner.
 
-TEMP/JOB          tasks and finished files, see `resume_state`: the step's process lists the source, no worker does
+The step's own process lists the source and writes the tasks; each worker answers some of them and writes their files.
+
+TEMP/JOB          tasks and finished files, see `resume_state`
 TEMP/JOB/export   copy of a local model, for workers on other machines
 """
 

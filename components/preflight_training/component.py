@@ -19,7 +19,7 @@ def preflight_training(
     fingerprint: Dict[str, str] = {},
     **inputs: Any,
 ) -> NamedTuple("Results", [("timeout", str), ("footprint", Dict[str, Any])]):  # type: ignore[valid-type]
-    """Compile the training step for its machine; fails where it does not fit or breaks a budget.
+    """Compile the training step for its machine; fails if it does not fit in memory or exceeds a budget.
 
     Returns:
         Time limit of the training in Vertex AI's format, seconds followed by `s`; and the footprint of the training

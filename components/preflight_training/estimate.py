@@ -180,7 +180,7 @@ def time_step(cost: ProgramCost, machine: Slice, extra_bytes: int = 0) -> StepTi
     Args:
         cost: Cost of one device's program.
         machine: Slice that the program runs on.
-        extra_bytes: Bytes summed over the replicas outside of the program: the gradients, if the program is that of
+        extra_bytes: Size of what the replicas sum outside of the program: the gradients, if the program is that of
             one replica.
     """
     generation = machine.generation

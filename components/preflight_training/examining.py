@@ -95,10 +95,10 @@ def preflight_training(
 
 @functools.cache
 def order_rate(num_examples: int, global_batch: int) -> float:
-    """Measure how many examples per second one CPU of this machine puts in order: all that a resident split needs.
+    """Measure for how many examples per second one CPU of this machine draws the random order of an epoch.
 
-    The best of five measurements counts, because the machine may be busy. The order of a large split is drawn in part,
-    which is still far larger than any cache.
+    A split that lies in device memory needs nothing else of the host. The best of five measurements counts, because the
+    machine may be busy. Of a large split only a part is drawn, which is still far larger than any cache.
     """
     drawn = min(num_examples, _MOST_DRAWN)
 

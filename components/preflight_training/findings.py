@@ -34,13 +34,13 @@ class Cost:
 
     Attributes:
         usd_per_hour: Price of an hour.
-        usd_per_epoch: Price of the time of an epoch; None if no time is known, as on a GPU, like the next three.
+        usd_per_epoch: Price of an epoch. This and the next three are None without an estimate of time, as on a GPU.
         usd_per_run: Expected price of a run: the time of all epochs. `LEFT_OUT` lists the costs that come on top.
         low_usd_per_run: Lower end of the 90% interval.
         high_usd_per_run: Upper end of the 90% interval.
         region: Region of the price.
-        kind: Description of the price list.
-        source: Publication of the price.
+        kind: Kind of price, such as on demand or spot.
+        source: Where the price is published.
         date: Date of the price.
         target: Platform that trains; empty in older files, which have Compute Engine's price.
         factor: Ratio of the price to Compute Engine's.

@@ -43,7 +43,7 @@ class Stopwatch:
             self._kind = outer
 
     def take(self) -> dict[str, float]:
-        """Return the seconds since the last call, by kind. Their sum is the elapsed time."""
+        """Return the seconds of each of `kinds` and of `host` since the last call; their sum is the elapsed time."""
         self._charge()
         taken, self._seconds = self._seconds, dict.fromkeys(self.kinds, 0.0)
         return taken

@@ -121,7 +121,7 @@ class Run(Displayed):
 
     @property
     def report(self) -> Path:
-        """The page of the evaluation."""
+        """Path of the evaluation's HTML report."""
         return self.path / "evaluation" / REPORT_FILE
 
     def history(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Arguments of commands as values: their classes, readers of their texts, and arguments that commands share."""
+"""Arguments of commands: the types of their values, functions that parse them, and arguments that commands share."""
 
 import argparse
 import contextlib

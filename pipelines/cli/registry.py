@@ -76,7 +76,7 @@ def registry(arguments: argparse.Namespace) -> int:
 
 
 def _row(model: ModelRegistry, number: str) -> dict[str, Any]:
-    """Return a version's number, aliases, time, metrics, parent, size and damage."""
+    """Return a version's number, aliases, creation time, metrics, parent version, size, and what is damaged."""
     row = {"model": model.model_name, "version": number, "aliases": _aliases(model, number)}
     try:
         version = model.version(number)
@@ -101,7 +101,7 @@ def _as_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _describe(model: ModelRegistry, number: str) -> dict[str, Any]:
-    """Describe a version with all its metadata, and the history of the alias.
+    """Return all metadata of a version, and the history of its model's alias `champion`.
 
     Raises:
         InputError: If there is no such version, or it is damaged.

@@ -83,7 +83,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Compile the training step for a TPU, or find a lower bound of a GPU's memory."""
+    """Compile the training step for a TPU, or compute a lower bound of the memory that it needs on a GPU."""
     limits = [LIMIT if limit is None else limit for limit in (arguments.slower, arguments.dearer)]
     if not arguments.against and (arguments.slower, arguments.dearer) != (None, None):
         raise InputError("--slower and --dearer are limits beside another training. Received: no --against. Name one.")

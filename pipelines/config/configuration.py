@@ -372,7 +372,7 @@ def _read_section(values: Any, kind: Any, section: str, fixed: Mapping[str, Any]
 
 
 def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
-    """Read section training; by default its epochs are those of all its stages."""
+    """Read section training; `epochs` is by default the sum of the epochs of its stages."""
     if isinstance(values, dict) and "stages" in values and "epochs" not in values:
         with contextlib.suppress(InputError):  # It is reported with the section's other mistakes.
             stages = read_by_hand(values["stages"], tuple[Stage, ...], "training.stages")

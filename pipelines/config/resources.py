@@ -245,7 +245,7 @@ def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
 
 
 def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Config:
-    """Return the configuration with another machine, which preflight checks at the target's price.
+    """Return the configuration with another machine, and a preflight of this machine with the target's prices.
 
     Raises:
         InputError: If the machine does not run the training's backend.

@@ -132,7 +132,7 @@ class GoogleApis:
 
 
 def create_bucket(uri: str, region: str, project: str) -> Command:
-    """Return the command that creates a bucket; an empty region or project is gcloud's own."""
+    """Return the command that creates a bucket; for an empty region or project, gcloud uses its default."""
     name, place = f"gs://{split(uri)[0]}", {"location": region, "project": project}
     flags = "".join(f" --{flag}={value}" for flag, value in place.items() if value)
     create = f"gcloud storage buckets create {name}{flags} --uniform-bucket-level-access"

@@ -470,7 +470,7 @@ class VertexChecks:
 
     @property
     def _registry_service(self) -> tuple[VertexService, str]:
-        """The service where models are registered, and its parent there."""
+        """The service of the model registry, and the name of its location, `projects/PROJECT/locations/REGION`."""
         registry = self._deploy.registry
         project, region = self._settings.project, self._settings.region
         if is_on_vertex(registry):

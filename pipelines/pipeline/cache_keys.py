@@ -173,7 +173,7 @@ def trained(config: Config, fingerprint: Mapping[str, str]) -> dict[str, str]:
 
 
 def step_keys(config: Config, data: str, champion_digest: str = "", initial_digest: str = "") -> dict[str, str]:
-    """Return a key per step.
+    """Return the cache key of each step, by the step's name.
 
     Args:
         config: The run's configuration.
@@ -183,7 +183,7 @@ def step_keys(config: Config, data: str, champion_digest: str = "", initial_dige
 
     Returns:
         Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
-        The position of an alias is no output: the caller checks it before deploy_model is taken from a cache.
+        They do not cover where an alias points: the caller checks this before it takes deploy_model from a cache.
     """
     model = _model(config, is_here=True)
     champion, champion_files = config.gate.champion, champion_digest

@@ -135,10 +135,10 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
 
 
 def require_step_image(target: str) -> None:
-    """Check that a platform can pull the image that training runs in, and that of the other steps, if it is another.
+    """Check that a platform can pull the image of training and that of the other steps.
 
     Raises:
-        InputError: If its name has no registry.
+        InputError: If the name of one of them has no registry.
     """
     _require_image(IMAGE, target, "step", "TPU_PIPELINES_IMAGE")
     if other := other_steps_image():

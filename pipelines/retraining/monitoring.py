@@ -25,7 +25,7 @@ _SLOW = "share of the requests above the limit, of which 5% may be"
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The compared fields of a line in the log; see `tpu_components.serving.prediction_log`."""
+    """A prediction in the log of `tpu_components.serving.prediction_log`: the fields that monitoring uses."""
 
     model: str
     version: str

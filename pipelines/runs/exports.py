@@ -127,10 +127,10 @@ def is_source(text: str) -> bool:
 
 
 def source_to_answer(inputs: Sequence[str]) -> str:
-    """Return the source, for example `images:DIR`, of the only input of `predict --output`.
+    """Return the only input of `predict --output` as a source, for example `images:DIR`.
 
     Raises:
-        InputError: If there are several, or it does not tell what it holds.
+        InputError: If there are several inputs, or if the kind of the source cannot be determined.
     """
     if len(inputs) != 1:
         raise InputError(

@@ -164,7 +164,7 @@ def _numbers(directory: Path) -> list[str]:
 
 
 def runs_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the number and folder of every run of a name, from the first to the latest."""
+    """Yield number and folder of every run with the name of the run in `run_dir`, from the first to the latest."""
     directory = history_dir(run_dir)
     yield from ((number, directory / number) for number in _numbers(directory))
     yield LATEST, run_dir
@@ -236,7 +236,10 @@ def _unfinished_row(workspace: Path, name: str) -> dict[str, Any]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether a process holds a lock. A run that asks for the lock at this moment would be refused."""
+    """Return whether another process holds a lock.
+
+    The check takes the lock for a moment; a run that starts at this moment is refused.
+    """
     try:
         with storage.locked(path, wait=False):
             return False

@@ -232,7 +232,7 @@ def guess_task(params: WriteParams) -> tuple[WriteParams, Listing | None]:
 
 
 def _has_several_labels(params: WriteParams) -> bool:
-    """Return whether some example has more than one label; then an example may also have none."""
+    """Return whether some example has more than one label: the data are multi-label, and labels may be empty."""
     with contextlib.suppress(InputError):
         return bool((list_examples(params).labels.sum(axis=1) > 1).any())
     return False

@@ -1,1 +1,1 @@
-"""A run on a platform: submitted once, followed, scheduled."""
+"""Runs on a platform: submits a run without duplicates, follows it to its end, and schedules runs."""

@@ -330,7 +330,7 @@ class Regression(Task):
         return standardised_squared_error
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the squared error of each example in squared standard deviations, averaged over its targets."""
+        """Return the mean of the squares of error / `std` over the targets of each example, float64[batch]."""
         return np.square((targets.astype(np.float64) - outputs) / self.std).mean(axis=1)
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:

@@ -368,7 +368,7 @@ def _how(spot: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PaidMachine:
-    """Machine with the conditions of its price.
+    """Machine, and the settings that determine what a training on it costs.
 
     Attributes:
         machine: Short name of a machine, from `tpu-pipelines machines`.
@@ -379,7 +379,7 @@ class PaidMachine:
         attempts: Largest number of starts of the training; each has `timeout_seconds`.
 
     Raises:
-        InputError: If the target does not offer the machine; the message lists the nearest.
+        InputError: If the target does not offer the machine; the message lists similar ones.
     """
 
     machine: str = CHEAPEST_MACHINE
@@ -395,7 +395,7 @@ class PaidMachine:
 
     @functools.cached_property
     def slice(self) -> Slice:
-        """Row of the catalogue.
+        """The machine's row of the catalogue.
 
         Raises:
             InputError: If Vertex would refuse the machine.
@@ -508,7 +508,7 @@ class MachineSpec:
 
     @functools.cached_property
     def slice(self) -> Slice:
-        """Row of the catalogue.
+        """The machine's row of the catalogue.
 
         Raises:
             InputError: If the catalogue has no row of this name or with these fields of Vertex, or if name and fields

@@ -158,9 +158,9 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """A square matrix whose rows and columns have the same names.
+    """A square matrix whose rows and columns have the same names, for example of confusions.
 
-    Cells have the class `hit`, `miss` or `none`, and are coloured by their share.
+    The CSS class of a cell is `hit`, `miss` or `none`; the colour of a cell shows its share of the row.
     """
 
     names: Sequence[str]

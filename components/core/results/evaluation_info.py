@@ -255,13 +255,13 @@ class Groups:
 
 @dataclasses.dataclass(frozen=True)
 class TestSetUse:
-    """Decisions that a test set has taken, and the error rate of this one.
+    """Number of the gate decisions that a test set was used for, and the error rate of this decision.
 
     Attributes:
         number: Number of this decision, 1 for the first.
         planned: Number of decisions that share the error rate.
-        whole: Their error rate together.
-        rate: Error rate of this decision.
+        whole: Probability that any of them lets a worse model pass (family-wise error rate).
+        rate: Part of `whole` that this decision uses: 1 - its confidence.
         examples: File of the examples, for `data.retired_tests`.
     """
 

@@ -1,4 +1,4 @@
-"""The kinds of source by name, and the examples of any of them."""
+"""All kinds of source by name, and `list_examples`, which lists the examples of a source of any kind."""
 
 import dataclasses
 import os

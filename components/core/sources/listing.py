@@ -1,4 +1,4 @@
-"""The examples of a source, whatever its kind; and what there is to know of a kind."""
+"""`Listing`, the examples of a source of any kind; and `Source`, the description of a kind."""
 
 import dataclasses
 import hashlib

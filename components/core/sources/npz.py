@@ -1,4 +1,4 @@
-"""Arrays in a file of NumPy's."""
+"""Examples from the arrays of a NumPy file (`.npz`)."""
 
 import hashlib
 import re
