@@ -12,7 +12,7 @@ import yaml
 from tests.cli import REPOSITORY, tpu_pipelines_here
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
-from tpu_pipelines.starting.first_configuration import _retraining
+from tpu_pipelines.starting.first_configuration import retraining_workflow
 
 WORKFLOWS = {path.stem: path.read_text() for path in (REPOSITORY / ".github" / "workflows").glob("*.yml")}
 PARSED = {name: yaml.safe_load(text) for name, text in WORKFLOWS.items()}
@@ -97,12 +97,12 @@ def test_a_push_to_main_keeps_what_pull_requests_find_and_starts_nothing_else_of
 
 
 def test_init_writes_the_ready_workflow_for_a_configuration_of_ones_own():
-    assert _retraining("digits") == WORKFLOWS["retrain"]
+    assert retraining_workflow("digits") == WORKFLOWS["retrain"]
 
 
 @pytest.mark.parametrize("config", ["my 'flowers'.yaml", "o #x/flowers.yaml", "a: b.yaml", 'say "x".yaml', "ü\n.yaml"])
 def test_the_workflow_names_any_file(config):
-    assert yaml.safe_load(_retraining(config))["env"]["CONFIG"] == (
+    assert yaml.safe_load(retraining_workflow(config))["env"]["CONFIG"] == (
         "${{{{ vars.TPU_PIPELINES_CONFIG || '{}' }}}}".format(config.replace("'", "''"))
     )
 

@@ -106,7 +106,7 @@ def preflight(
     """
     storage.require_output(directory, PREFLIGHT_FILE)
     named = [parse_machine(name, config.training.backend) for name in machines]
-    specs = [_where_configured(candidate, config.machine) for candidate in named]
+    specs = [with_settings_of(candidate, config.machine) for candidate in named]
     if not specs:
         specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
     sandbox.require_compiler(spec.slice for spec in specs)
@@ -147,7 +147,7 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
     return Examination(params, machines, cache_dir).report(describe_data(config, listing, cache_dir)).machines
 
 
-def _where_configured(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
+def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
     """Return a machine with the region, spot price and time limit of the configured machine, as far as possible."""
     if configured is None:
         return machine

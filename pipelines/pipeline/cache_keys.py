@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = (
 
 
 @functools.cache
-def _codes() -> dict[str, Code]:
+def step_codes() -> dict[str, Code]:
     """Return the code of every step: its module and what it imports. A file's imports are cached by its content."""
     own = digest_files({"": Path(fingerprint.__file__)})
     memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
@@ -52,12 +52,12 @@ def _read_references(content: Mapping[str, Any]) -> dict[str, fingerprint.Refere
 
 def code_version(step: str) -> str:
     """Return the fingerprint of the code that a step runs."""
-    return _codes()[step].digest
+    return step_codes()[step].digest
 
 
 def _code_here(step: str) -> str:
     """Return `code_version` with the libraries of this machine; on a platform, the image holds them."""
-    return digest_of([code_version(step), _codes()[step].versions()])
+    return digest_of([code_version(step), step_codes()[step].versions()])
 
 
 def _model(config: Config, is_here: bool) -> str:

@@ -132,7 +132,7 @@ def plan_start(
     files = {config_path: _as_yaml(raw, reasons | more, overview, config_path)} | files
     files[folder / SCHEMA_FILE] = as_text()
     if workflow:
-        files[WORKFLOW_FILE] = _retraining(str(config_path))
+        files[WORKFLOW_FILE] = retraining_workflow(str(config_path))
     hints = _hints(overview)
     if workflow:
         hints.append(
@@ -142,8 +142,13 @@ def plan_start(
     return Start(config_path, files, tuple(hints))
 
 
-def _retraining(config: str) -> str:
-    """Return the workflow with the user's configuration; in a GitHub expression, a quote is written twice."""
+def retraining_workflow(config: str) -> str:
+    """Return the GitHub workflow, as YAML, that retrains a configuration.
+
+    Args:
+        config: Path of the configuration in the repository, or name of a ready example.
+    """
+    # In a GitHub expression, a quote is written twice.
     ready, quoted = (_STARTERS / "retrain.yaml").read_text(), config.replace("'", "''")
     environment = {"env": {"CONFIG": f"${{{{ vars.TPU_PIPELINES_CONFIG || '{quoted}' }}}}"}}
     _, line = yaml.safe_dump(environment, width=1 << 16, allow_unicode=True).split("\n", maxsplit=1)

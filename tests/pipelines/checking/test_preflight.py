@@ -11,7 +11,7 @@ from tpu_components.create_tfrecords import WriteParams
 from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_pipelines.checking import preflight
-from tpu_pipelines.checking.preflight import SAMPLE_EXAMPLES, PlannedData, _where_configured, describe_data, sample_of
+from tpu_pipelines.checking.preflight import SAMPLE_EXAMPLES, PlannedData, describe_data, sample_of, with_settings_of
 from tpu_pipelines.config.configuration import load_config
 
 
@@ -25,7 +25,7 @@ from tpu_pipelines.config.configuration import load_config
     ],
 )
 def test_another_machine_is_priced_where_the_configuration_trains(name, configured, expected):
-    machine = _where_configured(parse_machine(name), configured and parse_machine(configured))
+    machine = with_settings_of(parse_machine(name), configured and parse_machine(configured))
     assert (machine.name, machine.region, machine.spot) == (name, *expected)
 
 
@@ -53,7 +53,7 @@ def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
 
 def test_a_machine_that_is_no_spot_machine_has_the_other_price():
     pod = parse_machine(next(one.name for one in load_catalogue().slices if one.hosts > 1))
-    assert not _where_configured(pod, parse_machine({"name": "v5e-1", "spot": True})).spot
+    assert not with_settings_of(pod, parse_machine({"name": "v5e-1", "spot": True})).spot
 
 
 def test_data_that_were_measured_before_are_not_even_divided(image_folder, tmp_path, monkeypatch):
