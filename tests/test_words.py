@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from tests.test_repository import ROOT, sources
+from tpu_pipelines.cli.commands import COMMANDS
 from tpu_pipelines.cli.main import make_parser
 
 # A name says what it holds.
@@ -32,13 +33,11 @@ def test_names_say_what_they_hold():
     ] == []
 
 
-def commands():
-    (action,) = (action for action in make_parser()._actions if isinstance(action.choices, dict))
-    return action.choices
-
-
-@pytest.mark.parametrize("name", commands())
-def test_the_help_of_every_command_ends_with_an_example_of_it(name):
-    epilog = commands()[name].epilog or ""
-    assert epilog.startswith(f"Example: tpu-pipelines {name}"), f"{name}: epilog={epilog!r}"
-    make_parser().parse_args(shlex.split(epilog.removeprefix("Example: tpu-pipelines ")))
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_help_of_every_command_ends_with_an_example_of_it(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")  # No example is wrapped.
+    with pytest.raises(SystemExit):
+        make_parser().parse_args([command.name, "--help"])
+    example = f"{command.name} {command.example}".strip()
+    assert " ".join(capsys.readouterr().out.split()).endswith(f"Example: tpu-pipelines {example}")
+    make_parser().parse_args(shlex.split(example))

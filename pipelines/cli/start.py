@@ -4,7 +4,6 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from tpu_components.core.base.errors import BAD_INPUT, DONE, REJECTED, InputError
@@ -53,14 +52,14 @@ def init(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _ask(arguments: argparse.Namespace, answer: Callable[[str], str] = input) -> argparse.Namespace:
+def _ask(arguments: argparse.Namespace) -> argparse.Namespace:
     """Ask on the terminal for missing arguments."""
 
     def ask(question: str, default: str) -> str:
-        return answer(f"{question} [{default}]: ").strip() or default
+        return input(f"{question} [{default}]: ").strip() or default
 
     place = ask("Where are your data? A folder, or a .csv, .npz or .txt file", ".")
-    model = arguments.model or answer("Your model's .py or .keras file, if you have one: ").strip()
+    model = arguments.model or input("Your model's .py or .keras file, if you have one: ").strip()
     name = arguments.name or ask("A name for the runs", name_of(str(Path(place).resolve())))
     workflow = arguments.workflow or ask("Write a GitHub workflow that retrains? y or n", "n").lower().startswith("y")
     said = {"place": place, "model": model, "name": name, "workflow": workflow}

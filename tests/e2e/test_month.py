@@ -16,7 +16,6 @@ import pytest
 from sklearn.datasets import load_digits
 
 from tests.fakes.execution import RunOnCpu
-from tests.fakes.google_api import Fault
 from tests.fakes.vertex import FakeVertex, canonical
 from tpu_components.core.base.retries import Backoff
 from tpu_pipelines.cli.main import main
@@ -234,7 +233,7 @@ def test_a_month_has_the_right_runs_and_each_once(cloud, ci, month, bucket, monk
     with day(18):  # An hour without an answer: one call gives up, the next goes on.
         store(bucket, 1300)
         over = month.now() + datetime.timedelta(hours=1)
-        cloud._weather = lambda: Fault(0, status="UNAVAILABLE") if month.now() < over else Fault(0)
+        cloud.fail_while(lambda: month.now() < over, "UNAVAILABLE")
         tries = 0
         while (result := ci())[0] == 1:
             tries += 1

@@ -172,6 +172,10 @@ class GoogleApiServer(LocalServer):
         """Close the connection of the next requests: `before`, `after`, or `halfway` through the answer."""
         self._faults.append(Fault(times, drop=when, method=method, skip=skip))
 
+    def fail_while(self, condition: Callable[[], bool], status: str) -> None:
+        """Answer every request with an error, such as UNAVAILABLE, as long as the condition holds."""
+        self._weather = lambda: Fault(0, status=status) if condition() else Fault(0)
+
     def storm(self, share: float, seed: int = 0, late_seconds: float = 1.0) -> None:
         """Let this share of all requests meet a fault from now on: lost, cut off, late, 429 or 503, each as often."""
         faults = [

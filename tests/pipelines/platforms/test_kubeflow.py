@@ -480,14 +480,15 @@ def test_a_page_to_sign_in_at_is_not_taken_for_an_answer(plan):
         server.shutdown()
 
 
-def test_no_message_and_no_address_shows_the_credentials_of_a_server(plan):
+def test_no_message_and_no_address_shows_the_credentials_of_a_server(plan, fake):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         host = f"http://me:top%2Fsecret@127.0.0.1:{taken.getsockname()[1]}/pipeline"
     kubeflow = Kubeflow(dataclasses.replace(SETTINGS, kfp_host=host))
     with pytest.raises(OutageError, match=r"Kubeflow Pipelines at http://\*\*\*@127\.0\.0\.1:\d+/pipeline") as caught:
         kubeflow.create(plan.jobs[0])
     assert "secret" not in str(caught.value)
-    assert kubeflow._url("runs") == f"{host.replace('me:top%2Fsecret@', '')}/#/runs"
+    signed_in = dataclasses.replace(SETTINGS, kfp_host=fake.url.replace("://", "://me:top%2Fsecret@"))
+    assert submit(plan, Retrying(Kubeflow(signed_in))).url.startswith(f"{fake.url}/#/runs/")
     with pytest.raises(InputError, match=r"Received: 'ftp://\*\*\*@host'"):
         dataclasses.replace(SETTINGS, kfp_host="ftp://me:secret@host")
 
@@ -523,19 +524,17 @@ def test_a_run_is_cancelled_and_one_that_has_ended_is_left(plan, fake, clock, te
         kubeflow.cancel("digits-none")
 
 
-def test_a_run_that_ends_while_it_is_cancelled_is_left(plan, fake, clock):
-    fake.execution = Simulate(hold=True)
+def test_a_run_that_ends_while_it_is_cancelled_is_left(plan, clock):
+    class Late(FakeKubeflow):
+        def run_service_terminate_run(self, request):
+            finish(self)
+            super().run_service_terminate_run(request)
 
-    class Late(Kubeflow):
-        def _call(self, service, method, *arguments, **options):
-            if method == "terminate_run":
-                finish(fake)
-            return super()._call(service, method, *arguments, **options)
-
-    kubeflow = connect(fake, clock, Late)
-    job_id = submit(plan, kubeflow).job_id
-    kubeflow.cancel(job_id)
-    assert kubeflow.get(job_id).state is State.SUCCEEDED
+    with Late(Simulate(hold=True), clock.now) as fake:
+        kubeflow = connect(fake, clock)
+        job_id = submit(plan, kubeflow).job_id
+        kubeflow.cancel(job_id)
+        assert kubeflow.get(job_id).state is State.SUCCEEDED
 
 
 def test_a_failed_run_that_is_retried_there_goes_on(plan, fake, clock):
@@ -544,7 +543,7 @@ def test_a_failed_run_that_is_retried_there_goes_on(plan, fake, clock):
     assert run(plan, kubeflow, clock).state is State.FAILED
     fake.execution.failures = ()
     (run_id,) = fake.runs
-    kubeflow.platform._client.runs.run_service_retry_run(run_id)  # As somebody does in the UI.
+    fake.run_service_retry_run({"run_id": run_id})  # As somebody does in the UI.
     assert run(plan, kubeflow, clock).state is State.SUCCEEDED
 
 

@@ -1,6 +1,6 @@
 """What `tpu-pipelines init` finds in data, and the files that it writes for them."""
 
-import argparse
+import io
 import json
 import tarfile
 import zipfile
@@ -15,10 +15,9 @@ from tests.cli import DATA, assert_user_error, tpu_pipelines_here
 from tpu_components.core.examples.artifacts import load_history
 from tpu_components.core.examples.interface import TASKS, CorpusInput, ImageInput, Interface, TextInput
 from tpu_components.core.sources.params import WriteParams
-from tpu_pipelines.cli.start import _ask
 from tpu_pipelines.config.configuration import load_config, read_data
 from tpu_pipelines.starting.data_overview import DataOverview, guess_task, look_at, source_of
-from tpu_pipelines.starting.first_configuration import name_of, plan_start
+from tpu_pipelines.starting.first_configuration import WORKFLOW_FILE, name_of, plan_start
 
 
 @pytest.fixture
@@ -210,18 +209,15 @@ def test_places_and_names():
     assert read_data("images:x", ["data.channels=3", "training.epochs=1"]) == WriteParams("images:x", channels=3)
 
 
-def test_what_is_not_said_is_asked_on_a_terminal():
-    answers = iter(["photos", "", "", "y"])
-    questions = []
-
-    def answer(question):
-        questions.append(question)
-        return next(answers)
-
-    given = argparse.Namespace(place="", model="", name="", workflow=False, force=False)
-    asked = _ask(given, answer)
-    assert (asked.place, asked.model, asked.name, asked.workflow) == ("photos", "", "photos", True)
-    assert "[photos]" in questions[2]
+def test_what_is_not_said_is_asked_on_a_terminal(photos, monkeypatch):
+    terminal = io.StringIO("My photos\n\n\ny\n")
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stdin", terminal)
+    done = tpu_pipelines_here("init", cwd=photos.parent)
+    assert done.returncode == 0, done.stderr
+    assert "A name for the runs [My-photos]: " in done.stdout
+    for name in ("My-photos.yaml", "My_photos_model.py", WORKFLOW_FILE):
+        assert (photos.parent / name).is_file()
 
 
 _IMAGES, _TEXTS = ImageInput((48, 40, 3), "raw"), TextInput(32, 90, "0" * 64, "words", "start")
