@@ -214,7 +214,7 @@ def look(data: Any, kind: str = "", **settings: Any) -> DataOverview:
         InputError: If the data cannot be used.
     """
     with tempfile.TemporaryDirectory(prefix="look-") as scratch:
-        section = {"source": source_of(str(data), kind)} if kind else _as_section(data, Path(scratch))
+        section = {"source": source_of(str(data), kind)} if kind else data_section(data, Path(scratch))
         source = section.pop("source")
         return look_at(read_data(source, _overrides("data", section | settings)))
 
@@ -248,15 +248,34 @@ def train(
         InputError: If the model, the data or a setting cannot be used.
         RunFailedError: If a step failed.
     """
-    objects, default = Path(workspace) / _OBJECTS_DIR, dict[str, Any]()
+    config = training_config(model, data, Path(workspace) / _OBJECTS_DIR, name, sections)
+    return run(config, workspace=workspace, force=force)
+
+
+def training_config(
+    model: Any, data: Any, folder: Path, name: str = "", sections: Mapping[str, Any] = {}
+) -> dict[str, Any]:
+    """Return the configuration that `train` runs. Models and arrays are saved in `folder`, named by their content.
+
+    Args:
+        model: Model as `train` takes it.
+        data: Data as `train` takes them; for `(x, y)` the default batch size follows from the number of examples.
+        folder: Folder for models and arrays; created if missing.
+        name: Name of the run; by default the model's.
+        sections: Other sections of the configuration.
+
+    Raises:
+        InputError: If the model or the data cannot be used.
+    """
+    default = dict[str, Any]()
     if isinstance(data, tuple):
         data = _by_name(data)
         trained = len(data["x_train"]) if "x_train" in data else math.ceil(_TRAINED * len(data["x"]))
         default = {"training": {"batch_size_per_replica": batch_for(trained), **sections.get("training", {})}}
-    raw = {"data": _as_section(data, objects), "model": _as_name(model, objects), **sections, **default}
+    raw = {"data": data_section(data, folder), "model": model_value(model, folder), **sections, **default}
     named = model if isinstance(model, str | Path) else model.name
     raw["name"] = name or Path(str(named).rpartition(":")[2]).stem
-    return run(raw, workspace=workspace, force=force)
+    return raw
 
 
 def run(
@@ -369,11 +388,17 @@ def predict(
     """
     with tempfile.TemporaryDirectory(prefix="predict-") as scratch:
         export_dir = fetch_folder(find_export(str(model), Path(workspace)), Path(scratch))
-        answers = predict_inputs(export_dir, [*_as_paths(inputs, Path(scratch))], top)
+        answers = predict_inputs(export_dir, [*input_paths(inputs, Path(scratch))], top)
         return [dataclasses.replace(answer, name=answer.name.removeprefix(f"{scratch}/")) for answer in answers]
 
 
-def _as_paths(inputs: Sequence[Any], folder: Path) -> Iterator[str]:
+def input_paths(inputs: Sequence[Any], folder: Path) -> Iterator[str]:
+    """Yield the files, folders or texts that `predict` answers. Arrays are saved in `folder`, as .npy.
+
+    Args:
+        inputs: Paths or texts, lists of them, or arrays of images, uint8[N, height, width, channels].
+        folder: Folder for the arrays; it exists.
+    """
     for i, item in enumerate(inputs):
         if isinstance(item, str | Path):
             yield str(item)
@@ -403,8 +428,12 @@ def _as_array(values: Any) -> np.ndarray:
     return array
 
 
-def _as_name(model: Any, folder: Path) -> Any:
-    """Return the value of `model` in a configuration. A model object is saved in `folder`, named by its content."""
+def model_value(model: Any, folder: Path) -> Any:
+    """Return the value of `model` in a configuration. A model object is saved in `folder`, named by its content.
+
+    Raises:
+        InputError: If it is neither a model nor the name of one, or a model whose shapes are not known.
+    """
     if isinstance(model, str | Path | Mapping):
         return str(model) if isinstance(model, Path) else model
     import keras
@@ -428,8 +457,16 @@ def _as_name(model: Any, folder: Path) -> Any:
     return str(path)
 
 
-def _as_section(data: Any, folder: Path) -> Any:
-    """Return section `data` of a configuration. Arrays are saved in `folder`, named by their content."""
+def data_section(data: Any, folder: Path) -> Any:
+    """Return section `data` of a configuration. Arrays are saved in `folder`, named by their content.
+
+    Args:
+        data: Data as `train` takes them.
+        folder: Folder for the arrays; created if missing.
+
+    Raises:
+        InputError: If the data are none of these, or lists of different lengths.
+    """
     if isinstance(data, str | Path):
         return {"source": source_of(str(data))}
     if isinstance(data, tuple):

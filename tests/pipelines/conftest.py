@@ -2,6 +2,8 @@ import functools
 import json
 import os
 import subprocess
+import types
+from pathlib import Path
 
 import dateutil.parser
 import kfp_server_api
@@ -12,6 +14,10 @@ from tests.components.conftest import judged_here
 from tests.fakes.clock import Clock
 from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
 from tests.sharing import made_once
+from tpu_components.core.examples.artifacts import Manifest, Split
+from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation
+from tpu_pipelines.config.steps import STEP_TABLE
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,6 +57,50 @@ def federated(fake, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
     )  # It was read by now.
+
+
+@pytest.fixture
+def empty_steps(monkeypatch):
+    """Local runs whose steps compute nothing: kfp.local starts them, and they leave the files that a run reads.
+
+    `ran` are the steps that did not come from the cache. `failure` is what the first step leaves instead, if set.
+    """
+    steps = types.SimpleNamespace(ran=[], failure=None)
+    split, kind = Split(3, (2, 1), ()), ImageInput((8, 8, 1), "raw")
+    manifest = Manifest("f" * 64, "made", "none", kind, "classification", {}, ("a", "b"), {"train": split})
+    evaluation = Evaluation(
+        split="test",
+        dataset_fingerprint="f" * 64,
+        model=EvaluatedModel("cnn", {}, "best", "d" * 64),
+        class_names=("a", "b"),
+        gate=Decision(False, ()),
+        challenger={},
+        champion=None,
+        registered_champion=None,
+    )
+
+    def run_step(full_command, env_vars=None):
+        given = json.loads(full_command[full_command.index("--executor_input") + 1])["outputs"]
+        step = full_command[-1]
+        print(f"a library speaks\n[{step}] starts")
+        steps.ran.append(step)
+        artifacts = {name: listed["artifacts"][0] for name, listed in given["artifacts"].items()}
+        for artifact in artifacts.values():
+            Path(artifact["uri"]).mkdir(parents=True)
+        output = Path(artifacts[STEP_TABLE[step].artifact]["uri"])
+        if steps.failure:
+            steps.failure.save(output.parent)
+            return 1
+        if step == "create_tfrecords":
+            manifest.save(output)
+        if step == "evaluate_model":
+            evaluation.save(output)
+        answer = {"artifacts": given["artifacts"], "parameterValues": {"Output": 0}}
+        Path(given["outputFile"]).write_text(json.dumps(answer))
+        return 0
+
+    monkeypatch.setattr("kfp.local.subprocess_task_handler.run_local_subprocess", run_step)
+    return steps
 
 
 @pytest.fixture(scope="session")

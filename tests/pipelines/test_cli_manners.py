@@ -77,17 +77,16 @@ def test_flags_say_how_loud_a_command_and_its_steps_are(monkeypatch):
     assert (both.returncode, "not allowed with argument" in both.stderr) == (2, True)
 
 
-def test_what_the_steps_print_is_passed_on_as_loud_as_asked(monkeypatch):
-    from tpu_pipelines.runs.run_local import _StepOutput
-
-    said = {}
-    for loudness in ("", progress.QUIET, progress.VERBOSE):
-        monkeypatch.setenv(progress.LOUDNESS_VARIABLE, loudness)
-        with redirect_stderr(io.StringIO()) as heard:
-            _StepOutput(log := io.StringIO()).write("kfp says so\n[train_model] epoch 1\n")
-        assert log.getvalue().count("\n") == 2
-        said[loudness] = heard.getvalue()
-    assert said == {"": "[train_model] epoch 1\n", "quiet": "", "verbose": "kfp says so\n[train_model] epoch 1\n"}
+@pytest.mark.parametrize(
+    ("loudness", "passed_on"), [("", (True, False)), (progress.QUIET, (False, False)), (progress.VERBOSE, (True, True))]
+)
+def test_what_the_steps_print_is_passed_on_as_loud_as_asked(tmp_path, empty_steps, monkeypatch, loudness, passed_on):
+    monkeypatch.setenv(progress.LOUDNESS_VARIABLE, loudness)
+    done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path), "--set", "preflight=false")
+    log = (tmp_path / "digits" / "run.log").read_text()
+    for line, is_passed_on in zip(("[train_model] starts", "a library speaks"), passed_on, strict=True):
+        assert line in log
+        assert (line in done.stderr) == is_passed_on, done.stderr
 
 
 def test_the_version_is_that_of_the_package():

@@ -16,6 +16,7 @@ from tests.cli import REPOSITORY
 from tests.components.train_model.weights import weights_of
 from tpu_components.core.examples.artifacts import HISTORY_FILE
 from tpu_components.core.files import storage
+from tpu_components.core.step.step_record import StepRecord
 from tpu_pipelines.api import library
 from tpu_pipelines.api.library import Preflight
 from tpu_pipelines.config.schema import settings
@@ -141,35 +142,36 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 def test_arrays_are_kept_by_their_content(tmp_path):
     x, y = np.zeros((4, 8, 8), np.uint8), np.arange(4)
-    section = library._as_section((x, y), tmp_path)
+    section = library.data_section((x, y), tmp_path)
     path = tmp_path / section["source"].removeprefix("npz:").rpartition("/")[2]
     first = path.stat()
-    assert library._as_section({"x": x, "y": y, "task": "regression"}, tmp_path) == {**section, "task": "regression"}
+    assert library.data_section({"x": x, "y": y, "task": "regression"}, tmp_path) == {**section, "task": "regression"}
     assert path.stat() == first
-    assert library._as_section((x + 1, y), tmp_path) != section
+    assert library.data_section((x + 1, y), tmp_path) != section
     assert np.array_equal(np.load(path)["y"], y)
-    assert library._as_section({"source": "images:x"}, tmp_path) == {"source": "images:x"}
-    assert library._as_section((x.tolist(), y.tolist()), tmp_path)["source"].startswith("npz:")
-    split = library._as_section(((x, y), (x + 1, y)), tmp_path)["source"].removeprefix("npz:")
+    assert library.data_section({"source": "images:x"}, tmp_path) == {"source": "images:x"}
+    assert library.data_section((x.tolist(), y.tolist()), tmp_path)["source"].startswith("npz:")
+    split = library.data_section(((x, y), (x + 1, y)), tmp_path)["source"].removeprefix("npz:")
     assert sorted(np.load(split)) == ["x_train", "x_validation", "y_train", "y_validation"]
     for wrong in (3, (x,), [x, y], ((x, y),), ((x, y), (x,)), ([[1], [1, 2]], y)):
         with pytest.raises(tp.InputError, match="Cannot use"):
-            library._as_section(wrong, tmp_path)
+            library.data_section(wrong, tmp_path)
 
 
 def test_strings_as_pandas_holds_them_are_strings(tmp_path):
     pandas = pytest.importorskip("pandas")
     x = np.zeros((3, 8, 8), np.uint8)
     for y in (pandas.Series(["a", "b", "a"]), np.array(["a", "b", "a"], object)):
-        path = library._as_section((x, y), tmp_path)["source"].removeprefix("npz:")
+        path = library.data_section((x, y), tmp_path)["source"].removeprefix("npz:")
         assert np.load(path)["y"].tolist() == ["a", "b", "a"]
     with pytest.raises(tp.InputError, match=r"Cannot use an array of NoneType, str: expected numbers, or only strings"):
-        library._as_section((x, np.array(["a", None, "b"], object)), tmp_path)
+        library.data_section((x, np.array(["a", None, "b"], object)), tmp_path)
 
 
 def test_what_is_predicted_may_be_lists(tmp_path):
     picture = Image.new("L", (8, 8))
-    paths = list(library._as_paths([["a.png", tmp_path / "b.png"], "c.png", [np.zeros((8, 8))] * 2, picture], tmp_path))
+    inputs = [["a.png", tmp_path / "b.png"], "c.png", [np.zeros((8, 8))] * 2, picture]
+    paths = list(library.input_paths(inputs, tmp_path))
     assert paths[:3] == ["a.png", f"{tmp_path}/b.png", "c.png"]
     assert [np.load(path).shape for path in paths[3:]] == [(2, 8, 8), (8, 8)]
 
@@ -182,12 +184,12 @@ def test_arrays_are_looked_at(tmp_path):
         tp.look(3)
 
 
-@pytest.mark.parametrize(("count", "given", "batch"), [(90, {}, 8), (90, {"batch_size_per_replica": 16}, 16)])
-def test_few_arrays_have_small_batches_by_default(monkeypatch, tmp_path, count, given, batch):
-    monkeypatch.setattr(library, "run", lambda raw, **_: raw)
-    x, y = np.zeros((count, 8, 8), np.uint8), np.arange(count) % 2
-    raw = tp.train("digits_cnn", (x, y), workspace=tmp_path, training={"epochs": 3, **given})
-    assert raw["training"] == {"epochs": 3, "batch_size_per_replica": batch}
+@pytest.mark.parametrize(("given", "batch"), [({}, 8), ({"batch_size_per_replica": 16}, 16)])
+def test_few_arrays_have_small_batches_by_default(tmp_path, given, batch):
+    x, y = np.zeros((90, 8, 8), np.uint8), np.arange(90) % 2
+    sections = {"training": {"epochs": 3, **given}}
+    config = library.training_config("digits_cnn", (x, y), tmp_path, sections=sections)
+    assert config["training"] == {"epochs": 3, "batch_size_per_replica": batch}
 
 
 # TensorFlow 2.20 and NumPy 2.
@@ -196,27 +198,24 @@ def test_a_model_is_kept_by_its_content(tmp_path):
     import keras
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)], name="my_net")
-    name = library._as_name(model, tmp_path)
+    name = library.model_value(model, tmp_path)
     assert re.fullmatch(r".*/my_net-[0-9a-f]{12}\.keras", name)
-    assert library._as_name(model, tmp_path) == name
+    assert library.model_value(model, tmp_path) == name
     model.set_weights([weight + 1 for weight in model.get_weights()])
-    assert library._as_name(model, tmp_path) != name
+    assert library.model_value(model, tmp_path) != name
     assert keras.saving.load_model(name).name == "my_net"
-    assert library._as_name("digits_cnn", tmp_path) == "digits_cnn"
+    assert library.model_value("digits_cnn", tmp_path) == "digits_cnn"
     with pytest.raises(tp.InputError, match=r"expected a keras\.Model"):
-        library._as_name(3, tmp_path)
+        library.model_value(3, tmp_path)
     with pytest.raises(tp.InputError, match=r"Begin it with keras\.Input"):
-        library._as_name(keras.Sequential([keras.layers.Dense(2)]), tmp_path)
+        library.model_value(keras.Sequential([keras.layers.Dense(2)]), tmp_path)
 
 
-@pytest.mark.parametrize(("failure", "error"), [(True, tp.InputError), (False, tp.RunFailedError)])
-def test_a_run_that_failed_is_an_error(monkeypatch, tmp_path, failure, error):
-    from tpu_pipelines.runs.run_local import RunOutcome
-
-    summary = Summary("failed", error="train_model: it diverged", config={"name": "digits"})
-    monkeypatch.setattr("tpu_pipelines.api.library.run_local", lambda *_, **__: RunOutcome(summary, failure))
-    with pytest.raises(error, match="it diverged"):
-        tp.run("digits", workspace=tmp_path)
+@pytest.mark.parametrize(("is_input_error", "error"), [(True, tp.InputError), (False, tp.RunFailedError)])
+def test_a_run_that_failed_is_an_error(empty_steps, tmp_path, is_input_error, error):
+    empty_steps.failure = StepRecord("create_tfrecords", "failed", error="no disk", is_input_error=is_input_error)
+    with pytest.raises(error, match="create_tfrecords: no disk"):
+        tp.run("digits", ["deploy=false", "preflight=false"], workspace=tmp_path)
 
 
 def test_a_notebook_shows_pages_in_frames_of_their_own(tmp_path):

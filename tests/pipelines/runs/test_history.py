@@ -8,14 +8,10 @@ import pytest
 
 from tests.cli import assert_user_error, tpu_pipelines_here
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import Manifest, Split
-from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.files import storage
-from tpu_components.core.results.evaluation_info import Decision, EvaluatedModel, Evaluation
 from tpu_pipelines import cli
 from tpu_pipelines.checking.workspace import check_history
 from tpu_pipelines.config.configuration import load_config
-from tpu_pipelines.config.steps import STEP_TABLE
 from tpu_pipelines.runs import history, run_local
 
 
@@ -174,11 +170,9 @@ def test_cleaning_after_a_failed_run_keeps_the_last_good_one(workspace, capsys):
 
 
 def test_a_run_that_is_going_on_is_not_cleaned(workspace):
-    folder = write_run(workspace, 0.5)
-    with (
-        run_local._only_run(folder, workspace / ".cache" / "digits"),
-        pytest.raises(InputError, match="Another run is writing to"),
-    ):
+    write_run(workspace, 0.5)
+    lock = workspace / ".cache" / "digits" / "lock"
+    with storage.locked(lock), pytest.raises(InputError, match="Another run is writing to"):
         run_local.delete_runs(workspace, "digits")
 
 
@@ -239,44 +233,13 @@ def test_runs_that_differ_in_the_optimizer_alone_are_told_apart(workspace):
 
 
 @pytest.fixture
-def run_here(workspace, monkeypatch):
-    """Run digits with steps that leave files without computing; returns which of them ran."""
-    ran = []
-
-    def leave(session, runner):
-        for step in ("create_tfrecords", "train_model", "evaluate_model"):
-            if step in session._cached:
-                continue
-            ran.append(step)
-            name = STEP_TABLE[step].artifact
-            uri = f"training-pipeline-{len(ran)}/{step.replace('_', '-')}/{name}"
-            output = session._cache.directory / uri
-            output.mkdir(parents=True)
-            if step == "create_tfrecords":
-                manifest.save(output)
-            rejected = Decision(False, ())
-            model = EvaluatedModel("cnn", {}, "best", "d" * 64)
-            Evaluation(
-                split="test",
-                dataset_fingerprint="f" * 64,
-                model=model,
-                class_names=("a", "b"),
-                gate=rejected,
-                challenger={},
-                champion=None,
-                registered_champion=None,
-            ).save(output)
-            (session._cache.entries_dir / f"{session._entry(step)}.json").write_text(json.dumps({name: {"uri": uri}}))
-
-    split = Split(3, (2, 1), ())
-    kind = ImageInput((8, 8, 1), "raw")
-    manifest = Manifest("f" * 64, "made", "none", kind, "classification", {}, ("a", "b"), {"train": split})
-    monkeypatch.setattr(run_local._LocalRun, "run", leave)
+def run_here(workspace, empty_steps):
+    """A function that runs digits with steps that compute nothing; returns which of them ran."""
 
     def run(*overrides):
-        ran.clear()
+        empty_steps.ran.clear()
         run_local.run_local(load_config("digits", ["deploy=false", "preflight=false", *overrides]), workspace)
-        return list(ran)
+        return list(empty_steps.ran)
 
     return run
 

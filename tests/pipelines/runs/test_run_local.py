@@ -2,6 +2,7 @@
 
 import builtins
 import fcntl
+import importlib.metadata
 import json
 import os
 import shutil
@@ -16,7 +17,6 @@ from tests.cli import QUICK, assert_user_error, steps_here, tpu_pipelines, tpu_p
 from tests.components.conftest import judged_here
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.preflight_training.compiling import compiler
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.steps import STEPS
 from tpu_pipelines.runs import run_local
@@ -354,11 +354,20 @@ def test_what_a_training_needs_is_named_before_the_records_are_written(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_tpu_compiler_preflight_is_left_out_and_says_what_to_install(monkeypatch, capsys):
-    config = load_config("digits")
-    assert run_local._without_missing_compiler(config) == config
-    monkeypatch.setattr(compiler, "versions", dict)
-    assert run_local._without_missing_compiler(config).preflight is None
+def test_without_the_tpu_compiler_preflight_is_left_out_and_says_what_to_install(
+    tmp_path, empty_steps, monkeypatch, capsys
+):
+    version = importlib.metadata.version
+
+    def version_without_compiler(name):
+        if name == "libtpu":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version_without_compiler)
+    summary = run_local.run_local(load_config("digits", ["deploy=false"]), tmp_path).summary
+    assert empty_steps.ran == ["create_tfrecords", "train_model", "evaluate_model"]
+    assert (summary.status, summary.config["preflight"]) == ("rejected", False)
     assert "[preflight_training] left out." in (said := capsys.readouterr().err)
     assert "pip install 'tpu-pipelines[preflight]'" in said
 
