@@ -60,8 +60,13 @@ def _code_here(step: str) -> str:
     return digest_of([code_version(step), step_codes()[step].versions()])
 
 
-def _model(config: Config, is_here: bool) -> str:
-    """Return the fingerprint of a model's code, and of the files that the code or the configuration names."""
+def model_version(config: Config, is_here: bool) -> str:
+    """Return the fingerprint of a model's code, and of the files that the code or the configuration names.
+
+    Args:
+        config: The run's configuration.
+        is_here: Whether the libraries of this machine count; on a platform, the image holds them.
+    """
     code = model_code(config.training.model, config.training.model_parameters)
     return digest_of([code.digest, code.versions() if is_here else {}, [_content(file) for file in config.model_files]])
 
@@ -132,7 +137,7 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
         image: Image of its steps; empty for this machine, whose libraries count instead.
     """
     version = code_version if image else _code_here
-    code = ({step: version(step) for step in STEPS}, _model(config, not image), image)
+    code = ({step: version(step) for step in STEPS}, model_version(config, not image), image)
     parts = {"data": data, "configuration": _decisive(config), "code": code}
     return {name: digest_of([part])[:12] for name, part in parts.items()}
 
@@ -151,7 +156,7 @@ def platform_fingerprints(
         machine: Short name of the training step's machine.
         environment: Variables of the training step.
     """
-    of_model, of_training = {"model": _model(config, is_here=False)[:12]}, {"image": image, "machine": machine}
+    of_model, of_training = {"model": model_version(config, is_here=False)[:12]}, {"image": image, "machine": machine}
     if environment:
         of_training["environment"] = digest_of([dict(environment)])[:12]
     more = {"preflight_training": of_model, "train_model": {**of_model, **of_training}}
@@ -185,7 +190,7 @@ def step_keys(config: Config, data: str, champion_digest: str = "", initial_dige
         Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
         They do not cover where an alias points: the caller checks this before it takes deploy_model from a cache.
     """
-    model = _model(config, is_here=True)
+    model = model_version(config, is_here=True)
     champion, champion_files = config.gate.champion, champion_digest
     if storage.is_remote(champion):
         champion_files = digest_of([storage.list_files(champion)])

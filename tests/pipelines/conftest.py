@@ -60,6 +60,12 @@ def federated(fake, tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def quick_models(monkeypatch):
+    """Checks of a configuration build no model: the process that does has tests of its own."""
+    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface: [])
+
+
+@pytest.fixture
 def empty_steps(monkeypatch):
     """Local runs whose steps compute nothing: kfp.local starts them, and they leave the files that a run reads.
 

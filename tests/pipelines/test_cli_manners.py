@@ -1,6 +1,7 @@
 """How the command speaks: how loud, in which colours, and how it helps who types it."""
 
 import io
+import os
 import subprocess
 import sys
 from contextlib import redirect_stderr
@@ -67,26 +68,22 @@ def test_quiet_leaves_hints_and_progress_out_but_no_error(terminal, monkeypatch)
     assert terminal.getvalue() == "\x1b[31merror:\x1b[0m x\n"
 
 
-def test_flags_say_how_loud_a_command_and_its_steps_are(monkeypatch):
-    heard = []
-    monkeypatch.setattr("tpu_pipelines.cli.machines.as_table", lambda *_: heard.append(progress.is_quiet()) or "table")
-    assert tpu_pipelines_here("machines", "--quiet").returncode == 0
-    assert tpu_pipelines_here("machines").returncode == 0
-    assert heard == [True, False]
-    both = tpu_pipelines_here("machines", "--quiet", "--verbose")
-    assert (both.returncode, "not allowed with argument" in both.stderr) == (2, True)
-
-
 @pytest.mark.parametrize(
-    ("loudness", "passed_on"), [("", (True, False)), (progress.QUIET, (False, False)), (progress.VERBOSE, (True, True))]
+    ("flags", "passed_on"), [([], (True, False)), (["--quiet"], (False, False)), (["--verbose"], (True, True))]
 )
-def test_what_the_steps_print_is_passed_on_as_loud_as_asked(tmp_path, empty_steps, monkeypatch, loudness, passed_on):
-    monkeypatch.setenv(progress.LOUDNESS_VARIABLE, loudness)
-    done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path), "--set", "preflight=false")
+def test_flags_say_how_much_of_what_the_steps_print_is_passed_on(tmp_path, empty_steps, monkeypatch, flags, passed_on):
+    monkeypatch.delenv(progress.LOUDNESS_VARIABLE, raising=False)
+    done = tpu_pipelines_here("run", "digits", "--workspace", str(tmp_path), "--set", "preflight=false", *flags)
     log = (tmp_path / "digits" / "run.log").read_text()
     for line, is_passed_on in zip(("[train_model] starts", "a library speaks"), passed_on, strict=True):
         assert line in log
         assert (line in done.stderr) == is_passed_on, done.stderr
+    assert progress.LOUDNESS_VARIABLE not in os.environ, "a flag is for one command"
+
+
+def test_quiet_and_verbose_exclude_each_other():
+    both = tpu_pipelines_here("machines", "--quiet", "--verbose")
+    assert (both.returncode, "not allowed with argument" in both.stderr) == (2, True)
 
 
 def test_the_version_is_that_of_the_package():

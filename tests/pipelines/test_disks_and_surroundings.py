@@ -107,18 +107,6 @@ def test_names_that_are_not_utf_8_are_shown_on_any_terminal(tmp_path, monkeypatc
     assert rb"n\udcffm \u2192" in shown[1]
 
 
-def test_a_user_without_a_name_promotes_by_number(tmp_path, monkeypatch):
-    def nobody():
-        raise KeyError("getpwuid(): uid not found: 12345")
-
-    monkeypatch.setattr("getpass.getuser", nobody)
-    monkeypatch.setattr(registry_command, "load_model", lambda _: None)
-    registry = ModelRegistry(tmp_path / "registry", "digits")
-    registry.register(*write_model(tmp_path, "a"), metrics={}, reasons=[], lineage={})
-    assert main(["registry", "promote", "digits", "0001", "--workspace", str(tmp_path)]) == 0
-    assert registry.moves()[0].reason == f"by user {os.getuid()}"
-
-
 def test_a_workspace_that_is_not_utf_8_is_refused_before_any_work(tmp_path, capsys):
     place = os.fsdecode(os.fsencode(tmp_path) + b"/n\xffm")
     assert main(["run", "digits", "--workspace", place]) == 2

@@ -12,15 +12,11 @@ from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.doctor.findings import errors_in
 from tpu_pipelines.starting.data_overview import DataOverview
 
+pytestmark = pytest.mark.usefixtures("quick_models")
+
 
 def check_config(config, workspace):
     return examine(config, UNASKED, workspace=workspace)
-
-
-@pytest.fixture(autouse=True)
-def quick_models(monkeypatch):
-    """The process that builds a model has tests of its own."""
-    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface: [])
 
 
 def test_a_sound_configuration_says_what_it_is_and_the_next_command(tmp_path):

@@ -53,8 +53,7 @@ def test_what_is_there_is_said(image, tmp_path):
     assert _found(load_config("digits", ["machine=v5e-4"]))[3][2] == "digits_cnn is in the image"
 
 
-def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(image, tmp_path, monkeypatch):
-    monkeypatch.setattr("tpu_pipelines.checking.check_list.check_model", lambda config, interface: [])
+def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(image, quick_models, tmp_path):
     deploy = f"deploy={{registry: vertex, serving_image: '{image}'}}"
     config = load_config("digits", ["machine=v5e-4", deploy])
     assert errors_in(examine(config, UNASKED, "vertex", _SETTINGS, workspace=tmp_path)) == []

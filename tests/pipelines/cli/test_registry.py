@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import pytest
@@ -82,6 +83,15 @@ def test_rollback_and_promote_move_the_champion_and_keep_the_reason(call, worksp
     )
     moves = ModelRegistry(workspace / "registry", "digits").moves()
     assert [(move.by, move.reason) for move in moves[2:]] == [("rollback", "slow"), ("hand", "it is not")]
+
+
+def test_a_user_without_a_name_promotes_by_number(call, workspace, monkeypatch):
+    def nobody():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert call("promote", "digits", "0001")[0] == 0
+    assert ModelRegistry(workspace / "registry", "digits").moves()[-1].reason == f"by user {os.getuid()}"
 
 
 @pytest.mark.parametrize(

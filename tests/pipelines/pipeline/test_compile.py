@@ -74,7 +74,7 @@ def compiled(tmp_path_factory):
     root = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_keys, "code_version", lambda step: f"code-of-{step}")  # Else every change were one here.
-        patch.setattr(cache_keys, "_model", lambda config, is_here: "of-the-model")
+        patch.setattr(cache_keys, "model_version", lambda config, is_here: "of-the-model")
         return _compile_all(root)
 
 

@@ -13,7 +13,7 @@ from tests.components.core.step.test_notification import chat  # noqa: F401
 from tests.fakes.clock import Clock
 from tests.fakes.execution import Simulate
 from tests.fakes.vertex import FakeVertex
-from tests.pipelines.platforms.test_vertex import SETTINGS, connect, run, service_of
+from tests.pipelines.platforms.test_vertex import SETTINGS, connect, run
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.states import State
 from tpu_components.core.step import notification
@@ -66,7 +66,7 @@ def test_vertex_sends_e_mails_by_the_component_that_the_service_knows():
         compiled("kubeflow", notify="mailto:me@example.com")
 
 
-def test_a_run_on_vertex_is_followed_as_before_and_its_failed_step_is_named(monkeypatch):
+def test_a_run_on_vertex_is_followed_as_before_and_its_failed_step_is_named(tmp_path, monkeypatch):
     plan = plan_submission(CONFIG, "vertex", Settings(**{**vars(SETTINGS), "notify": "gs://my-bucket/hook.txt"}))
     clock = Clock()
     with FakeVertex(Simulate(), clock.now) as fake:
@@ -74,7 +74,8 @@ def test_a_run_on_vertex_is_followed_as_before_and_its_failed_step_is_named(monk
     with FakeVertex(Simulate(failures={"train-model": "no such file"}), clock.now) as fake:
         failed = run(plan, connect(fake, clock), clock)
         (job,) = fake.pipeline_jobs
-        monkeypatch.setattr(notification, "VertexService", lambda *_: service_of(fake))
+        for name, value in fake.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
         told = notification.reasons(job), notification.reasons(f"{job}0"), notification.reasons("run-7")
         assert told == ("train_model: no such file", "", ""), "a job that is gone, and another platform's, have none"
     assert (failed.state, failed.steps["train_model"]) == (State.FAILED, "failed")

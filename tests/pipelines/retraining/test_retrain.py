@@ -387,7 +387,7 @@ def test_a_run_here_that_is_killed_stands_as_started(tmp_path, capsys, monkeypat
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tpu_pipelines.cli.retraining.run_local", killed)
+    monkeypatch.setattr("kfp.local.subprocess_task_handler.run_local_subprocess", killed)
     command = ["retrain", "digits", "--target", "local", "--workspace", str(tmp_path)]
     assert main(command) == 1
     assert main([*command, "--history"]) == 0

@@ -1,6 +1,5 @@
 """Claims about schedules, through Vertex AI's real client against a stateful fake."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -187,13 +186,8 @@ def test_what_is_no_cron_expression_is_refused(cron):
 
 
 @pytest.fixture
-def command(fake, tmp_path, monkeypatch, capfd):
+def command(federated, capfd):
     """Runs `tpu-pipelines schedule digits …` in this process: exit code, stdout, stderr."""
-    for name, value in fake.environment(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(
-        "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
-    )  # It was read by now.
 
     def run(*arguments):
         return main(["schedule", "digits", "--set", "machine=v5e-4", *arguments]), *capfd.readouterr()
