@@ -56,35 +56,28 @@ SETTINGS = Settings(
 )
 
 
-def compile_digits(target, path, *overrides, settings=None):
+def compile_digits(target, *overrides, settings=None):
     config = load_config("digits", ("machine=v5e-4", *overrides))
-    return write_pipeline(config, target, path, settings)
+    return compile_pipeline(config, target, settings or Settings())
 
 
-def write_pipeline(config, target, path, settings=None):
-    check_output(path)
-    compiled = compile_pipeline(config, target, settings or Settings())
-    storage.write_bytes(path, compiled.package.encode())
-    return compiled
+def spec_of(compiled):
+    """The pipeline, without what is said of the platform beside it."""
+    return next(yaml.safe_load_all(compiled.package))
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """Per target, `local` included: the pipeline, and what is said of the platform beside it."""
-    root = tmp_path_factory.mktemp("compiled")
+    path = tmp_path_factory.mktemp("compiled") / "local.yaml"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_keys, "code_version", lambda step: f"code-of-{step}")  # Else every change were one here.
         patch.setattr(cache_keys, "model_version", lambda config, is_here: "of-the-model")
-        return _compile_all(root)
-
-
-def _compile_all(root):
-    config, machine = load_config("digits", ["machine=v5e-4"]), "v5e-4"
-    fingerprints = cache_keys.platform_fingerprints(config, IMAGE, machine)
-    compiler.Compiler().compile(training_pipeline(config, fingerprints=fingerprints), str(root / "local.yaml"))
-    for target in TARGETS:
-        compile_digits(target, root / f"{target}.yaml")
-    return {target: list(yaml.safe_load_all((root / f"{target}.yaml").read_text())) for target in ("local", *TARGETS)}
+        config = load_config("digits", ["machine=v5e-4"])
+        fingerprints = cache_keys.platform_fingerprints(config, IMAGE, "v5e-4")
+        compiler.Compiler().compile(training_pipeline(config, fingerprints=fingerprints), str(path))
+        packages = {"local": path.read_text(), **{target: compile_digits(target).package for target in TARGETS}}
+    return {target: list(yaml.safe_load_all(package)) for target, package in packages.items()}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -125,17 +118,14 @@ def test_of_the_training_tasks_inputs_only_the_accelerator_and_the_time_differ(c
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_compiled_pipeline_loads_back(tmp_path, target):
-    compile_digits(target, tmp_path / "pipeline.yaml")
-    loaded = kfp_components.load_component_from_file(str(tmp_path / "pipeline.yaml"))
+def test_a_compiled_pipeline_loads_back(target):
+    loaded = kfp_components.load_component_from_text(compile_digits(target).package)
     assert loaded.name == "training-pipeline"
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_an_accelerator_that_is_asked_for_is_kept(tmp_path, target):
-    path = tmp_path / "pipeline.yaml"
-    compile_digits(target, path, "training.accelerator=cpu", "training.num_replicas=8")
-    spec = next(yaml.safe_load_all(path.read_text()))
+def test_an_accelerator_that_is_asked_for_is_kept(target):
+    spec = spec_of(compile_digits(target, "training.accelerator=cpu", "training.num_replicas=8"))
     parameters = spec["root"]["dag"]["tasks"]["train-model"]["inputs"]["parameters"]
     assert parameters["accelerator"]["runtimeValue"]["constant"] == "cpu"
 
@@ -292,12 +282,11 @@ def test_without_settings_a_custom_job_takes_its_pipelines_region_and_root():
     assert re.fullmatch(r"\{\{\$\.pipeline_root\}\}/digits/[0-9a-f]{12}", place)
 
 
-def test_checkpoints_of_a_training_lie_together_wherever_it_is_trained_and_apart_from_those_of_another(tmp_path):
+def test_checkpoints_of_a_training_lie_together_wherever_it_is_trained_and_apart_from_those_of_another():
     def place(*overrides, machine="v5e-4", environment=None):
         settings = dataclasses.replace(SETTINGS, region="us-central1", environment=environment or {})
-        config = load_config("digits", (f"machine={machine}", *overrides))
-        write_pipeline(config, "vertex", tmp_path / "pipeline.yaml", settings)
-        (found,) = re.findall(r'"output_uri_prefix": "([^"]*)"', (tmp_path / "pipeline.yaml").read_text())
+        compiled = compile_digits("vertex", f"machine={machine}", *overrides, settings=settings)
+        (found,) = re.findall(r'"output_uri_prefix": "([^"]*)"', compiled.package)
         return found
 
     first = place()
@@ -309,21 +298,20 @@ def test_checkpoints_of_a_training_lie_together_wherever_it_is_trained_and_apart
     assert len({first, *others}) == 5
 
 
-def training_task(tmp_path, machine, *overrides):
+def training_task(machine, *overrides):
     """The inputs, by value, and the container of the training step, whatever stands in a default of a job."""
-    write_pipeline(load_config("digits", (f"machine={machine}", *overrides)), "vertex", tmp_path / "pipeline.yaml")
-    spec = next(yaml.safe_load_all((tmp_path / "pipeline.yaml").read_text()))
+    spec = spec_of(compile_digits("vertex", f"machine={machine}", *overrides))
     task = spec["root"]["dag"]["tasks"]["train-model"]
     executor = spec["deploymentSpec"]["executors"][spec["components"]["comp-train-model"]["executorLabel"]]
     defaults = spec["components"]["comp-train-model"]["inputDefinitions"]["parameters"]
     return task["inputs"]["parameters"], executor["container"], defaults
 
 
-def test_the_training_steps_key_has_image_code_and_machine_among_its_inputs(tmp_path, monkeypatch):
+def test_the_training_steps_key_has_image_code_and_machine_among_its_inputs(monkeypatch):
     """Whether the service counts what stands in the default of `worker_pool_specs` alone is not documented."""
 
     def fingerprint(machine="v5e-4", *overrides):
-        inputs, _, _ = training_task(tmp_path, machine, *overrides)
+        inputs, _, _ = training_task(machine, *overrides)
         return inputs["fingerprint"]["runtimeValue"]["constant"]
 
     first = fingerprint()
@@ -339,9 +327,9 @@ def test_the_training_steps_key_has_image_code_and_machine_among_its_inputs(tmp_
     assert fingerprint() == {**first, "code": "another trai"}
 
 
-def test_no_input_of_the_training_step_holds_the_name_of_a_job(tmp_path):
+def test_no_input_of_the_training_step_holds_the_name_of_a_job():
     """A service that counts inputs with their placeholders filled in would never find a training again."""
-    inputs, container, defaults = training_task(tmp_path, "v5e-4")
+    inputs, container, defaults = training_task("v5e-4")
     filled = {name: {**given, "description": ""} for name, given in defaults.items()}
     assert "{{$" not in json.dumps([inputs, filled])
     payload = container["args"][container["args"].index("--payload") + 1]
@@ -485,7 +473,7 @@ def test_shell_persistent_resource_and_shares_of_a_machine_are_the_custom_job_s(
 
 
 @pytest.mark.parametrize("field", VERTEX_ONLY)
-def test_what_a_machine_has_on_vertex_alone_is_refused_on_a_cluster(field, tmp_path):
+def test_what_a_machine_has_on_vertex_alone_is_refused_on_a_cluster(field):
     config = load_config(
         {
             "name": "a",
@@ -506,9 +494,9 @@ def test_a_share_or_a_resource_of_another_form_is_refused(field, value):
         parse_machine({"name": "v5e-4", field: value})
 
 
-def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling(tmp_path):
+def test_a_setting_that_a_platform_does_not_have_is_refused_when_compiling():
     with pytest.raises(InputError, match=r"kueue_queue .* cannot be had with --target vertex"):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", settings=Settings(kueue_queue="tpus"))
+        compile_digits("vertex", settings=Settings(kueue_queue="tpus"))
 
 
 def test_what_gke_does_not_have_is_refused():
@@ -605,10 +593,9 @@ def test_several_hosts_need_a_volume_of_all():
         ("training.num_replicas=2", r"expected training\.num_replicas=4 or 0 with v5e-4\. Received: 2\."),
     ],
 )
-def test_what_the_cloud_could_not_run_is_refused(tmp_path, target, override, message):
+def test_what_the_cloud_could_not_run_is_refused(target, override, message):
     with pytest.raises(InputError, match=message):
-        compile_digits(target, tmp_path / "pipeline.yaml", override)
-    assert list(tmp_path.iterdir()) == []
+        compile_digits(target, override)
 
 
 @pytest.mark.parametrize(
@@ -628,10 +615,9 @@ def test_what_the_cloud_could_not_run_is_refused(tmp_path, target, override, mes
         ),
     ],
 )
-def test_what_several_hosts_could_not_train_is_refused(tmp_path, target, overrides, message):
+def test_what_several_hosts_could_not_train_is_refused(target, overrides, message):
     with pytest.raises(InputError, match=message):
-        compile_digits(target, tmp_path / "pipeline.yaml", *overrides)
-    assert list(tmp_path.iterdir()) == []
+        compile_digits(target, *overrides)
 
 
 @pytest.mark.parametrize(("name", "hosts"), [("v5e-16", 4), ("v3-32", 4), ("7x-1024", 256)])
@@ -646,24 +632,22 @@ def test_a_custom_job_for_several_hosts_has_one_replica_and_knows_their_number(n
 
 
 def test_a_model_of_the_users_travels_through_the_bucket_by_its_digest(tmp_path):
-    file, output = tmp_path / "my_model.py", tmp_path / "pipeline.yaml"
+    file = tmp_path / "my_model.py"
     file.write_text("def build_model(image_shape, num_classes): ...\n")
     with pytest.raises(
         InputError, match=rf"model '{file}' travels through a bucket.* Set TPU_PIPELINES_BUCKET=gs://BU"
     ):
-        compile_digits("vertex", output, f"model={file}")
-    compiled = compile_digits("vertex", output, f"model={file}", settings=SETTINGS)
+        compile_digits("vertex", f"model={file}")
+    compiled = compile_digits("vertex", f"model={file}", settings=SETTINGS)
     bundle = bundle_of(str(file))
     place = f"gs://my-bucket/pipelines/models/{bundle.digest}/my_model.zip"
     assert compiled.carried == {place: bundle.content}
-    text = output.read_text()
-    assert text.count(place) >= 2, "for preflight, and for training"
-    assert str(file) not in text
+    assert compiled.package.count(place) >= 2, "for preflight, and for training"
+    assert str(file) not in compiled.package
     file.write_text("def build_model(image_shape, num_classes): return 1\n")
-    assert compile_digits("vertex", output, f"model={file}", settings=SETTINGS).carried.keys() != {place}
-    assert (
-        compile_digits("vertex", output, "model=tpu_components.core.models.ready.digits_cnn:build_model").carried == {}
-    )
+    assert compile_digits("vertex", f"model={file}", settings=SETTINGS).carried.keys() != {place}
+    module = "tpu_components.core.models.ready.digits_cnn:build_model"
+    assert compile_digits("vertex", f"model={module}").carried == {}
 
 
 def test_a_module_that_does_not_travel_is_told(tmp_path, monkeypatch):
@@ -681,7 +665,7 @@ def test_a_models_file_among_this_projects_code_is_refused(tmp_path, monkeypatch
     file.parent.mkdir()
     file.touch()
     with pytest.raises(InputError, match=rf"model '{file}' lies among the code of this project .* folder of its own"):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", f"model={file}", settings=SETTINGS)
+        compile_digits("vertex", f"model={file}", settings=SETTINGS)
 
 
 def test_the_files_that_travel_with_a_models_code_are_told(tmp_path):
@@ -727,30 +711,29 @@ def test_a_file_that_only_a_parameter_names_is_refused(tmp_path):
     (tmp_path / "weights.h5").write_bytes(b"")
     model = f"model={{name: {tmp_path}/my_model.py, parameters: {{weights: {tmp_path}/weights.h5}}}}"
     with pytest.raises(InputError, match=r"names the file '.*weights\.h5', which no container sees\. Put it beside"):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", model, settings=SETTINGS)
+        compile_digits("vertex", model, settings=SETTINGS)
 
 
-def test_data_on_cloud_storage_is_taken(tmp_path):
-    compile_digits("vertex", tmp_path / "pipeline.yaml", "data.source=images:gs://bucket/photos")
-    assert "images:gs://bucket/photos" in (tmp_path / "pipeline.yaml").read_text()
+def test_data_on_cloud_storage_is_taken():
+    assert "images:gs://bucket/photos" in compile_digits("vertex", "data.source=images:gs://bucket/photos").package
 
 
-def test_a_missing_extra_is_named(tmp_path, monkeypatch):
+def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "kfp.kubernetes", None)
     monkeypatch.delattr("kfp.kubernetes", raising=False)
     named = r"needs kfp\.kubernetes, which is not installed\. Run: pip install 'tpu-pipelines\[kubeflow\]'\."
     with pytest.raises(InputError, match=named), storage.naming_faults():
-        compile_digits("kubeflow", tmp_path / "pipeline.yaml")
+        compile_digits("kubeflow")
 
 
-def test_compiling_for_vertex_needs_none_of_googles_packages(tmp_path, monkeypatch):
+def test_compiling_for_vertex_needs_none_of_googles_packages(monkeypatch):
     for package in ("google_cloud_pipeline_components", "google.cloud.aiplatform", "google.cloud.aiplatform_v1"):
         monkeypatch.setitem(sys.modules, package, None)
-    compile_digits("vertex", tmp_path / "pipeline.yaml")
+    compile_digits("vertex")
 
 
 def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
-    notes = tmp_path / "notes.yaml"
+    notes, pipeline = tmp_path / "notes.yaml", tmp_path / "new" / "pipeline.yaml"
     notes.write_text("dear: diary\n")
     for path, message in (
         (notes, rf"Refused to overwrite {notes}: expected a compiled pipeline"),
@@ -758,11 +741,10 @@ def test_only_a_compiled_pipeline_is_overwritten(tmp_path):
         (notes / "pipeline.yaml", rf"{notes} is a file, not a folder"),
     ):
         with pytest.raises(InputError, match=message):
-            compile_digits("vertex", path)
-    assert notes.read_text() == "dear: diary\n"
-    compile_digits("vertex", tmp_path / "new" / "pipeline.yaml")
-    compile_digits("kubeflow", tmp_path / "new" / "pipeline.yaml")
-    assert "kubernetes" in (tmp_path / "new" / "pipeline.yaml").read_text()
+            check_output(path)
+    check_output(pipeline)
+    storage.write_bytes(pipeline, compile_digits("vertex").package.encode())
+    check_output(pipeline)
 
 
 REGISTRY = "projects/my-project/locations/us-west1/models"
@@ -778,11 +760,10 @@ SERVING_IMAGE = f"deploy.serving_image=europe-docker.pkg.dev/my-project/images/s
     ],
 )
 def test_with_a_registry_on_vertex_ai_the_model_is_deployed_and_the_champion_comes_from_there(
-    tmp_path, target, overrides, settings
+    target, overrides, settings
 ):
-    path = tmp_path / "pipeline.yaml"
-    compile_digits(target, path, *overrides, SERVING_IMAGE, "deploy.endpoint=digits", settings=settings)
-    spec = next(yaml.safe_load_all(path.read_text()))
+    compiled = compile_digits(target, *overrides, SERVING_IMAGE, "deploy.endpoint=digits", settings=settings)
+    spec = spec_of(compiled)
     inputs = spec["root"]["inputDefinitions"]["parameters"]
     assert inputs["champion"]["defaultValue"] == f"{REGISTRY}/digits@champion"
     (promoted,) = (component for component in spec["components"].values() if "dag" in component)
@@ -803,43 +784,41 @@ def test_with_a_registry_on_vertex_ai_the_model_is_deployed_and_the_champion_com
     assert spec["root"]["dag"]["tasks"]["train-model"]["cachingOptions"]["enableCache"]
 
 
-def test_a_registry_on_vertex_ai_needs_to_know_where(tmp_path):
+def test_a_registry_on_vertex_ai_needs_to_know_where():
     with pytest.raises(InputError, match="Missing settings: project, region"):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, "deploy.registry=vertex")
+        compile_digits("vertex", SERVING_IMAGE, "deploy.registry=vertex")
     with pytest.raises(InputError, match="Missing settings: bucket"):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", SERVING_IMAGE, f"deploy.registry={REGISTRY}")
+        compile_digits("vertex", SERVING_IMAGE, f"deploy.registry={REGISTRY}")
     with pytest.raises(InputError, match=r"cannot fetch the serving image 'tpu-pipelines/serving:latest'"):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", "deploy.registry=vertex", settings=SETTINGS)
+        compile_digits("vertex", "deploy.registry=vertex", settings=SETTINGS)
 
 
 def test_of_the_keys_a_compiled_pipeline_holds_the_public_one_and_where_the_private_one_is(tmp_path):
     private, public = write_keys(tmp_path)
     registered = SERVING_IMAGE, "deploy.registry=vertex", f"deploy.verify_key={public}"
-    path = tmp_path / "pipeline.yaml"
-    compile_digits("vertex", path, *registered, "deploy.signing_key=gs://keys/signing.pem", settings=SETTINGS)
-    text = path.read_text()
+    text = compile_digits("vertex", *registered, "deploy.signing_key=gs://keys/signing.pem", settings=SETTINGS).package
     assert "gs://keys/signing.pem" in text
     assert "BEGIN PUBLIC KEY" in text
     assert "PRIVATE KEY" not in text
     with pytest.raises(InputError, match=r"a key on this machine signs nothing in a container.*signing\.pem"):
-        compile_digits("vertex", path, *registered, f"deploy.signing_key={private}", settings=SETTINGS)
+        compile_digits("vertex", *registered, f"deploy.signing_key={private}", settings=SETTINGS)
 
 
-def test_a_private_endpoint_wants_steps_that_run_in_its_network(tmp_path):
+def test_a_private_endpoint_wants_steps_that_run_in_its_network():
     private = "deploy={registry: vertex, endpoint: digits, endpoint_access: private, endpoint_network: NETWORK}"
     private = private.replace("NETWORK", "projects/my-project/global/networks/inside")
     outside = dataclasses.replace(SETTINGS, network="")
     with pytest.raises(
         InputError, match=r"outside of projects/my-project/global/networks/inside, and could not ask the"
     ):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", private, SERVING_IMAGE, settings=outside)
-    compile_digits("kubeflow", tmp_path / "pipeline.yaml", private, SERVING_IMAGE, settings=outside)
-    compile_digits("vertex", tmp_path / "pipeline.yaml", private, SERVING_IMAGE, settings=SETTINGS)
+        compile_digits("vertex", private, SERVING_IMAGE, settings=outside)
+    compile_digits("kubeflow", private, SERVING_IMAGE, settings=outside)
+    compile_digits("vertex", private, SERVING_IMAGE, settings=SETTINGS)
 
 
-def executors(path):
+def executors(compiled):
     """What each step asks for, in KFP's words and in Kubernetes', and how often it is tried again."""
-    spec, *platforms = yaml.safe_load_all(path.read_text())
+    spec, *platforms = yaml.safe_load_all(compiled.package)
     kubernetes = platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platforms else {}
     tasks = {
         name: task
@@ -857,11 +836,10 @@ def executors(path):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_step_asks_for_cpus_and_memory(compiled, tmp_path, target):
+def test_every_step_asks_for_cpus_and_memory(target):
     """Preflight's own limit on a compilation is killed on the service's default machine of 16 GB."""
-    path = tmp_path / "pipeline.yaml"
-    compile_digits(target, path, "preflight.compile_memory_mib=32768", "training.in_memory_mib=8192")
-    found = {name: one[0].get("resources", {}) for name, one in executors(path).items()}
+    compiled = compile_digits(target, "preflight.compile_memory_mib=32768", "training.in_memory_mib=8192")
+    found = {name: one[0].get("resources", {}) for name, one in executors(compiled).items()}
     training = found.pop("train-model")
     if target == "kubeflow":  # Its host is its own: a limit would only stop it.
         assert (training["resourceCpuRequest"], training["resourceMemoryRequest"]) == ("3", "20Gi")
@@ -878,12 +856,10 @@ def test_every_step_asks_for_cpus_and_memory(compiled, tmp_path, target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
-    path = tmp_path / "pipeline.yaml"
+def test_what_is_set_of_a_steps_resources_is_asked_for(target):
     disk = "100G" if target == "vertex" else "500Gi"
     asked = f"resources.export_model={{cpu: 8, memory: 64Gi, disk: {disk}, retries: 2, timeout: 3600}}"
-    compile_digits(target, path, asked)
-    container, pod, retries = executors(path)["export-model"]
+    container, pod, retries = executors(compile_digits(target, asked))["export-model"]
     assert (container["resources"]["resourceCpuLimit"], container["resources"]["resourceMemoryLimit"]) == ("8", "64Gi")
     assert retries["maxRetryCount"] == 2
     assert retries["backoffMaxDuration"] == f"{3 * (3600 + 3600)}s", "Argo counts it from the first attempt"
@@ -924,22 +900,21 @@ def test_what_is_set_of_a_steps_resources_is_asked_for(tmp_path, target):
         ("resources.export_model.disk=1Ti", r"a disk of 100 GB, .* Received: resources\.export_model\.disk='1Ti'"),
     ],
 )
-def test_resources_that_vertex_has_no_words_for_are_refused(tmp_path, override, message):
+def test_resources_that_vertex_has_no_words_for_are_refused(override, message):
     with pytest.raises(InputError, match=message):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", override)
+        compile_digits("vertex", override)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_evaluation_can_have_a_tpu_of_its_own(tmp_path, target, monkeypatch):
+def test_the_evaluation_can_have_a_tpu_of_its_own(target, monkeypatch):
     monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", "docker.io/me/train:1")
-    path = tmp_path / "pipeline.yaml"
     machine = "resources.evaluate_model={machine: v5e-1, timeout: 3600}"
-    compile_digits(target, path, "machine={name: v5e-4, region: us-west4}", machine)
-    spec = next(yaml.safe_load_all(path.read_text()))
+    compiled = compile_digits(target, "machine={name: v5e-4, region: us-west4}", machine)
+    spec = spec_of(compiled)
     task = spec["root"]["dag"]["tasks"]["evaluate-model"]
     assert task["inputs"]["parameters"]["accelerator"]["runtimeValue"]["constant"] == "tpu"
     assert spec["components"]["comp-evaluate-model"]["outputDefinitions"]["parameters"]["Output"]
-    container, pod, _ = executors(path)["evaluate-model"]
+    container, pod, _ = executors(compiled)["evaluate-model"]
     if target == "kubeflow":
         assert container["image"] == "docker.io/me/train:1", "the image of the other steps may have no JAX"
         asked = container["resources"]["accelerator"]
@@ -980,26 +955,17 @@ def test_a_machine_that_a_step_cannot_use_is_refused(overrides, message):
         load_config("digits", ("machine=v5e-4", *overrides))
 
 
-def test_a_champion_that_a_training_starts_with_comes_from_the_registry(tmp_path):
+def test_a_champion_that_a_training_starts_with_comes_from_the_registry():
     """An alias may move without a change of the task's inputs, so the task is never taken from the platform's cache."""
-    path = tmp_path / "pipeline.yaml"
     overrides = ("deploy.registry=vertex", "deploy.artifacts_uri=gs://b/r", "training.initial_model=digits@champion")
     settings = dataclasses.replace(SETTINGS, secrets={}, volumes={})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpu_pipelines.pipeline.compile.SERVING_IMAGE", "docker.io/me/serving:1")
-        compile_digits("vertex", path, *overrides, settings=settings)
-        with pytest.raises(InputError, match=r"training\.initial_model must be on Cloud Storage.*'runs/digits/model'"):
-            compile_digits("vertex", path, "training.initial_model=runs/digits/model")
-    task = next(yaml.safe_load_all(path.read_text()))["root"]["dag"]["tasks"]["train-model"]
+    compiled = compile_digits("vertex", *overrides, SERVING_IMAGE, settings=settings)
+    with pytest.raises(InputError, match=r"training\.initial_model must be on Cloud Storage.*'runs/digits/model'"):
+        compile_digits("vertex", "training.initial_model=runs/digits/model")
+    task = spec_of(compiled)["root"]["dag"]["tasks"]["train-model"]
     named = task["inputs"]["parameters"]["initial_model"]["runtimeValue"]["constant"]
     assert named == "projects/my-project/locations/us-west1/models/digits@champion"
     assert not task["cachingOptions"]
-
-
-def default_timeout(path):
-    """The custom job's time where no task gives another."""
-    spec = next(yaml.safe_load_all(path.read_text()))
-    return spec["components"]["comp-train-model"]["inputDefinitions"]["parameters"]["timeout"]["defaultValue"]
 
 
 @pytest.mark.parametrize(
@@ -1010,38 +976,37 @@ def default_timeout(path):
         (["machine={name: v5e-4, timeout_seconds: 7200}"], 7200, "after 2 h, as machine.timeout_seconds says"),
     ],
 )
-def test_the_time_of_a_training_is_said_with_its_reason(tmp_path, overrides, seconds, words):
-    path = tmp_path / "pipeline.yaml"
-    assert words in compile_digits("vertex", path, *overrides).timeout.reason
-    assert default_timeout(path) == f"{seconds}s"
-    spec = next(yaml.safe_load_all(path.read_text()))
+def test_the_time_of_a_training_is_said_with_its_reason(overrides, seconds, words):
+    compiled = compile_digits("vertex", *overrides)
+    assert words in compiled.timeout.reason
+    spec = spec_of(compiled)
+    # The custom job's time where no task gives another.
+    inputs = spec["components"]["comp-train-model"]["inputDefinitions"]["parameters"]
+    assert inputs["timeout"]["defaultValue"] == f"{seconds}s"
     takes_estimate = "timeout" in spec["root"]["dag"]["tasks"]["train-model"]["inputs"]["parameters"]
     assert takes_estimate is (not overrides)
 
 
 @pytest.mark.parametrize(("budget", "hours"), [(1, 4.0), (48, 30.0)])
-def test_on_kubeflow_the_budget_says_when_a_training_is_stopped(tmp_path, budget, hours):
+def test_on_kubeflow_the_budget_says_when_a_training_is_stopped(budget, hours):
     """v5e-4 costs $4.80 an hour: $48 pay for 10."""
-    path = tmp_path / "pipeline.yaml"
-    compiled = compile_digits("kubeflow", path, f"preflight.max_price_usd={budget}")
+    compiled = compile_digits("kubeflow", f"preflight.max_price_usd={budget}")
     assert compiled.timeout.seconds == hours * 3600
-    assert executors(path)["train-model"][1]["activeDeadlineSeconds"] == str(int(hours * 3600))
+    assert executors(compiled)["train-model"][1]["activeDeadlineSeconds"] == str(int(hours * 3600))
 
 
-def test_a_spot_pod_is_started_again(tmp_path):
-    path = tmp_path / "pipeline.yaml"
-    compile_digits("kubeflow", path, "machine={name: v5e-4, spot: true, timeout_seconds: 7200}")
-    retries = executors(path)["train-model"][2]
+def test_a_spot_pod_is_started_again():
+    compiled = compile_digits("kubeflow", "machine={name: v5e-4, spot: true, timeout_seconds: 7200}")
+    retries = executors(compiled)["train-model"][2]
     assert (retries["maxRetryCount"], retries["backoffMaxDuration"]) == (5, f"{6 * (7200 + 3600)}s")
-    compile_digits("kubeflow", path, "machine={name: v5e-4, spot: true}", "resources.train_model.retries=0")
-    assert executors(path)["train-model"][2] is None
+    compiled = compile_digits("kubeflow", "machine={name: v5e-4, spot: true}", "resources.train_model.retries=0")
+    assert executors(compiled)["train-model"][2] is None
 
 
-def test_the_step_that_follows_several_hosts_is_started_again_within_their_time(tmp_path):
-    path, settings = tmp_path / "pipeline.yaml", Settings(volumes={"shared": "/mnt/shared"})
-    machine = "machine={name: v5e-16, timeout_seconds: 7200}"
-    compile_digits("kubeflow", path, machine, "training.backend=jax", settings=settings)
-    retries = executors(path)["train-model"][2]
+def test_the_step_that_follows_several_hosts_is_started_again_within_their_time():
+    machine, shared = "machine={name: v5e-16, timeout_seconds: 7200}", Settings(volumes={"shared": "/mnt/shared"})
+    compiled = compile_digits("kubeflow", machine, "training.backend=jax", settings=shared)
+    retries = executors(compiled)["train-model"][2]
     assert (retries["maxRetryCount"], retries["backoffMaxDuration"]) == (5, "7200s")
 
 
@@ -1151,13 +1116,12 @@ def test_the_commands_mistakes_are_the_users(tmp_path):
 
 
 @pytest.mark.parametrize("spot", [False, True])
-def test_on_vertex_a_gpu_trains_and_judges_by_the_same_configuration(tmp_path, spot):
-    path = tmp_path / "pipeline.yaml"
+def test_on_vertex_a_gpu_trains_and_judges_by_the_same_configuration(spot):
     machine = f"machine={{name: a100-2, spot: {str(spot).lower()}, region: us-central1}}"
-    compiled = compile_digits("vertex", path, machine, "resources.evaluate_model.machine=t4-1", settings=SETTINGS)
+    compiled = compile_digits("vertex", machine, "resources.evaluate_model.machine=t4-1", settings=SETTINGS)
     assert not compiled.timeout.is_estimated
     assert compiled.timeout.seconds == 24 * 3600
-    pipeline = next(yaml.safe_load_all(path.read_text()))
+    pipeline = spec_of(compiled)
     payloads = [
         args[args.index("--payload") + 1]
         for one in pipeline["deploymentSpec"]["executors"].values()
@@ -1171,13 +1135,12 @@ def test_on_vertex_a_gpu_trains_and_judges_by_the_same_configuration(tmp_path, s
     tasks = pipeline["root"]["dag"]["tasks"]
     for step in ("train-model", "evaluate-model"):
         assert tasks[step]["inputs"]["parameters"]["accelerator"]["runtimeValue"]["constant"] == "gpu"
-    assert ("SPOT" if spot else "STANDARD") in path.read_text()
+    assert ("SPOT" if spot else "STANDARD") in compiled.package
 
 
-def test_on_kubeflow_a_pod_asks_for_gpus_and_their_nodes(tmp_path):
-    path = tmp_path / "pipeline.yaml"
-    compile_digits("kubeflow", path, "machine={name: h100-8, spot: true}")
-    pipeline, platform = yaml.safe_load_all(path.read_text())
+def test_on_kubeflow_a_pod_asks_for_gpus_and_their_nodes():
+    compiled = compile_digits("kubeflow", "machine={name: h100-8, spot: true}")
+    pipeline, platform = yaml.safe_load_all(compiled.package)
     resources = pipeline["deploymentSpec"]["executors"]["exec-train-model"]["container"]["resources"]
     assert resources["accelerator"]["type"] == "nvidia.com/gpu"
     assert resources["accelerator"]["count"] == "8"
@@ -1189,8 +1152,8 @@ def test_on_kubeflow_a_pod_asks_for_gpus_and_their_nodes(tmp_path):
     assert {one["key"] for one in pod["tolerations"]} == {"nvidia.com/gpu", "cloud.google.com/gke-spot"}
 
 
-def test_the_budget_is_the_time_limit_of_a_gpu(tmp_path):
-    compiled = compile_digits("vertex", tmp_path / "pipeline.yaml", "machine=l4-1", "preflight.max_price_usd=1")
+def test_the_budget_is_the_time_limit_of_a_gpu():
+    compiled = compile_digits("vertex", "machine=l4-1", "preflight.max_price_usd=1")
     price = compiled.machine.slice.price(compiled.machine.region)
     assert (
         price.usd_per_hour * compiled.timeout.seconds / 3600
@@ -1206,6 +1169,6 @@ def test_the_budget_is_the_time_limit_of_a_gpu(tmp_path):
         (["training.num_replicas=3"], r"used whole: expected training\.num_replicas=2 or 0 with l4-2"),
     ],
 )
-def test_what_a_machine_with_gpus_has_not_is_refused(tmp_path, overrides, message):
+def test_what_a_machine_with_gpus_has_not_is_refused(overrides, message):
     with pytest.raises(InputError, match=message):
-        compile_digits("vertex", tmp_path / "pipeline.yaml", "machine=l4-2", *overrides)
+        compile_digits("vertex", "machine=l4-2", *overrides)
