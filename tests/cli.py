@@ -80,6 +80,13 @@ def steps_here() -> Iterator[None]:
     keras.config.set_dtype_policy(policy)
 
 
+def set_environment(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> None:
+    """Set variables as if the process had started with them: the image is read at import."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tpu_pipelines.pipeline.compile.IMAGE", variables["TPU_PIPELINES_IMAGE"])
+
+
 def assert_user_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
     """Exit code 2, one paragraph on stderr, no stack trace, and every one of `words` in it."""
     assert done.returncode == 2, done.stderr

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from tests.cli import set_environment
 from tests.fakes.execution import RunOnCpu
 from tests.fakes.vertex import FakeVertex, canonical
 from tpu_components.core.base.retries import Backoff
@@ -91,12 +92,7 @@ def month():
 def cloud(bucket, month, tmp_path, monkeypatch):
     """Vertex AI, on which every job really runs, and what a CI system sets to reach it."""
     with FakeVertex(RunOnCpu(tmp_path / "jobs"), clock=month.now) as fake:
-        for name, value in fake.environment(tmp_path).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(
-            "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
-        )  # It was read by now.
-        monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
+        set_environment(monkeypatch, {**fake.environment(tmp_path), "TPU_PIPELINES_BUCKET": "gs://bucket/pipelines"})
         for module in (jobs, retrain):
             monkeypatch.setattr(module, "now", month.now)
 

@@ -9,7 +9,7 @@ import dateutil.parser
 import kfp_server_api
 import pytest
 
-from tests.cli import QUICK, steps_here, tpu_pipelines_here
+from tests.cli import QUICK, set_environment, steps_here, tpu_pipelines_here
 from tests.components.conftest import judged_here
 from tests.fakes.clock import Clock
 from tests.pictures import encode, image_folder  # noqa: F401 (fixtures)
@@ -52,11 +52,15 @@ def fake(clock):
 @pytest.fixture
 def federated(fake, tmp_path, monkeypatch):
     """What a user sets in a CI system, with the fake in the service's place."""
-    for name, value in fake.environment(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(
-        "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
-    )  # It was read by now.
+    set_environment(monkeypatch, fake.environment(tmp_path))
+
+
+@pytest.fixture
+def no_sign_in(tmp_path, monkeypatch):
+    """KFP's client finds no sign-in of whoever runs the tests."""
+    monkeypatch.setattr("kfp.client.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
+    for name in [name for name in os.environ if name.startswith(("KF_PIPELINES_", "TPU_PIPELINES_KFP"))]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture

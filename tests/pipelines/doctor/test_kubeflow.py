@@ -1,7 +1,6 @@
 """Each single thing that a run on Kubeflow may lack is named, and nothing else is."""
 
 import dataclasses
-import os
 
 import pytest
 import yaml
@@ -62,12 +61,9 @@ def servers(tmp_path_factory):
 
 
 @pytest.fixture
-def world(servers, tmp_path, monkeypatch):
+def world(servers, no_sign_in, monkeypatch):
     *servers, kubeconfig = servers
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
-    monkeypatch.setattr("kfp.client.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
-    for name in [name for name in os.environ if name.startswith("KF_PIPELINES_")]:
-        monkeypatch.delenv(name)
     return World(*servers)
 
 
@@ -211,7 +207,7 @@ def test_several_hosts_need_a_cluster_that_knows_jobsets(world):
     world.cluster.jobsets = None
 
 
-def _examine(world, *overrides):
+def findings_of(world, *overrides):
     apis = GoogleApis(f"{world.google.url}/{{host}}", AnonymousCredentials())
     checks = KubeflowChecks(load_config("digits", overrides), world.settings, apis, world.context, world.image).checks()
     return {one.about: one for one in ask_all(checks)}
@@ -231,7 +227,7 @@ def test_a_pool_of_several_hosts_is_of_one_topology(world, placement, state):
     """A pool of single hosts has the same machine type, and never schedules a slice."""
     pool = {"name": "tpus", "config": {"machineType": "ct5lp-hightpu-4t"}, "placementPolicy": placement}
     world.google.cloud.node_pools = [pool]
-    found = _examine(world, "machine=v5e-16", "training.backend=jax")["nodes v5e-16"]
+    found = findings_of(world, "machine=v5e-16", "training.backend=jax")["nodes v5e-16"]
     assert found.state is state
     if state is Status.ERROR:
         assert "no node pool is of ct5lp-hightpu-4t and 4x4" in found.said
@@ -245,7 +241,7 @@ def test_a_pool_of_a_slice_is_none_for_a_single_host(world):
     world.cluster.nodes.clear()
     pool = {"config": {"machineType": "ct5lp-hightpu-4t"}, "placementPolicy": {"tpuTopology": "4x4"}}
     world.google.cloud.node_pools = [{"name": "tpus", **pool}]
-    found = _examine(world, "machine=v5e-4")["nodes v5e-4"]
+    found = findings_of(world, "machine=v5e-4")["nodes v5e-4"]
     assert found.state is Status.ERROR
     assert found.remedy.endswith(
         f"--machine-type=ct5lp-hightpu-4t --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=1 {_IN_A_ZONE}"
@@ -267,15 +263,15 @@ _ARGO = "kubeflow/configmaps/workflow-controller-configmap"
 def test_what_the_cluster_starts_again_is_said(world, machine, defaults, left_out):
     content = {"workflowDefaults": yaml.safe_dump({"spec": {"templateDefaults": defaults}})} if defaults else {}
     world.cluster.config_maps = {_ARGO: content}
-    found = _examine(world, f"machine={machine}", "training.backend=jax")["retries"]
+    found = findings_of(world, f"machine={machine}", "training.backend=jax")["retries"]
     assert found.state is (Status.ERROR if left_out else Status.OK)
     assert left_out in found.said
     assert ("retryPolicy to Always in the ConfigMap workflow-controller-configmap of kubeflow" in found.remedy) == bool(
         left_out
     )
     world.cluster.config_maps = {}
-    assert _examine(world, f"machine={machine}", "training.backend=jax")["retries"].state is Status.UNKNOWN
-    assert "retries" not in _examine(world, "machine=v5e-4")
+    assert findings_of(world, f"machine={machine}", "training.backend=jax")["retries"].state is Status.UNKNOWN
+    assert "retries" not in findings_of(world, "machine=v5e-4")
 
 
 def test_pods_that_use_s3_need_its_secret(world):
@@ -323,7 +319,7 @@ def test_the_registry_of_a_cluster_and_a_store_elsewhere_cannot_be_asked(world):
 
 
 def test_gpus_need_nodes_of_their_kind_and_compute_engines_quota(world):
-    found = _examine(world, "machine=l4-2")
+    found = findings_of(world, "machine=l4-2")
     assert found["quota l4-2"].said == "4 in us-central1, 2 needed"
     assert found["nodes l4-2"].state is Status.ERROR
     assert "no node has cloud.google.com/gke-accelerator=nvidia-l4" in found["nodes l4-2"].said
@@ -333,8 +329,8 @@ def test_gpus_need_nodes_of_their_kind_and_compute_engines_quota(world):
     world.google.cloud.node_pools = [
         {"name": "gpus", "config": {"machineType": "g2-standard-24", "accelerators": gpus}}
     ]
-    assert _examine(world, "machine=l4-2")["nodes l4-2"].state is Status.OK
-    assert "PREEMPTIBLE_NVIDIA_L4_GPUS" in _examine(world, "machine={name: l4-2, spot: true}")["quota l4-2"].said
-    lacking = _examine(world, "machine=l4-8")["quota l4-8"]
+    assert findings_of(world, "machine=l4-2")["nodes l4-2"].state is Status.OK
+    assert "PREEMPTIBLE_NVIDIA_L4_GPUS" in findings_of(world, "machine={name: l4-2, spot: true}")["quota l4-2"].said
+    lacking = findings_of(world, "machine=l4-8")["quota l4-8"]
     assert lacking.state is Status.ERROR
     assert "NVIDIA_L4_GPUS in us-central1 is 4, and 8 are needed" in lacking.said

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import gcloud
 from tests.fakes.google_cloud import ME, PROJECT_NUMBER, TRAINER
-from tests.pipelines.doctor.test_kubeflow import _examine, servers, world  # noqa: F401
+from tests.pipelines.doctor.test_kubeflow import findings_of, servers, world  # noqa: F401
 from tests.pipelines.doctor.test_vertex import examine, fake, service  # noqa: F401
 from tpu_components.core.base.states import Status
 from tpu_components.train_model.jobset import RIGHTS
@@ -105,7 +105,7 @@ def test_what_no_command_does_is_a_comment_and_what_is_there_is_left_out():
 
 def test_a_cluster_gets_its_pool_jobsets_and_the_rights_to_them(world):  # noqa: F811
     world.cluster.nodes, world.google.cloud.buckets = [], {}
-    findings = _examine(world, "machine={name: v5e-16, spot: false}", "training.backend=jax")
+    findings = findings_of(world, "machine={name: v5e-16, spot: false}", "training.backend=jax")
     lines = as_script(findings.values(), "").splitlines()
     pool = "tpu-v5e-16 --cluster=training --location=us-central1 --project=my-project"
     at = lines.index(f"gcloud container node-pools describe {pool} >/dev/null 2>&1 ||")
@@ -126,7 +126,7 @@ def test_a_cluster_gets_its_pool_jobsets_and_the_rights_to_them(world):  # noqa:
 
 
 def test_a_pool_of_7x_is_made_by_hand(world):  # noqa: F811
-    found = _examine(world, "machine=7x-1", "training.backend=jax")["nodes 7x-1"]
+    found = findings_of(world, "machine=7x-1", "training.backend=jax")["nodes 7x-1"]
     assert (found.state, found.commands) == (Status.ERROR, ())
     assert "with a workload policy: https://" in found.remedy
 
@@ -136,7 +136,7 @@ def test_a_pool_of_7x_is_made_by_hand(world):  # noqa: F811
 def test_shellcheck_finds_nothing_in_the_script(target, fake, world, tmp_path):  # noqa: F811
     empty(fake.cloud)
     world.cluster.nodes, world.google.cloud.buckets = [], {}
-    multi = _examine(world, "machine=v5e-16", "training.backend=jax").values()
+    multi = findings_of(world, "machine=v5e-16", "training.backend=jax").values()
     path = tmp_path / "script.sh"
     path.write_text(as_script(examine(fake) if target == "vertex" else multi, "What digits lacks."))
     ended = subprocess.run([SHELLCHECK, "--severity=style", str(path)], capture_output=True, text=True)

@@ -134,8 +134,7 @@ def make_plan(settings):
 
 
 @pytest.fixture
-def make_world(records, settings, tmp_path, monkeypatch):
-    monkeypatch.setattr("kfp.client.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
+def make_world(records, settings, no_sign_in, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     clock, execution = Clock(), Following(records, tmp_path / "model")
     with FakeKubernetes(tmp_path) as cluster, FakeKubeflow(execution, clock.now) as server:

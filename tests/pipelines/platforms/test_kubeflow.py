@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from tests.cli import set_environment
 from tests.fakes.clock import Clock
 from tests.fakes.google_api import every_one, first_of_each_kind
 from tests.fakes.kubeflow import FakeKubeflow, RunOnCpu, Simulate, node_selectors, outputs
@@ -42,6 +43,7 @@ SETTINGS = Settings(kfp_host="http://kfp", bucket="gs://my-bucket/runs", labels=
 MACHINE = "machine={name: v5e-4, max_wait_seconds: 3600, fallbacks: [v6e-4, v5e-8]}"
 V5E, V6E = "tpu-v5-lite-podslice", "tpu-v6e-slice"
 NIGHTLY = "0 3 * * *"
+pytestmark = pytest.mark.usefixtures("no_sign_in")
 
 
 def make_plan(*overrides):
@@ -62,14 +64,6 @@ def clock():
 def fake(clock):
     with FakeKubeflow(Simulate(), clock.now) as fake:
         yield fake
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """No sign-in of whoever runs the tests."""
-    monkeypatch.setattr("kfp.client.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
-    for name in [name for name in os.environ if name.startswith(("KF_PIPELINES_", "TPU_PIPELINES_KFP"))]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -654,11 +648,8 @@ def test_what_is_no_cron_expression_there_is_refused_in_the_servers_words(plan, 
 @pytest.fixture
 def environment(fake, monkeypatch):
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # Nobody is signed in to Google Cloud: the image is not asked for.
-    monkeypatch.setenv("TPU_PIPELINES_KFP_HOST", fake.url)
-    monkeypatch.setenv("TPU_PIPELINES_IMAGE", f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}")
-    monkeypatch.setattr(
-        "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
-    )  # It was read by now.
+    image = f"europe-docker.pkg.dev/p/r/i@sha256:{'0' * 64}"
+    set_environment(monkeypatch, {"TPU_PIPELINES_KFP_HOST": fake.url, "TPU_PIPELINES_IMAGE": image})
 
 
 SUBMIT = ("submit", "digits", "--target", "kubeflow", "--set", "machine=v5e-4")

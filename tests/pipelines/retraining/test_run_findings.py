@@ -92,8 +92,7 @@ def test_of_a_run_that_goes_on_or_tells_nothing_the_rest_is_shown(fake, retrain,
     assert [case.get("name") for case in suite] == ["run: promoted"]
 
 
-def test_what_a_run_on_kubeflow_has_written_is_found_where_its_driver_has_it_written(stored, here, bucket, monkeypatch):
-    monkeypatch.setattr("kfp.client.Client._LOCAL_KFP_CONTEXT", "/none")
+def test_what_a_run_on_kubeflow_has_written_is_found_where_its_driver_has_it_written(stored, here, bucket, no_sign_in):
     with FakeKubeflow(SimulateKubeflow()) as fake:
         settings = Settings(kfp_host=fake.url, bucket="gs://bucket/runs/")
         kubeflow = Kubeflow(settings)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli import set_environment
 from tests.fakes.execution import RunOnCpu, Simulate
 from tests.fakes.execution_cache import ExecutionCache
 from tests.fakes.google_cloud import Bucket
@@ -150,15 +151,10 @@ def test_a_report_that_cannot_be_left_spoils_no_training(tmp_path, bucket, monke
 @pytest.mark.slow  # Runs the digits pipeline twice for real: two minutes.
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("target", ["vertex", "kubeflow"])
-def test_the_whole_line_is_run_and_told(target, bucket, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("kfp.client.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
+def test_the_whole_line_is_run_and_told(target, bucket, no_sign_in, tmp_path, monkeypatch, capfd):
     jobs = tmp_path / "jobs"
     with FakeVertex(RunOnCpu(jobs)) as vertex, FakeKubeflow(RunKubeflowOnCpu(jobs)) as kubeflow:
-        for name, value in vertex.environment(tmp_path).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(
-            "tpu_pipelines.pipeline.compile.IMAGE", os.environ["TPU_PIPELINES_IMAGE"]
-        )  # It was read by now.
+        set_environment(monkeypatch, vertex.environment(tmp_path))
         monkeypatch.setenv("TPU_PIPELINES_KFP_HOST", kubeflow.url)
         monkeypatch.setenv("TPU_PIPELINES_BUCKET", "gs://bucket/pipelines")
         code = main(["smoke", "--target", target, "--poll-seconds", "0.5", "--yes", "--json"])
