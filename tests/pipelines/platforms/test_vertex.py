@@ -202,11 +202,13 @@ def test_many_submits_at_once_give_one_job(plan, fake, clock):
 # Machines that cannot be had
 
 
-def test_a_stock_out_falls_back_to_the_next_machine_and_says_so(plan, fake, vertex, clock):
-    fake.stock_out = {V5E}
+@pytest.mark.parametrize(("lacking", "tried"), [("stock_out", [(V5E, "us-central1", "FAILED")]), ("without_quota", [])])
+def test_a_machine_that_cannot_be_had_falls_back_to_the_next_and_says_so(plan, fake, vertex, clock, lacking, tried):
+    """A quota is refused when the custom job is created, which leaves none."""
+    setattr(fake, lacking, {V5E})
     end = run(plan, vertex, clock)
     assert (end.state, end.machine) == (State.SUCCEEDED, "v6e-4")
-    assert machines(fake) == [(V5E, "us-central1", "FAILED"), (V6E, "us-central1", "SUCCEEDED")]
+    assert machines(fake) == [*tried, (V6E, "us-central1", "SUCCEEDED")]
     assert job_ids(fake) == [plan.jobs[0].job_id, plan.jobs[1].job_id]
     assert vertex.latest("digits").machine == "v6e-4"
     assert submit(plan, vertex).job_id == end.job_id
@@ -252,13 +254,6 @@ def test_a_machine_that_does_not_come_in_time_is_given_up(plan, fake, vertex, cl
     states = [job.state.name for job in fake.pipeline_jobs.values()]
     assert states == ["PIPELINE_STATE_CANCELLED", "PIPELINE_STATE_SUCCEEDED"]
     assert 3600 <= sum(clock.slept) <= 3600 + 120  # Two polls: one sees that it is late, one that it is cancelled.
-
-
-def test_a_quota_refused_at_creation_leaves_no_custom_job_and_falls_back(plan, fake, vertex, clock):
-    fake.without_quota = {V5E}
-    end = run(plan, vertex, clock)
-    assert (end.state, end.machine) == (State.SUCCEEDED, "v6e-4")
-    assert machines(fake) == [(V6E, "us-central1", "SUCCEEDED")]
 
 
 def test_a_training_is_stopped_by_what_preflight_estimates(plan, fake, clock):
@@ -518,12 +513,6 @@ def test_logs_are_those_of_the_training(plan, fake, clock):
     assert number in submission.logs_url
 
 
-def test_a_model_that_the_gate_holds_back_is_no_success(plan, fake, clock):
-    fake.execution = Simulate(promote=False)
-    end = run(plan, connect(fake, clock), clock)
-    assert (end.state, end.promoted) == (State.SUCCEEDED, False)
-
-
 def test_steps_that_the_cache_answers_are_done(plan, fake, clock):
     fake.execution = Simulate(cached=("create-tfrecords", "train-model", "export-model"))
     end = run(plan, connect(fake, clock), clock)
@@ -583,14 +572,6 @@ def test_a_run_is_cancelled_by_name(fake, environment, capfd, clock):
     clock.sleep(fake.cancelling_seconds)
     assert main(["status", "digits"]) == 1
     assert machines(fake) == [(V5E, "us-central1", "CANCELLED")]
-
-
-def test_the_status_of_a_promoted_run_asks_for_its_steps(fake, environment, capfd):
-    """A listing has no steps, and without them a promoted model looks like one that the gate held back."""
-    assert main(["submit", "digits", "--set", "machine=v5e-4"]) == 0
-    capfd.readouterr()
-    assert main(["status", "digits"]) == 0
-    assert "  export_model        succeeded\n" in capfd.readouterr().out
 
 
 def test_a_name_that_nothing_has_is_an_error(fake, environment, capfd):

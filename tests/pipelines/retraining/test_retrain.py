@@ -131,10 +131,11 @@ def test_what_failed_is_started_again(fake, retrain):
     assert not retrain("--wait")[1]["needed"]
 
 
-def test_what_still_runs_is_waited_for(fake, retrain):
+@pytest.mark.parametrize("when", [(), ("--when", "always,older-than=0h")])
+def test_what_still_runs_is_waited_for_on_any_occasion(fake, retrain, when):
     fake.execution = Simulate(hold=True)
     _, _, first = retrain()
-    code, decision, second = retrain()
+    code, decision, second = retrain(*when)
     assert (code, decision["needed"], second["state"]) == (0, False, "running")
     assert second["job_id"] == first["job_id"]
     assert len(fake.pipeline_jobs) == 1
@@ -205,13 +206,6 @@ def test_a_run_is_needed_on_the_occasions_that_are_asked_for(fake, retrain, monk
     _, decision, second = retrain("--wait", "--when", "always")
     assert decision["reason"].startswith("always, though nothing has changed since")
     assert second["job_id"] == f"{first['job_id']}-r2"
-
-
-def test_a_run_that_goes_on_is_not_started_again_on_any_occasion(fake, retrain):
-    fake.execution = Simulate(hold=True)
-    retrain()
-    assert not retrain("--when", "always,older-than=0h")[1]["needed"]
-    assert len(fake.pipeline_jobs) == 1
 
 
 @pytest.mark.parametrize(
