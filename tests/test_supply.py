@@ -48,24 +48,27 @@ def test_the_images_are_built_on_one_of_a_known_digest():
 
 
 def test_root_runs_only_where_nobody_else_was_seen_to_work():
-    """A TPU's driver, as far as is known; a build may try another user."""
+    """A TPU's driver, as far as is known, for which a build may try another user; and Dataflow's workers."""
     text = (REPOSITORY / "docker" / "Dockerfile").read_text()
-    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.M | re.S))
+    stages = re.findall(r"^FROM (\S+) AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.M | re.S)
     defaults = dict(re.findall(r"^ARG (\w+)=(\d+)$", text, re.MULTILINE))
-    users = {name: re.findall(r"^USER \$\{(\w+)\}$", body, re.MULTILINE) for name, body in stages.items()}
-    assert [defaults[name] for name in users["user"]] == ["1000"]
-    assert [defaults[name] for name in users["train"]] == ["0"]
-    assert users["steps"] == users["train-gpu"] == []
+    users = {name: found for _, name, body in stages if (found := re.findall(r"^USER (\S+)$", body, re.MULTILINE))}
+    assert [can_boot(user) for user in users.pop("beam")] == [True]
+    assert users == {"user": ["${RUN_AS}"], "train": ["${TRAIN_AS}"]}
+    assert (defaults["RUN_AS"], defaults["TRAIN_AS"]) == ("1000", "0")
+    assert {"steps", "train", "train-gpu"} <= {name for base, name, _ in stages if base == "user"}
+
+
+def pins(name):
+    """The version of every package in a lock."""
+    return dict(re.findall(r"^([a-z0-9][^ =]*)==(\S+)", (REPOSITORY / name).read_text(), re.MULTILINE))
 
 
 def test_what_an_image_holds_is_a_part_of_what_is_locked():
-    pins = {}
     images = [f"docker/{name}.lock" for name in ("serving", "steps", "train", "train-gpu")]
     for name in ("requirements.lock", *images):
-        text = (REPOSITORY / name).read_text()
-        assert "://" not in text
-        pins[name] = dict(re.findall(r"^([a-z0-9][^ =]*)==(\S+)", text, re.MULTILINE))
-    everything, serving, steps, train, on_gpu = pins.values()
+        assert "://" not in (REPOSITORY / name).read_text()
+    everything, serving, steps, train, on_gpu = map(pins, ("requirements.lock", *images))
     assert serving.items() <= everything.items()
     for pinned in (steps, train, on_gpu):  # The same TensorFlow, built without what a GPU needs.
         assert pinned.pop("tensorflow-cpu") == everything["tensorflow"]
@@ -79,30 +82,12 @@ def test_what_an_image_holds_is_a_part_of_what_is_locked():
 
 
 def test_beams_image_holds_what_the_others_have_but_what_beam_excludes():
-    pins = [
-        dict(
-            re.findall(
-                r"^([a-z0-9][^ =\[]*)==(\S+)", (REPOSITORY / "docker" / f"{name}.lock").read_text(), re.MULTILINE
-            )
-        )
-        for name in ("beam", "steps")
-    ]
-    beam, steps = pins
+    beam, steps = pins("docker/beam.lock"), pins("docker/steps.lock")
     assert {name for name in beam.keys() & steps.keys() if beam[name] != steps[name]} == {"pillow", "pyarrow"}
     assert not {"tensorflow", "tensorflow-cpu", "keras", "jax"} & beam.keys()
     assert "ai-edge-litert" in beam, "a worker answers with an exported model"
     released = beam["apache-beam"]
     assert f"ARG BEAM=apache/beam_python3.13_sdk:{released}\n" in (REPOSITORY / "docker" / "Dockerfile").read_text()
-
-
-def test_of_the_steps_images_those_of_dataflows_workers_and_of_a_tpu_are_roots():
-    text = (REPOSITORY / "docker" / "Dockerfile").read_text()
-    stages = re.findall(r"^FROM user AS (\S+)\n((?:(?!FROM ).*\n?)*)", text, re.MULTILINE)
-    users = {name: re.findall(r"^USER (\S+)", body, re.MULTILINE) for name, body in stages}
-    assert users.keys() >= {"steps", "train", "train-gpu"}
-    assert [can_boot(user) for user in users.pop("beam")] == [True]
-    assert (users.pop("train"), "\nARG TRAIN_AS=0\n" in text) == (["${TRAIN_AS}"], True)
-    assert not any(users.values()), "the others are of the user that they are built for"
 
 
 def test_an_image_holds_what_its_part_of_the_project_asks_for():
