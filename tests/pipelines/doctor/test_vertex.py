@@ -223,34 +223,22 @@ def test_records_that_are_written_on_dataflow_need_its_api_its_roles_and_an_imag
     assert [what for what, *_ in told(examine(fake, config), Status.ERROR)] == ["Beam image"]
 
 
-def test_an_image_of_another_project_is_read_by_the_service_agent(fake):
-    image = f"europe-docker.pkg.dev/other-project/images/steps@sha256:{'0' * 64}"
-    fake.cloud.images["other-project/images/steps"] = ["linux/amd64", "linux/arm64", "unknown/unknown"]
-    findings = examine(fake, image=image)
+@pytest.mark.parametrize(("name", "about"), [("steps", "image"), ("serving", "serving image")])
+def test_an_image_of_another_project_is_read_by_the_service_agent(fake, name, about):
+    image = f"europe-docker.pkg.dev/other-project/images/{name}@sha256:{'0' * 64}"
+    fake.cloud.images[f"other-project/images/{name}"] = ["linux/amd64", "linux/arm64", "unknown/unknown"]
+    serving = dataclasses.replace(CONFIG, deploy=dataclasses.replace(CONFIG.deploy, serving_image=image))
+    asked = {"image": image} if name == "steps" else {"config": serving}
     # The policy of the other project cannot be read, and may grant it.
-    ((what, said, remedy),) = told(findings, Status.UNKNOWN)
-    assert what == "image's reader"
+    ((what, said, remedy),) = told(examine(fake, **asked), Status.UNKNOWN)
+    assert what == f"{about}'s reader"
     assert "lacks roles/artifactregistry.reader" in said
     assert (
         "gcloud artifacts repositories add-iam-policy-binding images --location=europe --project=other-project"
         in remedy
     )
     fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", AGENT)
-    assert {one.state for one in examine(fake, image=image)} == {Status.OK}
-
-
-def test_a_serving_image_of_another_project_is_read_by_the_service_agent(fake):
-    image = f"europe-docker.pkg.dev/other-project/images/serving@sha256:{'0' * 64}"
-    fake.cloud.images["other-project/images/serving"] = ["linux/amd64"]
-    config = dataclasses.replace(CONFIG, deploy=dataclasses.replace(CONFIG.deploy, serving_image=image))
-    ((what, said, remedy),) = told(examine(fake, config), Status.UNKNOWN)
-    assert (what, "lacks roles/artifactregistry.reader" in said) == ("serving image's reader", True)
-    assert (
-        "gcloud artifacts repositories add-iam-policy-binding images --location=europe --project=other-project"
-        in remedy
-    )
-    fake.cloud.repositories["images"] = bind("roles/artifactregistry.reader", AGENT)
-    assert {one.state for one in examine(fake, config)} == {Status.OK}
+    assert {one.state for one in examine(fake, **asked)} == {Status.OK}
 
 
 def test_a_private_endpoint_needs_its_network_s_policy_and_is_not_one_that_is_public(fake):
