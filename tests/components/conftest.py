@@ -27,7 +27,6 @@ from tpu_components.train_model import TrainParams, train_model
 
 _UNAVOIDABLE_WARNINGS = (
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",  # TensorFlow 2.20 and NumPy 2.
-    "ignore:Statistics for quantized inputs were expected:UserWarning",  # The converter, which then calibrates.
 )
 
 RunStep = Callable[..., subprocess.CompletedProcess[str]]
