@@ -34,7 +34,7 @@ _TIMED = 8 * _BATCH_SIZE
 _TEXTS_AT_ONCE = 4 * _BATCH_SIZE  # Batch size of untimed texts: a loop over tokens takes as long for more texts.
 _ENCODED_CHECKED = 8
 # Largest number of compared examples, for any format and for a file that takes one example at a time: each costs some
-# seconds of a core. `_most_disagreeing` bounds the error of the sample.
+# seconds of a core. `most_disagreeing` bounds the error of the sample.
 _SAMPLED, _SAMPLED_ONE_AT_A_TIME = 10_000, 2000
 _TIE = 1e-6  # Two characters whose probabilities differ by less are equally likely, up to rounding.
 # Prefixes of operations that exist only on other devices.
@@ -93,13 +93,18 @@ def _takes_one(path: Path) -> bool:
     return path.suffix == ".tflite" and bool(lite.takes_one(path))
 
 
-def _choose(path: Path, count: int) -> np.ndarray:
-    """Return the indices of the examples that a format is compared on: all, or a random sample of many."""
+def choose_examples(path: Path, count: int) -> np.ndarray:
+    """Return the ascending indices of the examples that a format is compared on: all, or a random sample of many.
+
+    Args:
+        path: File or folder of the format.
+        count: Number of all examples.
+    """
     most = _SAMPLED_ONE_AT_A_TIME if count > _SAMPLED_ONE_AT_A_TIME and _takes_one(path) else _SAMPLED
     return np.arange(count) if count <= most else np.sort(np.random.default_rng(0).choice(count, most, replace=False))
 
 
-def _most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
+def most_disagreeing(count: int, compared: int, disagreeing: int) -> int:
     """Return an upper bound, with 95% confidence, of the number of all examples that disagree, from a random sample.
 
     The bound is exact, by the hypergeometric distribution.
@@ -147,8 +152,15 @@ def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
             raise DisagreementError(f"The SavedModel answers differently step by step, at character {position}.")
 
 
-def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """Return whether answers have the same meaning: bool[examples], of a language model bool[examples, length]."""
+def agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
+    """Return whether answers have the same meaning: bool[examples], of a language model bool[examples, length].
+
+    Args:
+        task: Name of the task.
+        answers: A format's answers, float[examples, outputs], of a language model float[examples, length, classes].
+        expected: The trained model's answers, of the same shape.
+        scale: Standard deviations of a regression's targets, by output; other tasks ignore it.
+    """
     if task == "classification":
         return answers.argmax(1) == expected.argmax(1)
     if task == "language_model":
@@ -156,11 +168,11 @@ def _agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> 
         return chosen >= expected.max(-1) - _TIE  # Either of two equally likely characters is right.
     if task == "multi_label":
         return ((answers > 0.5) == (expected > 0.5)).all(axis=1)
-    return np.all(_differences(answers, expected, scale) <= _SAME_NUMBER, axis=1)
+    return np.all(differences(answers, expected, scale) <= _SAME_NUMBER, axis=1)
 
 
-def _differences(answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """Return the distances of answers; those of a regression in units of `scale`."""
+def differences(answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
+    """Return the absolute differences of answers, in their shape; in units of `scale`, unless that is None."""
     distances = np.abs(answers.astype(np.float64) - expected)
     if scale is None:
         return distances
@@ -223,7 +235,7 @@ class Candidate:
 def _measure(candidate: Candidate, expected: np.ndarray, task: dict[str, Any]) -> dict[str, Any]:
     times, chosen, count = candidate.time(), candidate.chosen, len(expected)
     answers, expected = np.concatenate(candidate.answers), expected[chosen]
-    agrees = _agree(task["task"], answers, expected, task.get("scale", 1.0))
+    agrees = agree(task["task"], answers, expected, task.get("scale", 1.0))
     disagreeing = int(len(chosen) - agrees.reshape(len(chosen), -1).all(axis=1).sum())
     files = (file for file in (candidate.path, *candidate.path.rglob("*")) if file.is_file())
     return {
@@ -231,8 +243,8 @@ def _measure(candidate: Candidate, expected: np.ndarray, task: dict[str, Any]) -
         "bytes": sum(file.stat().st_size for file in files),
         "agreement": float(agrees.mean()),
         "num_compared": len(chosen),
-        "most_disagreeing": _most_disagreeing(count, len(chosen), disagreeing),
-        "max_difference": float(_differences(answers, expected, task.get("scale")).max()),
+        "most_disagreeing": most_disagreeing(count, len(chosen), disagreeing),
+        "max_difference": float(differences(answers, expected, task.get("scale")).max()),
         **times,
     }
 
@@ -255,7 +267,7 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
             _check_steps(loaded, some, predict)
         else:
             _check_encoded(loaded, some, predict, task["answer"], task["margin"])
-    return Candidate(path, predict, examples, _choose(path, len(inputs)))
+    return Candidate(path, predict, examples, choose_examples(path, len(inputs)))
 
 
 def _failure(error: Exception) -> dict[str, Any]:

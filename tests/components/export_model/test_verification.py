@@ -120,12 +120,19 @@ def test_a_damaged_format_is_named_and_the_others_are_measured(exported_digits, 
 def test_a_file_that_the_disk_cannot_read_is_no_format_to_leave_out(monkeypatch, tmp_path):
     """A read error in the judging process left the float and int8 formats out, with exit code 0."""
     facts = {"saved_model": {"agreement": 1.0}, "float": {"error": "It does not answer", "errno": errno.EIO}}
-    monkeypatch.setattr(Judge, "__init__", lambda judge: None)
-    monkeypatch.setattr(Judge, "_finish", lambda judge: (0, json.dumps(facts), ""))
+    judge = tmp_path / "judge"
+    judge.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(judge))
+
+    def measure():
+        judge.write_text(f"#!/bin/sh\necho '{json.dumps(facts)}'\n")
+        with Judge(tmp_path, tmp_path) as process:
+            return process.measure()
+
     with pytest.raises(OSError, match=r"Input/output error: 'model\.tflite'"):
-        Judge().measure()
+        measure()
     del facts["float"]["errno"]
-    assert Judge().measure() == facts
+    assert measure() == facts
 
 
 def test_what_a_format_loses_is_an_interval_of_the_paired_difference():
@@ -172,30 +179,35 @@ def test_what_a_sample_can_miss_is_counted_exactly(count, compared, disagreeing)
         return ways / math.comb(count, compared)
 
     credible = [k for k in range(disagreeing, count - compared + disagreeing + 1) if chance(k) > 0.05]
-    assert verification._most_disagreeing(count, compared, disagreeing) == max(credible)
+    assert verification.most_disagreeing(count, compared, disagreeing) == max(credible)
 
 
 def test_nothing_is_missed_where_all_are_compared():
-    assert [verification._most_disagreeing(2000, 2000, k) for k in (0, 7, 2000)] == [0, 7, 2000]
-    assert verification._most_disagreeing(25_000, 2000, 0) == 35
+    assert [verification.most_disagreeing(2000, 2000, k) for k in (0, 7, 2000)] == [0, 7, 2000]
+    assert verification.most_disagreeing(25_000, 2000, 0) == 35
 
 
-def test_large_splits_are_compared_on_a_sample_smaller_for_a_file_that_takes_one_at_a_time(
-    exported_digits, monkeypatch
-):
-    float_file = Path(exported_digits.path) / "model.tflite"
-    assert verification._choose(float_file, 10_000).tolist() == list(range(10_000))
-    chosen = verification._choose(float_file, 25_000)
-    assert len(set(chosen.tolist())) == 10_000
-    assert chosen.tolist() == sorted(chosen.tolist())
-    monkeypatch.setattr(verification, "_takes_one", lambda path: path.suffix == ".tflite")
-    assert verification._choose(float_file, 2000).tolist() == list(range(2000))
-    assert len(set(verification._choose(float_file, 25_000).tolist())) == 2000
-    assert len(set(verification._choose(float_file.parent, 25_000).tolist())) == 10_000
+def _takes_one(path):
+    """Write a LiteRT file whose batch size is fixed at 1, as that of a model with a loop is."""
+    import tensorflow as tf
+
+    function = tf.function(lambda pixels: pixels + 1, input_signature=[tf.TensorSpec((1, 4))])
+    path.write_bytes(tf.lite.TFLiteConverter.from_concrete_functions([function.get_concrete_function()]).convert())
+    return path
 
 
-@pytest.mark.parametrize("count", [5, 700])
-def test_a_format_answers_what_it_can_before_the_trained_model_and_is_timed_afterwards(count, tmp_path):
+def test_large_splits_are_compared_on_a_sample_smaller_for_a_file_that_takes_one_at_a_time(exported_digits, tmp_path):
+    float_file, takes_one = Path(exported_digits.path) / "model.tflite", _takes_one(tmp_path / "one.tflite")
+    assert verification.choose_examples(float_file, 10_000).tolist() == list(range(10_000))
+    assert verification.choose_examples(takes_one, 2000).tolist() == list(range(2000))
+    for path, size in ((float_file, 10_000), (float_file.parent, 10_000), (takes_one, 2000)):
+        chosen = verification.choose_examples(path, 25_000).tolist()
+        assert len(chosen) == size
+        assert chosen == sorted(set(chosen))
+
+
+@pytest.mark.parametrize(("count", "num_early"), [(5, 0), (700, 700 - 512)])
+def test_a_format_answers_what_it_can_before_the_trained_model_and_is_timed_afterwards(count, num_early, tmp_path):
     asked = []
 
     def double(inputs):
@@ -205,13 +217,18 @@ def test_a_format_answers_what_it_can_before_the_trained_model_and_is_timed_afte
     chosen = np.arange(0, 2 * count, 2)
     candidate = verification.Candidate(tmp_path / "model", double, np.arange(2000), chosen)
     candidate.answer_untimed()
-    early = sum(map(len, candidate.answers))
-    assert early == max(0, count - verification._TIMED)
+    assert sum(map(len, candidate.answers)) == num_early
     asked.clear()
-    assert candidate.time()["examples_per_second"] > 0
+    times = candidate.time()
     assert np.concatenate(candidate.answers).tolist() == (2 * chosen).tolist()
-    repeated = count - early + verification._LATENCY_RUNS
-    assert sum(map(len, asked)) == verification._REPEATS * repeated + 1, "the untimed ones are answered once"
+    timed, repeats = np.unique(np.concatenate([some for some in asked if len(some) > 1]), return_counts=True)
+    assert timed.tolist() == chosen[num_early:].tolist(), "the untimed ones are answered once"
+    assert set(repeats.tolist()) == {5}
+    assert sum(len(some) == 1 for some in asked) == 5 * 10 + 1, "for the latency, after a warm-up"
+    for figure, spread in (("latency_ms", "latency_spread"), ("examples_per_second", "rate_spread")):
+        least, most = times[spread]
+        assert least <= times[figure] <= most
+        assert least < most, "several measurements"
 
 
 def test_lite_predictor_follows_the_batch(exported_digits):
@@ -256,35 +273,21 @@ def test_a_step_of_float32_around_a_large_mean_is_no_difference():
     expected = np.array([[101_325.0], [101_300.0]])
     rounded = np.nextafter(expected.astype(np.float32), np.float32(np.inf)).astype(np.float64)
     assert ((rounded - expected) / 50 > 1e-4).all(), "more than is allowed"
-    assert verification._differences(rounded, expected, [50.0]).max() == 0
-    assert verification._differences(expected + 1, expected, [50.0]).max() == pytest.approx(0.02, rel=0.02)
-    assert verification._differences(expected, expected + 1e-7, None).max() == pytest.approx(1e-7, rel=0.1)
-    assert np.isnan(verification._differences(expected * np.nan, expected, [50.0])).all()
+    assert verification.differences(rounded, expected, [50.0]).max() == 0
+    assert verification.differences(expected + 1, expected, [50.0]).max() == pytest.approx(0.02, rel=0.02)
+    assert verification.differences(expected, expected + 1e-7, None).max() == pytest.approx(1e-7, rel=0.1)
+    assert np.isnan(verification.differences(expected * np.nan, expected, [50.0])).all()
     seconds = np.array([[1.7e9]])
     rounded = np.nextafter(seconds.astype(np.float32), np.float32(np.inf)).astype(np.float64)
-    assert verification._agree("regression", rounded, seconds, [1000.0]).tolist() == [True]
+    assert verification.agree("regression", rounded, seconds, [1000.0]).tolist() == [True]
 
 
 def test_answers_agree_where_they_mean_the_same():
     expected = np.array([[0.9, 0.1], [0.6, 0.4]])
-    assert verification._agree("multi_label", np.array([[0.51, 0.5], [0.4, 0.4]]), expected, 1.0).tolist() == [
-        True,
-        False,
-    ]
+    near = np.array([[0.51, 0.5], [0.4, 0.4]])
+    assert verification.agree("multi_label", near, expected, 1.0).tolist() == [True, False]
     moved = expected + np.array([[0.0, 0.9], [0.0, 1.1]])  # A twentieth of a standard deviation of 20 is 1.
-    assert verification._agree("regression", moved, expected, [1.0, 20.0]).tolist() == [True, False]
-
-
-def test_speeds_are_measured_several_times_with_their_spread_and_every_example_answers_once(tmp_path):
-    chosen = np.arange(2000)
-    candidate = verification.Candidate(tmp_path / "model", lambda examples: 2.0 * examples, np.arange(2000), chosen)
-    candidate.answer_untimed()
-    times = candidate.time()
-    assert np.array_equal(np.concatenate(candidate.answers), 2.0 * chosen)
-    for figure, spread in (("latency_ms", "latency_spread"), ("examples_per_second", "rate_spread")):
-        least, most = times[spread]
-        assert least <= times[figure] <= most
-        assert least < most, "several measurements"
+    assert verification.agree("regression", moved, expected, [1.0, 20.0]).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
