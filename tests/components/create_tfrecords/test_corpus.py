@@ -52,9 +52,8 @@ def test_records_give_the_text_back_and_each_target_is_the_next_character(tmp_pa
         # A passage's own characters, one on: the input at a place is the target at the place before.
         assert np.array_equal(examples.labels[:, :-1][counts[:, :-1]], examples.inputs[:, 1:][counts[:, :-1]])
         assert manifest.splits[split].statistics["num_characters"] == counts.sum()
-        assert np.array_equal(
-            manifest.splits[split].class_counts, np.bincount(examples.labels[counts], minlength=len(alphabet._names))
-        )
+        class_counts = np.bincount(examples.labels[counts], minlength=len(manifest.class_names))
+        assert np.array_equal(manifest.splits[split].class_counts, class_counts)
         assert examples.keys[0] == f"characters {len(text)}-{len(text) + 16}"
         text += alphabet.decode(examples.labels[counts].tolist())
     assert text == TEXT

@@ -348,20 +348,19 @@ def test_an_endpoint_with_an_address_of_its_own_is_asked_there(world, access):
 
 def test_two_versions_that_are_tried_at_once_leave_each_other_alone(world):
     world.release(0.8, NOBODY)
-    registry = world.registry()
-    first, second = (
-        VertexTarget(PARAMS, registry).register(*world.folders(sure), metrics={}, reasons=[], lineage={})
-        for sure in (0.9, 0.95)
-    )
-    target = VertexTarget(PARAMS, registry)
+    target = VertexTarget(PARAMS, world.registry())
+    version = target.register(*world.folders(0.9), metrics={}, reasons=[], lineage={})
 
     class Overtaken(Sure):
         def __call__(self, answer):
-            target._try_apart(second, Sure(0.95))
+            if "3" not in world.versions:
+                world.release(0.95, world.digest(0.8))
             return super().__call__(answer)
 
-    target._try_apart(first, Overtaken(0.9))
-    assert world.endpoints == {"digits": {"1": 100}}
+    with target.serving(version, Overtaken(0.9), world.digest(0.8)):
+        assert world.endpoints == {"digits": {"3": 0, "2": 100}}
+    assert world.endpoints == {"digits": {"2": 100}}
+    assert len(world.fake.called("deploy_model")) == 3 * 2, "each version once, to either endpoint"
 
 
 # What goes wrong
