@@ -1,11 +1,9 @@
 """Claims about the files that are written, judged by TensorFlow's own reader."""
 
 import dataclasses
-import errno
 import filecmp
 import json
-import os
-import re
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
+from google.cloud.storage import Blob
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
@@ -23,7 +22,7 @@ from tpu_components.core.examples.images import decode_pixels
 from tpu_components.core.examples.interface import ImageRule
 from tpu_components.core.examples.records import load_split
 from tpu_components.core.files import storage
-from tpu_components.create_tfrecords import WriteParams, encoders, merging, parts, plan_dataset, write_records
+from tpu_components.create_tfrecords import WriteParams, parts, plan_dataset, write_records
 from tpu_components.create_tfrecords.preparing import prepare
 
 ROOT = Path(__file__).parents[3]
@@ -241,21 +240,23 @@ def test_a_part_that_is_written_over_a_longer_one_begins_with_the_same_records(m
     assert path.read_bytes()[: sum(last.sizes)] == before[-sum(last.sizes) :]
 
 
-def test_files_in_a_bucket_are_read_several_at_a_time(many_files, tmp_path, monkeypatch):
-    prepared = prepare(params := WriteParams(f"images:{many_files}"), plan_dataset(params))
-    listing, both = prepared.plan.listing, threading.Barrier(2)
+def test_files_in_a_bucket_are_read_several_at_a_time(image_folder, tmp_path, bucket, monkeypatch):
+    folder, both, download = image_folder(per_class=3), threading.Barrier(2), Blob.download_as_bytes
+    prepared = prepare(params := WriteParams(f"images:{folder}"), plan_dataset(params))
+    keys = list(prepared.plan.listing.keys)
+    (folder / keys[2]).unlink()
+    storage.upload(folder, "gs://bucket/files")
 
-    def read(root, key, held):
+    def download_with_another(*arguments, **options):
         both.wait(timeout=10)  # Breaks unless another one is read at the same time.
-        if key == listing.keys[2]:
-            raise InputError("gone")
-        return (many_files / key).read_bytes()
+        return download(*arguments, **options)
 
-    monkeypatch.setattr(parts, "read_content", read)
+    monkeypatch.setattr(Blob, "download_as_bytes", download_with_another)
     encoder = dataclasses.replace(prepared.encoder, root="gs://bucket/files")
-    part = parts.write_part(encoder, str(tmp_path / "part"), [0] * 6, list(listing.keys[:6]), None, None)
+    part = parts.write_part(encoder, str(tmp_path / "part"), [0] * 6, keys, None, None)
     assert part.kept.tolist() == [0, 1, 3, 4, 5]
-    assert [(item.key, item.reason) for item in part.bad] == [(listing.keys[2], "gone")]
+    assert [item.key for item in part.bad] == [keys[2]]
+    assert "there is no such file" in part.bad[0].reason
 
 
 def test_records_are_the_same_however_work_is_cut_into_tasks(image_folder, tmp_path, monkeypatch):
@@ -473,37 +474,40 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
 # Full disks and killed processes
 
 
-def test_too_little_disk_is_noticed_before_any_work(tmp_path, monkeypatch):
-    plan = plan_dataset(WriteParams("sklearn:digits"))
-    monkeypatch.setattr(encoders, "_RECORD_OVERHEAD_BYTES", 1 << 50)
+def test_too_little_disk_is_noticed_before_any_work(tiny_disk, array_source):
     with pytest.raises(InputError, match=r"Cannot write to .*out: expected at least [\d,]+ MiB of free disk, received"):
-        write_records(WriteParams("sklearn:digits"), tmp_path / "out", plan)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_disk_that_fills_up_leaves_nothing_behind(tiny_disk, tmp_path, monkeypatch, workers):
-    images = np.random.default_rng(0).integers(0, 256, (9000, 8, 8), np.uint8)
-    np.savez(tmp_path / "x.npz", x=images, y=np.arange(9000) % 2)
-    monkeypatch.setattr(storage, "require_free_bytes", lambda path, num_bytes: None)  # It would notice.
-    with pytest.raises(
-        InputError, match=r"Could not write .*/out: the disk is full \(.* MiB free\).*unchanged. Free some"
-    ):
-        write_records(WriteParams(f"npz:{tmp_path}/x.npz", num_workers=workers), tiny_disk / "out")
+        write_records(WriteParams(array_source), tiny_disk / "out")
     assert list(tiny_disk.iterdir()) == []
 
 
-def test_an_error_in_mid_write_keeps_what_stood_there(image_folder, tmp_path, monkeypatch):
-    params, out = WriteParams(f"images:{image_folder()}"), tmp_path / "out"
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_disk_that_fills_up_leaves_nothing_behind(tiny_disk, image_folder, workers):
+    """JPEG files of the best quality take several times the space that is estimated before."""
+    params = WriteParams(
+        f"images:{image_folder(per_class=40)}",
+        image_size=(60, 60),
+        encoding="resized",
+        jpeg_quality=100,
+        num_workers=workers,
+    )
+    with pytest.raises(
+        InputError, match=r"Could not write .*/out: the disk is full \(.* MiB free\).*unchanged. Free some"
+    ):
+        write_records(params, tiny_disk / "out")
+    assert list(tiny_disk.iterdir()) == []
+
+
+def test_an_error_in_mid_write_keeps_what_stood_there(image_folder, tmp_path):
+    params, out = WriteParams(f"images:{image_folder()}", num_workers=1), tmp_path / "out"
     write_records(params, out)
     before = _contents(out)
-
-    def fail(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(merging.Merger, "add", fail)
-    with pytest.raises(OSError, match=re.escape(os.strerror(errno.EIO))):
-        write_records(params, out)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(InputError, match=r"Could not write .*/out: a file may not become as large here"):
+            write_records(params, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert _contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]
 
