@@ -10,7 +10,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.core.examples.text import load_vocabulary
-from tpu_components.core.sources.keras_datasets import _from_word_ids
+from tpu_components.core.sources.kinds import list_examples
 from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 
 TRAIN = {"good": ["a fine fine film", "fine film, fine"], "poor": ["a dull film", "dull dull <br /> dull"]}
@@ -152,12 +152,14 @@ def test_a_corpus_has_a_task_of_its_own(tmp_path, task):
         plan_dataset(WriteParams(f"corpus:{tmp_path}/text.txt", task=task))
 
 
-def test_keras_reviews_are_put_back_into_words():
-    reviews = {
-        "train": (np.array([[1, 4, 5], [1, 6, 2]], object), np.array([1, 0])),
-        "test": (np.array([[1, 4]], object), np.array([1])),
-    }
-    listing = _from_word_ids(reviews, {"the": 1, "film": 2, "it's": 3}, WriteParams("keras:imdb"))
+def test_keras_reviews_are_put_back_into_words(monkeypatch):
+    from keras.datasets import imdb
+
+    train = np.array([[1, 4, 5], [1, 6, 2]], object), np.array([1, 0])
+    test = np.array([[1, 4]], object), np.array([1])
+    monkeypatch.setattr(imdb, "load_data", lambda: (train, test))
+    monkeypatch.setattr(imdb, "get_word_index", lambda: {"the": 1, "film": 2, "it's": 3})
+    listing = list_examples(WriteParams("keras:imdb"))
     assert list(listing.texts) == [b"the film", b"it's", b"the"]
     assert (listing.class_names, listing.labels.tolist()) == (("neg", "pos"), [1, 0, 1])
     assert listing.splits.tolist() == ["train", "train", "test"]
