@@ -1,7 +1,6 @@
 """Claims about the files that are written, judged by TensorFlow's own reader."""
 
 import dataclasses
-import filecmp
 import json
 import resource
 import signal
@@ -15,6 +14,8 @@ import numpy as np
 import pytest
 from google.cloud.storage import Blob
 
+from tests.cli import REPOSITORY
+from tests.components.create_tfrecords.engines.cases import same_files
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples.artifacts import Manifest
@@ -25,7 +26,6 @@ from tpu_components.core.files import storage
 from tpu_components.create_tfrecords import WriteParams, parts, plan_dataset, write_records
 from tpu_components.create_tfrecords.preparing import prepare
 
-ROOT = Path(__file__).parents[3]
 ALL_TRAIN = {"validation_fraction": 0, "test_fraction": 0}
 
 
@@ -40,12 +40,6 @@ def _read(directory: Path, split: str) -> list[tuple[str, int, bytes]]:
             (image,) = feature["image"].bytes_list.value
             found.append((key.decode(), label, image))
     return found
-
-
-def _same_files(one: Path, two: Path) -> bool:
-    names = sorted(path.name for path in one.iterdir())
-    assert names == sorted(path.name for path in two.iterdir())
-    return filecmp.cmpfiles(one, two, names, shallow=False) == (names, [], [])
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
@@ -151,7 +145,7 @@ def test_resized_images_are_jpegs_of_one_shape_that_models_read_as_they_are_serv
     for workers in (1, 2):
         out = tmp_path / str(workers)
         write_records(dataclasses.replace(params, num_workers=workers), out)
-    assert _same_files(tmp_path / "1", tmp_path / "2")
+    assert same_files(tmp_path / "1", tmp_path / "2")
     written = _read(out, "train")
     assert {decode_pixels(image, ImageRule(None, 0)).shape for _, _, image in written} == {(20, 24, 3)}
     kept = [key for key, _, image in written if image == (folder / key).read_bytes()]
@@ -212,21 +206,12 @@ def test_shards_are_cut_to_the_target_size(tmp_path):
 # The same bytes, whatever the number of workers and the size of tasks
 
 
-def test_records_are_byte_for_byte_the_same_with_one_and_two_workers(array_source, tmp_path):
-    results = [
-        write_records(WriteParams(array_source, num_workers=workers), tmp_path / str(workers)) for workers in (1, 2)
-    ]
+@pytest.mark.parametrize("kind", ["arrays", "files"])
+def test_records_are_byte_for_byte_the_same_with_one_and_two_workers(kind, array_source, many_files, tmp_path):
+    source = array_source if kind == "arrays" else f"images:{many_files}"
+    results = [write_records(WriteParams(source, num_workers=workers), tmp_path / str(workers)) for workers in (1, 2)]
     assert results[0] == results[1]
-    assert _same_files(tmp_path / "1", tmp_path / "2")
-
-
-def test_records_of_files_are_byte_for_byte_the_same_with_one_and_two_workers(many_files, tmp_path):
-    results = [
-        write_records(WriteParams(f"images:{many_files}", num_workers=workers, **ALL_TRAIN), tmp_path / str(workers))
-        for workers in (1, 2)
-    ]
-    assert results[0] == results[1]
-    assert _same_files(tmp_path / "1", tmp_path / "2")
+    assert same_files(tmp_path / "1", tmp_path / "2")
 
 
 def test_a_part_that_is_written_over_a_longer_one_begins_with_the_same_records(many_files, tmp_path):
@@ -264,7 +249,7 @@ def test_records_are_the_same_however_work_is_cut_into_tasks(image_folder, tmp_p
     write_records(params, tmp_path / "whole")
     monkeypatch.setattr(parts, "TASK_EXAMPLES", 3)  # Below the number of examples, so two processes take turns.
     write_records(params, tmp_path / "cut")
-    assert _same_files(tmp_path / "whole", tmp_path / "cut")
+    assert same_files(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_the_fingerprint_is_of_the_content_not_of_its_shards(tmp_path):
@@ -358,24 +343,24 @@ def test_a_split_left_without_readable_images_is_refused(image_folder, tmp_path)
 
 
 @pytest.mark.parametrize("encoding", ["raw", "encoded"])
-def test_mixed_sizes_are_refused_with_the_way_out(image_folder, encode, tmp_path, encoding):
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"size": (9, 8)}, r"expected 8×8 like the first one, received 9×8 for 'dog/0005.png'. Set data.image_size"),
+        (
+            {"mode": "L"},
+            r"expected colour images like the first one, received the grey image 'dog/0005.png'. Set data.ch",
+        ),
+    ],
+)
+def test_images_of_mixed_sizes_or_colours_are_refused_with_the_way_out(
+    image_folder, encode, tmp_path, encoding, odd, message
+):
     folder = image_folder()
-    (folder / "dog" / "0005.png").write_bytes(encode(size=(9, 8)))
-    with pytest.raises(
-        InputError, match=r"expected 8×8 like the first one, received 9×8 for 'dog/0005.png'. Set data.im"
-    ):
+    (folder / "dog" / "0005.png").write_bytes(encode(**odd))
+    with pytest.raises(InputError, match=message):
         write_records(WriteParams(f"images:{folder}", encoding=encoding), tmp_path / "out" / "d")
     assert list((tmp_path / "out").iterdir()) == []
-
-
-@pytest.mark.parametrize("encoding", ["raw", "encoded"])
-def test_grey_among_colour_is_refused_with_the_way_out(image_folder, encode, tmp_path, encoding):
-    folder = image_folder()
-    (folder / "dog" / "0005.png").write_bytes(encode(mode="L"))
-    with pytest.raises(
-        InputError, match=r"expected colour images like the first one, received the grey image 'dog/0005"
-    ):
-        write_records(WriteParams(f"images:{folder}", encoding=encoding), tmp_path / "out")
 
 
 @pytest.mark.parametrize("encoding", ["raw", "encoded"])
@@ -522,7 +507,7 @@ def test_a_killed_run_leaves_no_half_artifact_and_a_second_run_gives_the_same_by
         "time.sleep(60)); "
         f"from pathlib import Path; write_records({params!r}, Path({str(out)!r}))"
     )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "written\n"
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=30)
@@ -531,18 +516,17 @@ def test_a_killed_run_leaves_no_half_artifact_and_a_second_run_gives_the_same_by
     assert any(left.glob("train-*"))
     again = write_records(params, out)
     assert again == write_records(params, tmp_path / "fresh")
-    assert _same_files(out, tmp_path / "fresh")
+    assert same_files(out, tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("workers", [2])
-def test_a_refusal_in_one_worker_stops_the_others_and_leaves_nothing(many_files, encode, tmp_path, workers):
+def test_a_refusal_in_one_worker_stops_the_others_and_leaves_nothing(many_files, encode, tmp_path):
     rows = "".join(f"{path.relative_to(many_files)},{path.parent.name}\n" for path in many_files.rglob("*.png"))
     (tmp_path / "data").mkdir()
     for name in ("0", "1"):
         (tmp_path / "data" / name).symlink_to(many_files / name)
     (tmp_path / "data" / "odd.png").write_bytes(encode(size=(9, 9)))
     (tmp_path / "data" / "labels.csv").write_text("path,label\n" + rows + "odd.png,1\n")
-    params = WriteParams(f"csv:{tmp_path}/data/labels.csv", num_workers=workers)
+    params = WriteParams(f"csv:{tmp_path}/data/labels.csv", num_workers=2)
     with pytest.raises(InputError, match=r"Images differ in size: expected 2×2 .*received 9×9 for 'odd.png'"):
         write_records(params, tmp_path / "out" / "d")
     assert list((tmp_path / "out").iterdir()) == []
