@@ -4,19 +4,17 @@ import dataclasses
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.cli import REPOSITORY
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.create_tfrecords import WriteParams
-
-ROOT = Path(__file__).parents[3]
 
 
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tpu_components.create_tfrecords", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
 
 
 def test_success_prints_one_json_line_and_exits_with_0(image_folder, tmp_path):

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.components.create_tfrecords.engines.cases import same_files
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
 from tpu_components.core.examples.artifacts import Manifest
@@ -122,8 +123,7 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path):
     one = _write(f"text:{root}", tmp_path / "one", vocabulary_size=1000)
     two = _write(f"text:{root}", tmp_path / "two", vocabulary_size=1000, num_workers=2)
     assert one == two
-    for file in (tmp_path / "one").iterdir():
-        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+    assert same_files(tmp_path / "one", tmp_path / "two")
 
 
 @pytest.mark.parametrize("change", [{"truncate": "end"}, {"num_tokens": 5}, {"vocabulary_size": 5}])

@@ -94,25 +94,16 @@ def test_no_regression_limit_means_that_any_challenger_may_follow():
 
 
 @pytest.mark.parametrize(
-    ("bound", "reason"),
+    ("bounds", "reason"),
     [
-        (0.95, "passed: accuracy 0.9500, required at least 0.9500"),
-        (0.9500001, "failed: accuracy 0.9500000, required at least 0.9500001"),
+        ({"minimum": {"accuracy": 0.95}}, "passed: accuracy 0.9500, required at least 0.9500"),
+        ({"minimum": {"accuracy": 0.9500001}}, "failed: accuracy 0.9500000, required at least 0.9500001"),
+        ({"maximum": {"loss": 0.2}}, "passed: loss 0.2000, required at most 0.2000"),
+        ({"maximum": {"loss": 0.1999}}, "failed: loss 0.2000, required at most 0.1999"),
     ],
 )
-def test_minimum_includes_its_bound(bound, reason):
-    assert said(decide(EvaluateParams(minimum={"accuracy": bound}), _BAD, None))[0] == reason
-
-
-@pytest.mark.parametrize(
-    ("bound", "reason"),
-    [
-        (0.2, "passed: loss 0.2000, required at most 0.2000"),
-        (0.1999, "failed: loss 0.2000, required at most 0.1999"),
-    ],
-)
-def test_maximum_includes_its_bound(bound, reason):
-    assert said(decide(EvaluateParams(maximum={"loss": bound}), _BAD, None))[0] == reason
+def test_a_bound_includes_its_value(bounds, reason):
+    assert said(decide(EvaluateParams(**bounds), _BAD, None))[0] == reason
 
 
 def test_predictions_that_are_not_finite_are_refused_whatever_the_metrics_say():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.components.create_tfrecords.engines.cases import same_files
 from tests.fakes import gcsfuse
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.engines.__main__ import main
@@ -68,6 +69,4 @@ def test_a_mounted_bucket_gets_the_same(image_folder, tmp_path):
         printed.append(json.loads(done.stdout))
     assert printed[3]["num_kept"] == printed[3]["num_parts"] > 0
     write_records(WriteParams(asked[1], num_workers=1), tmp_path / "alone")
-    assert {path.name: path.read_bytes() for path in (bucket / "out").iterdir()} == {
-        path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir()
-    }
+    assert same_files(bucket / "out", tmp_path / "alone")
