@@ -73,8 +73,9 @@ def compared_with(folders, registry, version):
     change(folders["evaluation_dir"] / "evaluation.json", registered_champion=champion)
 
 
-def crown_another(registry, trained_digits, exported_digits, tmp_path):
-    """Register and promote a model of other weights; returns its number."""
+@pytest.fixture
+def another_champion(registry, trained_digits, exported_digits, tmp_path):
+    """The number of a champion with other weights."""
     shutil.copytree(trained_digits, tmp_path / "other")
     (tmp_path / "other" / "best.weights.h5").write_bytes(b"other")
     facts = {"metrics": {}, "reasons": [], "lineage": {}}
@@ -107,20 +108,14 @@ def test_run_again_it_gives_the_same_and_moves_nothing(params, folders, registry
     assert len(registry.versions()) == len(registry.moves()) == 1
 
 
-def test_a_new_champion_names_the_one_that_it_beat(
-    params, folders, registry, trained_digits, exported_digits, tmp_path
-):
-    before = crown_another(registry, trained_digits, exported_digits, tmp_path)
-    compared_with(folders, registry, before)
+def test_a_new_champion_names_the_one_that_it_beat(params, folders, registry, another_champion):
+    compared_with(folders, registry, another_champion)
     result = deploy_model(params, **folders)
     assert (result.version, result.previous) == ("0002", "0001")
     assert registry.find("champion").parent == "0001"
 
 
-def test_a_champion_that_came_since_the_comparison_stays(
-    params, folders, registry, trained_digits, exported_digits, tmp_path
-):
-    crown_another(registry, trained_digits, exported_digits, tmp_path)
+def test_a_champion_that_came_since_the_comparison_stays(params, folders, registry, another_champion):
     compared_with(folders, registry, "")
     with pytest.raises(InputError, match=r"compared with none, and meanwhile the champion is 0001\. Run again"):
         deploy_model(params, **folders)
@@ -128,12 +123,9 @@ def test_a_champion_that_came_since_the_comparison_stays(
     assert not folders["output"].exists()
 
 
-def test_a_model_that_was_compared_with_another_of_the_users_choice_is_promoted(
-    params, folders, registry, trained_digits, exported_digits, tmp_path
-):
-    crown_another(registry, trained_digits, exported_digits, tmp_path)
+def test_a_model_that_was_compared_with_another_of_the_users_choice_is_promoted(params, folders, another_champion):
     change(folders["evaluation_dir"] / "evaluation.json", registered_champion=None)
-    assert deploy_model(params, **folders).previous == "0001"
+    assert deploy_model(params, **folders).previous == another_champion
 
 
 def test_a_model_that_the_gate_refused_is_not_even_registered(params, folders, registry):
@@ -183,10 +175,8 @@ def not_a_number(folders):
 
 
 @pytest.mark.parametrize("spoil", [broken_file, other_model, not_a_number])
-def test_a_failed_health_check_leaves_the_alias(
-    in_fresh_process, params, folders, registry, trained_digits, exported_digits, tmp_path, spoil
-):
-    compared_with(folders, registry, crown_another(registry, trained_digits, exported_digits, tmp_path))
+def test_a_failed_health_check_leaves_the_alias(in_fresh_process, params, folders, registry, another_champion, spoil):
+    compared_with(folders, registry, another_champion)
     words = spoil(folders)
     with pytest.raises(RuntimeError, match=f"(?s)version 0002 of 'digits' failed, so no alias moves: .*{words}"):
         deploy_model(params, **folders)

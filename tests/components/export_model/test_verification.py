@@ -2,6 +2,7 @@ import ast
 import errno
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,47 +73,34 @@ def judge(task, labels, answers):
     return Scorer(TASKS[task], judged, labels, answers).trained
 
 
+def _verify(export_dir, work, *formats):
+    """What the script prints in a process of its own."""
+    words = [sys.executable, "-I", _SOURCE, export_dir, work, *formats]
+    return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, cwd=work).stdout
+
+
 @pytest.mark.slow  # Another process with TensorFlow: 5 s.
 def test_a_judge_that_nobody_asks_any_more_ends(tmp_path):
-    alone = subprocess.run(
-        [sys.executable, "-I", str(_SOURCE), str(tmp_path), str(tmp_path)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=True,
-    )
-    assert alone.stdout == b""
+    assert _verify(tmp_path, tmp_path) == ""
 
 
 @pytest.mark.slow  # Another process with TensorFlow: 5 s.
 def test_verification_tells_wrong_expectations(exported_digits, tmp_path):
     """Expectations that no model meets: the facts must say so, whatever the trained model was."""
-    expected = np.full((20, 10), -1, np.float32)
-    words = [
-        sys.executable,
-        "-I",
-        str(_SOURCE),
-        exported_digits.path,
-        str(_work(tmp_path, expected)),
-        *(f"{name}={form.file}" for name, form in FORMATS.items()),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
-    for facts in json.loads(done.stdout.splitlines()[-1]).values():
+    work = _work(tmp_path, np.full((20, 10), -1, np.float32))
+    formats = [f"{name}={form.file}" for name, form in FORMATS.items()]
+    for facts in json.loads(_verify(exported_digits.path, work, *formats).splitlines()[-1]).values():
         assert facts["max_difference"] > 1
         assert facts["agreement"] < 1
 
 
 @pytest.mark.slow  # Another process with TensorFlow: 5 s.
 def test_a_damaged_format_is_named_and_the_others_are_measured(exported_digits, tmp_path):
-    import shutil
-
-    shutil.copytree(exported_digits.path, tmp_path / "export")
-    file = tmp_path / "export" / "model.tflite"
+    export_dir = shutil.copytree(exported_digits.path, tmp_path / "export")
+    file = export_dir / "model.tflite"
     file.write_bytes(file.read_bytes()[:1000])
     work = _work(tmp_path, np.full((20, 10), 0.1, np.float32))
-    words = [sys.executable, "-I", str(_SOURCE), str(tmp_path / "export"), str(work)]
-    words += ["float=model.tflite", "int8=model_int8.tflite"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
-    facts = json.loads(done.stdout.splitlines()[-1])
+    facts = json.loads(_verify(export_dir, work, "float=model.tflite", "int8=model_int8.tflite").splitlines()[-1])
     assert facts["float"]["error"].startswith("It does not answer in a fresh process: ")
     assert facts["int8"]["agreement"] <= 1
 
