@@ -20,10 +20,10 @@ from tpu_components.core.files import storage
 
 # Names the heartbeat file. Hosts train without a heartbeat if the variable is unset.
 FILE_VARIABLE = "TPU_PIPELINES_FOLLOWED"
-_EVERY_SECONDS = 20.0
+EVERY_SECONDS = 20.0
 # A mounted bucket may show a file as it was a minute ago (gcsfuse docs/semantics.md). A step whose pod was lost is
 # restarted after some minutes and writes the heartbeat again.
-_LONGEST_SECONDS = 300.0
+LONGEST_SECONDS = 300.0
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def beating(file: Path) -> Iterator[None]:
 
     beat()
     try:
-        with repeated(beat, _EVERY_SECONDS):
+        with repeated(beat, EVERY_SECONDS):
             yield
     finally:
         with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def required() -> Iterator[None]:
         nonlocal last
         with contextlib.suppress(OSError, ValueError):  # Missing, or half written.
             last = float(json.loads(Path(name).read_text()))
-        return time.time() - last > _LONGEST_SECONDS
+        return time.time() - last > LONGEST_SECONDS
 
     def end_if_stopped() -> bool:
         if stopped := has_stopped():
@@ -92,5 +92,5 @@ def required() -> Iterator[None]:
             f"Cannot train: the step that started these hosts has not followed them for {time.time() - last:.0f} s, as "
             f"{name} says. Run the step again; it starts them anew, and they continue from the checkpoint."
         )
-    with repeated(end_if_stopped, _EVERY_SECONDS):
+    with repeated(end_if_stopped, EVERY_SECONDS):
         yield

@@ -47,7 +47,7 @@ _POD_VARIABLE = "KFP_POD_NAME"  # kubeflow/pipelines backend/src/v2/compiler/arg
 _POLL_SECONDS = 2.0  # Short, because a JobSet that restarts deletes the failed pod and its log.
 _TIMEOUT_SECONDS = 30
 _LAST_LINES = 10
-_OVERLAP_SECONDS = 30  # Covers a different clock of the node and a slow response.
+OVERLAP_SECONDS = 30  # Covers a different clock of the node and a slow response.
 _GONE_SECONDS = 120.0
 
 
@@ -76,11 +76,11 @@ def train_on_hosts(
         PlatformError: If the hosts fail more often than they are restarted, or the cluster does not respond.
         Terminated: If this step receives SIGTERM; the JobSet is deleted.
     """
-    name = _name(ask, params, Manifest.load(records_dir, verify=False).fingerprint)
+    name = name_jobset(ask, params, Manifest.load(records_dir, verify=False).fingerprint)
     folder = Path(ask["shared"]) / name
     followed = folder.parent / f"{name}.followed"
     result_file, model, failure = folder / "result-0.json", folder / "model", folder / "failure.json"
-    with contextlib.closing(_JobSet(name)) as jobset, heartbeat.beating(followed):
+    with contextlib.closing(JobSet(name)) as jobset, heartbeat.beating(followed):
         try:
             state = jobset.state()
             if state and state.failure is not None:
@@ -132,10 +132,15 @@ def _raise_again(failure: Path) -> None:
         raise InputError(seen["said"]) if seen["is_mistake"] else PlatformError(seen["said"])
 
 
-def _name(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
+def name_jobset(ask: Mapping[str, Any], params: TrainParams, records: str) -> str:
     """Return the JobSet's name, a digest of the request: equal for all attempts of one training.
 
     Names of pods have up to 63 characters, 20 more than the JobSet's: jobset/pkg/webhooks/jobset_webhook.go.
+
+    Args:
+        ask: The request, as `asked` returns it.
+        params: Parameters of the training.
+        records: Fingerprint of the records.
     """
     prefix = ask["manifest"]["metadata"]["generateName"]
     return f"{prefix[:24].strip('-')}-{digest_of([ask, dataclasses.asdict(params), records])[:12]}"
@@ -173,10 +178,15 @@ class State:
     restarts: int
 
 
-class _JobSet:
+class JobSet:
     """A JobSet of the cluster that this process runs in, or else of the cluster in kubectl's configuration.
 
+    Args:
+        name: Its name; it need not exist yet.
+
     Attributes:
+        name: The JobSet's name.
+        namespace: Namespace of the cluster in which it is.
         has_failed: Whether the JobSet has failed during `follow`.
     """
 
@@ -292,7 +302,7 @@ class _JobSet:
         """Print the lines of a pod's log that are not printed yet. Their timestamps tell equal lines apart."""
         name, now = pod.metadata.name, time.monotonic()
         # Fetch only the new end of a long log. After the node has rotated the log, fetch all of the new one.
-        recent = {"since_seconds": math.ceil(now - self._asked[name]) + _OVERLAP_SECONDS} if name in self._asked else {}
+        recent = {"since_seconds": math.ceil(now - self._asked[name]) + OVERLAP_SECONDS} if name in self._asked else {}
         printed = self._printed.setdefault(name, set())
         for line in self._log(pod, timestamps=True, **recent).splitlines():
             if line not in printed:
