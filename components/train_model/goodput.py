@@ -18,7 +18,7 @@ from tpu_components.core.files import storage
 from tpu_components.train_model.heartbeat import repeated
 
 SESSIONS_FILE = "sessions.json"
-_EVERY_SECONDS = 10.0
+EVERY_SECONDS = 10.0
 
 
 @dataclasses.dataclass
@@ -167,7 +167,7 @@ class Sessions:
         was_there, is_refused = self._path.parent.is_dir(), False
         self.beat()  # At once: the block may be killed before the next heartbeat.
         try:
-            with repeated(self.beat, _EVERY_SECONDS):
+            with repeated(self.beat, EVERY_SECONDS):
                 yield
         except InputError:
             is_refused = self._is_writer and not self._is_accepted

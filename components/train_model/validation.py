@@ -16,7 +16,7 @@ from tpu_components.core.examples.records import Examples
 from tpu_components.core.models.step.sharding import shared
 from tpu_components.train_model.loop import put_part
 
-_PART_BYTES = 256 << 20  # Inputs, or predictions, in memory at a time.
+PART_BYTES = 256 << 20  # Inputs, or predictions, in memory at a time.
 
 
 class Validation:
@@ -45,7 +45,7 @@ class Validation:
         # A language model outputs a distribution for every character: gigabytes for a long text.
         each = max(4 * math.prod(manifest.interface.output_shape), records.input_bytes(manifest.input))
         own_batch = batch_size // share.count
-        self._part = -(-_PART_BYTES // (each * own_batch)) * own_batch
+        self._part = -(-PART_BYTES // (each * own_batch)) * own_batch
 
     @property
     def held_bytes(self) -> int:

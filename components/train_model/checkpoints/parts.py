@@ -24,7 +24,7 @@ from tpu_components.core.files.unpacking import DAMAGED
 from tpu_components.core.machines.hosts import ProcessGroup
 
 PARTS_DIR = "parts"
-_SEEN_SECONDS = 15.0  # Time until a bucket's mount shows one host the files of another.
+SEEN_SECONDS = 15.0  # Time until a bucket's mount shows one host the files of another.
 _Bounds = tuple[tuple[int, int], ...]  # Start and end along each axis.
 
 
@@ -123,7 +123,7 @@ class PartsWriter:
         if self._hosts.is_writer:
             storage.write_bytes(sign, b"")
         self._company.wait_for_all(sign.name)
-        end = time.monotonic() + _SEEN_SECONDS
+        end = time.monotonic() + SEEN_SECONDS
         while not sign.exists():
             if time.monotonic() > end:
                 raise InputError(

@@ -111,7 +111,7 @@ def test_sessions_of_another_training_do_not_count(tmp_path):
 
 
 def test_only_host_0_records_heartbeats_while_it_works(tmp_path, monkeypatch):
-    monkeypatch.setattr(goodput, "_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(goodput, "EVERY_SECONDS", 0.01)
     with Sessions(tmp_path, "s", 0.0, is_writer=False).recorded():
         time.sleep(0.05)
     assert not (tmp_path / SESSIONS_FILE).exists()

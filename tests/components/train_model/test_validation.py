@@ -11,7 +11,7 @@ from tpu_components.train_model.validation import Validation
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(validation, "_PART_BYTES", 40 * 64)  # Of digits, 64 bytes each; parts begin with a batch.
+    monkeypatch.setattr(validation, "PART_BYTES", 40 * 64)  # Of digits, 64 bytes each; parts begin with a batch.
 
 
 @pytest.mark.parametrize("share", [WHOLE, Share(0, 2), Share(1, 2)])

@@ -105,7 +105,7 @@ def test_a_damaged_part_is_told(tmp_path, harm):
 
 
 def test_hosts_that_have_folders_of_their_own_are_told_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("tpu_components.train_model.checkpoints.parts._SEEN_SECONDS", 0.0)
+    monkeypatch.setattr("tpu_components.train_model.checkpoints.parts.SEEN_SECONDS", 0.0)
     first, second = Together(0, 2, {}), Together(1, 2, {})
     PartsWriter(tmp_path / "0", 5, first).check_folder()
     PartsWriter(tmp_path / "0", 5, second).check_folder()
