@@ -244,9 +244,13 @@ class ProcessGroup:
     """Process group of connected hosts, or of a single host.
 
     All hosts must call the collective methods (`gather`, `agree`, `share`, `wait_for_all`) in the same order.
+
+    Args:
+        hosts: The hosts.
+        store: Key-value store of the coordination service; JAX's by default. Unused by a single host.
     """
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Hosts, store: Any = None) -> None:
         self.hosts = hosts
         self._is_alone = hosts.count == 1
         self._asked_at, self._has_asked = 0.0, False
@@ -255,7 +259,7 @@ class ProcessGroup:
             # JAX's key-value store is not public: https://github.com/jax-ml/jax/blob/main/jax/_src/distributed.py
             from jax._src import distributed
 
-            self._store: Any = distributed.global_state.client
+            self._store: Any = store or distributed.global_state.client
             self._listener = threading.Thread(target=self._listen, daemon=True)
             self._listener.start()
 
@@ -367,7 +371,7 @@ class ProcessGroup:
             self._leave(error.exit_code, str(error))
             raise
         except Exception as error:
-            if (cause := _of_another_host(error)) is None:
+            if (cause := find_lost_host_error(error)) is None:
                 self._leave(2, str(error)) if isinstance(error, InputError) else self._leave(1, describe(error))
                 raise
             lost = f"lost another host ({describe(cause)})"
@@ -397,8 +401,8 @@ class ProcessGroup:
         os._exit(told["code"])
 
 
-def _of_another_host(error: BaseException) -> BaseException | None:
-    """Return the error in the chain of causes that shows the loss of another host; None if there is none."""
+def find_lost_host_error(error: BaseException) -> BaseException | None:
+    """Return the error in the chain of causes of `error` that shows the loss of another host; None if there is none."""
     from jax.errors import JaxRuntimeError
 
     for cause in chain_of(error):

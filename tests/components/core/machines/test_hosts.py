@@ -1,4 +1,5 @@
 import json
+import re
 from http.server import BaseHTTPRequestHandler
 from typing import ClassVar
 
@@ -8,8 +9,16 @@ import pytest
 from tests.fakes.local_server import LocalServer
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.partition import Share
-from tpu_components.core.machines import device, hosts
-from tpu_components.core.machines.hosts import ALONE, Hosts, ProcessGroup, find_hosts, parse_host, tell_hosts
+from tpu_components.core.machines import hosts
+from tpu_components.core.machines.hosts import (
+    ALONE,
+    Hosts,
+    ProcessGroup,
+    find_hosts,
+    find_lost_host_error,
+    parse_host,
+    tell_hosts,
+)
 
 _POOLS = {"workerpool0": ["first:2222"], "workerpool1": ["second:2222", "third:2222"]}
 _NO_METADATA = {"TPU_SKIP_MDS_QUERY": "1"}
@@ -139,7 +148,7 @@ def test_a_mistake_that_came_of_a_lost_host_is_none(words, is_lost):
     """A model's code that fails is a user's mistake, but not where it failed because another host was gone."""
     error = InputError("Cannot build the model")
     error.__cause__ = ValueError(words)
-    assert (hosts._of_another_host(error) is not None) == is_lost
+    assert (find_lost_host_error(error) is not None) == is_lost
 
 
 class _Store:
@@ -154,20 +163,15 @@ class _Store:
     def key_value_dir_get(self, folder):
         return [(name, value) for name, value in self.words.items() if name.startswith(f"{folder}/")]
 
-
-def _companies(count):
-    store, companies = _Store(), []
-    for index in range(count):
-        company = ProcessGroup(ALONE)
-        company.hosts, company._store = Hosts(index, count, "there:1"), store
-        companies.append(company)
-    return companies
+    def blocking_key_value_get(self, name, timeout_ms):
+        return "null"  # No host has failed.
 
 
 @pytest.mark.parametrize("ahead", [-3, 0, 1])
 def test_hosts_meet_after_the_same_block_though_one_is_ahead_of_host_0(ahead):
     """A block ends on no host before host 0 has begun it, so none is two calls ahead of host 0; it may be behind."""
-    first, other = _companies(2)
+    store = _Store()
+    first, other = (ProcessGroup(Hosts(index, 2, "there:1"), store) for index in range(2))
     met_first, met_other = [], []
     for turn in range(40):
         if turn + ahead >= 0:
@@ -194,8 +198,24 @@ def test_a_training_that_is_not_told_its_host_ends_before_it_begins(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_devices_of_another_host_are_refused(monkeypatch):
+_PREPARE_AS_ANOTHER_HOST = """
+import socket
+import jax
+from tpu_components.core.base.errors import InputError
+from tpu_components.core.machines import device
+from tpu_components.core.machines.hosts import Hosts
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{probe.getsockname()[1]}"
+jax.distributed.initialize(address, num_processes=1, process_id=0)
+try:
+    device.prepare("jax", "cpu", 0, "float32", Hosts(1, 2, "there:1"))
+except InputError as error:
+    print(error)
+"""
+
+
+def test_devices_of_another_host_are_refused(run_with_jax):
     """As where libtpu numbers a slice's hosts otherwise, or where each of them takes itself for the only one."""
-    monkeypatch.setattr(device, "connect", lambda _: None)
-    with pytest.raises(InputError, match=r"as host 1 of 2: .* those of 1 hosts, and these of host 0\. Say"):
-        device._prepare_jax("cpu", 0, Hosts(1, 2, "there:1"))
+    said = run_with_jax(_PREPARE_AS_ANOTHER_HOST)
+    assert re.search(r"as host 1 of 2: .* those of 1 hosts, and these of host 0\. Say", said)

@@ -93,7 +93,8 @@ def test_a_job_that_somebody_cancels_is_said_to_be(fake):
 
 def test_a_job_that_is_being_cancelled_is_waited_for_and_made_again(fake):
     environment = {"tempStoragePrefix": "storage.googleapis.com/bucket/temp"}
-    fake._create(REGION, {"name": NAME, "clientRequestId": "another step's", "environment": environment})
+    job = {"name": NAME, "clientRequestId": "another step's", "environment": environment}
+    fake.answer("POST", f"/v1b3/projects/{PROJECT}/locations/{REGION}/jobs", json.dumps(job).encode())
     fake.jobs[0].state = "JOB_STATE_CANCELLING"
     asked, ends = [], iter(["JOB_STATE_CANCELLED", "JOB_STATE_DONE"])
 
