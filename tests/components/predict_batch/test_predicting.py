@@ -75,42 +75,31 @@ def test_every_picture_is_answered_once_as_predict_answers_it_and_a_damaged_one_
 
 
 def test_a_run_goes_on_where_an_earlier_one_was_ended_and_leaves_the_same_bytes(
-    export_dir, pictures, tmp_path, monkeypatch, capsys
+    export_dir, digits_records, tmp_path, capsys
 ):
-    params = PredictParams(f"images:{pictures}", part_examples=4, num_workers=1)
-    predict_batch(params, export_dir, tmp_path / "whole")
-    answered = []
-
-    def answer(work, keys, *rest):
-        answered.append(len(keys))
-        if len(answered) == 4:
-            raise KeyboardInterrupt
-        return answer_part(work, keys, *rest)
-
-    answer_part = predicting.answer_part
-    monkeypatch.setattr(predicting, "answer_part", answer)
-    with pytest.raises(KeyboardInterrupt):
+    shutil.copytree(digits_records, tmp_path / "records")
+    params = PredictParams(f"records:{tmp_path}/records", part_examples=300, num_workers=1)
+    whole = predict_batch(params, export_dir, tmp_path / "whole")
+    shard = tmp_path / "records" / "validation-00000-of-00001.tfrecord"
+    content = shard.read_bytes()
+    shard.write_bytes(bytes(len(content)))
+    with pytest.raises(InputError, match=rf"Cannot read {shard}: no record at byte 0. Write the records again"):
         predict_batch(params, export_dir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    result = predict_batch(params, export_dir, tmp_path / "out")
-    assert answered == [4, 4, 4, 4, 4, 4, 3], "three files were finished, and not answered again"
-    assert "going on after 12 of 23 examples" in capsys.readouterr().err
+    shard.write_bytes(content)
+    assert predict_batch(params, export_dir, tmp_path / "out") == whole
+    assert "going on after 1,200 of 1,797 examples" in capsys.readouterr().err
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert result.num_predicted == 22
 
 
-def test_what_was_begun_on_other_data_is_begun_anew(export_dir, pictures, tmp_path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    params = PredictParams(f"images:{pictures}", part_examples=20, num_workers=1)
-    monkeypatch.setattr(predicting, "publish", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+def test_what_was_begun_on_other_data_is_begun_anew(export_dir, tmp_path):
+    picture = tmp_path / "pictures" / "a.png"
+    storage.write_bytes(picture, b"no picture")
+    params = PredictParams(f"images:{picture.parent}", num_workers=1)
+    with pytest.raises(InputError, match="None of the 1 examples"):
         predict_batch(params, export_dir, tmp_path / "out")
-    monkeypatch.undo()
-    (pictures / "a" / "0000.png").unlink()
-    assert predict_batch(params, export_dir, tmp_path / "out").num_predicted == 21
-    assert len(read_lines(tmp_path / "out")) == 21
+    picture.write_bytes(encode_png(np.zeros((8, 8, 1), np.uint8)))
+    assert predict_batch(params, export_dir, tmp_path / "out").num_predicted == 1
 
 
 def test_a_model_that_changes_meanwhile_answers_nothing(export_dir, pictures, tmp_path):
