@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import time
 
 import pytest
@@ -91,11 +93,11 @@ def test_a_file_that_cannot_be_read_is_replaced(tmp_path, content):
 
 
 def test_a_full_disk_fails_no_training(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise InputError("the disk is full")
+    def refuse(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     sessions = Sessions(tmp_path, "s", 0.0)
-    monkeypatch.setattr(goodput.storage, "write_bytes", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
     with sessions.recorded():
         sessions.begin()
     assert not (tmp_path / SESSIONS_FILE).exists()

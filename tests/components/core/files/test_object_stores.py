@@ -46,7 +46,7 @@ def test_a_folder_goes_there_and_comes_back(folder, tmp_path):
     assert [storage.exists(f"{folder}/{name}") for name in ("alone.json", "model", "none")] == [True, False, False]
 
 
-def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_path, monkeypatch):
+def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_path, request):
     for place in (folder, str(tmp_path / "disk")):
         assert storage.names_in(place) == set()
         storage.write_file(f"{place}/alone", b"1")
@@ -56,12 +56,17 @@ def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_
             assert storage.names_in(f"{place}/deep") == set()
         assert storage.names_in(place) - {"deep"} == {"alone"}
         assert storage.names_in(f"{place}/deep/") == {"a.json", "z.npz"}
-    copied = []
-    monkeypatch.setattr(storage, "upload", lambda path, uri: copied.append(uri.rpartition("/")[2]))
+    put_names, events = [], object_stores.s3_client().meta.events
+
+    def note_name(context, **_):
+        put_names.append(context["input_params"]["Key"].rpartition("/")[2])
+
+    events.register("before-call.s3.PutObject", note_name)
+    request.addfinalizer(lambda: events.unregister("before-call.s3.PutObject", note_name))
     with storage.staged_directory(folder) as staged:
         for name in ("a.json", "z.npz"):
             (staged / name).write_bytes(b"\0")
-    assert copied == ["z.npz", "a.json"]
+    assert put_names == ["z.npz", "a.json"]
 
 
 def test_a_version_changes_with_the_content_and_never_else(folder):

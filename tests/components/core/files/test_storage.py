@@ -366,8 +366,9 @@ def test_what_is_missing_on_a_bucket_is_refused_by_name(bucket, tmp_path):
         storage.read_bytes("gs://")
 
 
-def test_missing_credentials_are_named_with_the_way_out(monkeypatch, tmp_path):
-    monkeypatch.setattr(object_stores, "google_client", object_stores.google_client.__wrapped__)
+def test_missing_credentials_are_named_with_the_way_out(monkeypatch, tmp_path, request):
+    object_stores.google_client.cache_clear()
+    request.addfinalizer(object_stores.google_client.cache_clear)
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(
@@ -450,8 +451,10 @@ def test_create_tfrecords_reads_a_csv_from_a_bucket(pictures, bucket, tmp_path):
 def test_on_a_mounted_bucket_a_folder_is_copied_and_its_description_comes_last(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "BUCKETS_MOUNT", tmp_path)
     order = []
-    real = storage.shutil.copyfile
-    monkeypatch.setattr(storage.shutil, "copyfile", lambda a, b: (order.append(Path(b).name), real(a, b)))
+    copy = shutil.copyfile
+    monkeypatch.setattr(
+        shutil, "copyfile", lambda source, target: (order.append(Path(target).name), copy(source, target))
+    )
     final = tmp_path / "bucket" / "records"
     with storage.staged_directory(final) as staged:
         assert not staged.is_relative_to(tmp_path)
