@@ -456,7 +456,7 @@ class _Training:
         """Write the model's folder atomically."""
         session, manifest, initial = self._session, self._session.manifest, self._session.initial
         keras.distribution.set_distribution(None)  # Only this host builds the copy that verifies the saved model.
-        progress.say(STEP, _time_line(result.time))
+        progress.say(STEP, describe_time(result.time))
         if result.sessions > 1:
             progress.say(
                 STEP, f"goodput {result.goodput:.0%}: of the time of {result.sessions} sessions went into the result"
@@ -512,11 +512,11 @@ def _in_words(judged_by: str) -> str:
     return "training loss" if judged_by == "loss" else judged_by.replace("_", " ")
 
 
-def _time_line(time: Mapping[str, float]) -> str:
+def describe_time(time: Mapping[str, float]) -> str:
     """Format the shares of the training time for the log.
 
     Example:
-        >>> _time_line({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
+        >>> describe_time({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
         'time of epochs 10.0 s: 90% computing; waiting: 5% for input, 0% for checkpoints, 5% for the host'
     """
     total = sum(time.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tpu_components.train_model.profiling import CHECKPOINT, COMPUTE, HOST, StepProfile, Stopwatch, profiler
-from tpu_components.train_model.training import _time_line
+from tpu_components.train_model.training import describe_time
 
 
 def test_every_second_counts_once_and_what_nobody_measures_is_the_hosts():
@@ -35,11 +35,11 @@ def test_a_block_that_fails_is_counted_too():
 
 
 def test_the_line_about_time_says_what_held_the_device_back():
-    with_input = _time_line({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
+    with_input = describe_time({"compute": 9.0, "input": 0.5, "checkpoint": 0.0, "host": 0.5})
     assert with_input == (
         "time of epochs 10.0 s: 90% computing; waiting: 5% for input, 0% for checkpoints, 5% for the host"
     )
-    without = _time_line({"compute": 3.0, "checkpoint": 0.0, "host": 1.0})
+    without = describe_time({"compute": 3.0, "checkpoint": 0.0, "host": 1.0})
     assert without == ("time of epochs 4.0 s: 75% computing and input; waiting: 0% for checkpoints, 25% for the host")
 
 

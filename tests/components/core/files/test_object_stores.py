@@ -1,4 +1,7 @@
-"""Claims about buckets that speak S3, against a server in this process; test_storage.py has those of Cloud Storage."""
+"""Claims about buckets, against servers in this process: those of every store, then those of S3 alone.
+
+test_storage.py has those of Cloud Storage alone.
+"""
 
 import dataclasses
 import json
@@ -27,23 +30,71 @@ def folder(s3_server, tmp_path):
     return f"s3://bucket/{tmp_path.name}"
 
 
-def test_a_folder_goes_there_and_comes_back(folder, tmp_path):
-    (tmp_path / "model" / "weights").mkdir(parents=True)
-    (tmp_path / "model" / "weights" / "w").write_bytes(b"\0" * 100)
-    (tmp_path / "model" / "model.json").write_text("{}")
-    storage.upload(tmp_path / "model", f"{folder}/model")
-    storage.upload(tmp_path / "model" / "model.json", f"{folder}/alone.json")
-    found = storage.list_files(folder)
-    assert [(file.name, file.num_bytes) for file in found] == [
-        ("alone.json", 2),
-        ("model/model.json", 2),
-        ("model/weights/w", 100),
-    ]
-    back = storage.localize(f"{folder}/model", tmp_path / "scratch")
-    assert sorted(path.name for path in back.rglob("*") if path.is_file()) == ["model.json", "w"]
-    assert storage.localize(f"{folder}/alone.json", tmp_path / "scratch").read_text() == "{}"
-    assert storage.read_bytes(f"{folder}/alone.json") == b"{}"
-    assert [storage.exists(f"{folder}/{name}") for name in ("alone.json", "model", "none")] == [True, False, False]
+@pytest.fixture(params=["gs", "s3"])
+def place(request, tmp_path):
+    """A folder of its own in a bucket of every store."""
+    request.getfixturevalue({"gs": "bucket", "s3": "s3_server"}[request.param])
+    return f"{request.param}://bucket/{tmp_path.name}"
+
+
+def write_tree(root):
+    """Write some files below a folder of this machine or of a bucket."""
+    files = {"a.txt": b"alpha", "sub/b.txt": b"beta" * 1000, "sub/deep/c.txt": b""}
+    for name, content in files.items():
+        storage.write_file(f"{root}/{name}", content)
+    return files
+
+
+def test_a_folder_goes_there_and_comes_back_without_its_neighbours(place, tmp_path):
+    files = write_tree(tmp_path / "here")
+    storage.upload(tmp_path / "here", f"{place}/there")
+    storage.write_file(f"{place}/there-not/x", b"x")
+    for root, cache in ((f"{place}/there", "cache"), (f"{place}/there/", "other")):
+        back = storage.localize(root, tmp_path / cache)
+        found = {path.relative_to(back).as_posix(): path.read_bytes() for path in back.rglob("*") if path.is_file()}
+        assert found == files
+
+
+def test_a_file_goes_there_and_comes_back(place, tmp_path):
+    write_tree(tmp_path)
+    storage.upload(tmp_path / "a.txt", f"{place}/there/a.txt")
+    back = storage.localize(f"{place}/there/a.txt", tmp_path / "cache")
+    assert (back.name, back.read_bytes()) == ("a.txt", b"alpha")
+    assert storage.read_bytes(f"{place}/there/a.txt") == b"alpha"
+    assert [storage.exists(f"{place}/{name}") for name in ("there/a.txt", "there", "none")] == [True, False, False]
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_list_files_lists_a_bucket_like_a_disk(place, tmp_path, slash):
+    for root in (tmp_path, f"{place}/there"):
+        write_tree(root)
+    storage.write_file(f"{place}/there/marker/", b"")  # How a console makes a folder.
+    storage.write_file(f"{place}/there/.hidden/x", b"x")
+    storage.write_file(f"{place}/there/sub/.DS_Store", b"x")
+    storage.write_file(f"{place}/there-not/x", b"x")
+    here, there = storage.list_files(str(tmp_path)), storage.list_files(f"{place}/there{slash}")
+    assert [(file.name, file.num_bytes) for file in there] == [(file.name, file.num_bytes) for file in here]
+
+
+def test_a_version_changes_with_the_content_and_never_else(place):
+    versions = []
+    for content in (b"one", b"one", b"two"):
+        storage.write_file(f"{place}/file", content)
+        versions.append(storage.list_files(place)[0].version)
+    assert versions[0] == versions[1] != versions[2]
+
+
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_a_part_of_a_file_is_read_and_a_file_from_any_place(place, tmp_path, is_remote):
+    uri = f"{place if is_remote else tmp_path}/file"
+    storage.write_file(uri, bytes(range(100)))
+    assert storage.read_range(uri, 10, 3) == bytes([10, 11, 12])
+    assert storage.read_range(uri, 98, 9) == bytes([98, 99])
+    with storage.open_file(uri) as file:
+        assert (file.seek(-2, 2), file.read()) == (98, bytes([98, 99]))
+        assert (file.seek(5), file.read(2), file.tell()) == (5, bytes([5, 6]), 7)
+    with pytest.raises(InputError, match=f"'{uri}-none': there is no such file"):
+        storage.open_file(f"{uri}-none")
 
 
 def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_path, request):
@@ -67,22 +118,6 @@ def test_a_file_is_written_and_a_folder_with_what_describes_it_last(folder, tmp_
         for name in ("a.json", "z.npz"):
             (staged / name).write_bytes(b"\0")
     assert put_names == ["z.npz", "a.json"]
-
-
-def test_a_version_changes_with_the_content_and_never_else(folder):
-    name = folder.removeprefix("s3://bucket/")
-    versions = []
-    for content in (b"one", b"one", b"two"):
-        put(f"{name}/file", content)
-        versions.append(storage.list_files(folder)[0].version)
-    assert versions[0] == versions[1] != versions[2]
-
-
-def test_folders_that_a_console_makes_and_hidden_files_are_no_files(folder):
-    name = folder.removeprefix("s3://bucket/")
-    for file in ("cat/", "cat/1.png", "cat/.DS_Store", "cats.txt"):
-        put(f"{name}/{file}", b"x")
-    assert [file.name for file in storage.list_files(f"{folder}/cat")] == ["1.png"]
 
 
 @pytest.mark.parametrize(
@@ -201,17 +236,6 @@ def test_the_pods_that_use_s3_have_its_secret_and_no_others(s3_server, overrides
 def test_where_no_secret_is_set_the_cluster_signs_its_pods_in():
     settings = dataclasses.replace(PASSWORD, bucket="s3://bucket", s3_secret="")
     assert signed_in(load_config("digits", ["machine=v5e-4"]), settings) == {}
-
-
-def test_a_part_of_a_file_is_read_and_a_file_from_any_place(folder):
-    put(f"{folder.removeprefix('s3://bucket/')}/file", bytes(range(100)))
-    assert storage.read_range(f"{folder}/file", 10, 3) == bytes([10, 11, 12])
-    assert storage.read_range(f"{folder}/file", 98, 9) == bytes([98, 99])
-    with storage.open_file(f"{folder}/file") as file:
-        assert (file.seek(-2, 2), file.read()) == (98, bytes([98, 99]))
-        assert (file.seek(5), file.read(2), file.tell()) == (5, bytes([5, 6]), 7)
-    with pytest.raises(InputError, match="no such file"):
-        storage.open_file(f"{folder}/none")
 
 
 def test_folders_are_listed_at_the_same_time_and_every_object_once():

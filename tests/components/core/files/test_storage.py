@@ -277,28 +277,9 @@ def test_require_free_bytes_compares_with_the_disk_of_a_folder_to_come(tmp_path)
 # gs://
 
 
-def test_upload_and_localize_bring_a_folder_there_and_back(bucket, tmp_path):
-    storage.upload(_fill(tmp_path / "here"), "gs://bucket/there")
-    back = storage.localize("gs://bucket/there", tmp_path / "cache")
-    assert _contents(back) == FILES
-    assert _contents(storage.localize("gs://bucket/there/", tmp_path / "other")) == FILES
-
-
-def test_upload_and_localize_bring_a_file_there_and_back(bucket, tmp_path):
-    storage.upload(_fill(tmp_path) / "a.txt", "gs://bucket/there/a.txt")
-    back = storage.localize("gs://bucket/there/a.txt", tmp_path / "cache")
-    assert (back.name, back.read_bytes()) == ("a.txt", b"alpha")
-
-
 def test_localize_takes_a_whole_bucket_and_upload_fills_one(bucket, tmp_path):
     storage.upload(_fill(tmp_path / "here"), "gs://bucket")
     assert _contents(storage.localize("gs://bucket", tmp_path / "cache")) == FILES
-
-
-def test_localize_does_not_take_neighbours_with_the_same_beginning(bucket, tmp_path):
-    storage.upload(_fill(tmp_path / "here"), "gs://bucket/data")
-    bucket.blob("data-2/x.txt").upload_from_string("other")
-    assert _contents(storage.localize("gs://bucket/data", tmp_path / "cache")) == FILES
 
 
 def test_localize_refuses_object_names_that_climb_out(bucket, storage_server, tmp_path):
@@ -313,44 +294,6 @@ def test_localize_refuses_object_names_that_climb_out(bucket, storage_server, tm
 def test_upload_refuses_nothing_to_upload(tmp_path):
     with pytest.raises(InputError, match=f"Cannot upload {tmp_path}/none: expected a file or a folder with files"):
         storage.upload(tmp_path / "none", "gs://bucket/x")
-
-
-@pytest.mark.parametrize("root", ["gs://bucket/there", "gs://bucket/there/"])
-def test_list_files_lists_a_bucket_like_a_disk(bucket, tmp_path, root):
-    local = storage.list_files(str(_fill(tmp_path)))
-    storage.upload(tmp_path, "gs://bucket/there")
-    bucket.blob("there/marker/").upload_from_string(b"")  # How a console makes a folder.
-    bucket.blob("there/.hidden/x").upload_from_string(b"x")
-    bucket.blob("there-not/x").upload_from_string(b"x")
-    remote = storage.list_files(root)
-    assert [(file.name, file.num_bytes) for file in remote] == [(file.name, file.num_bytes) for file in local]
-
-
-def test_versions_on_a_bucket_change_with_the_content(bucket):
-    versions = []
-    for content in (b"one", b"one", b"two"):
-        bucket.blob("v/x").upload_from_string(content)
-        versions.append(storage.list_files("gs://bucket/v")[0].version)
-    assert versions[0] == versions[1] != versions[2]
-
-
-def test_read_bytes_reads_an_object(bucket):
-    bucket.blob("x/y.bin").upload_from_string(b"content")
-    assert storage.read_bytes("gs://bucket/x/y.bin") == b"content"
-
-
-@pytest.mark.parametrize("where", ["gs://bucket/part", "here"])
-def test_a_part_of_a_file_is_read_and_a_file_from_any_place(bucket, tmp_path, where):
-    bucket.blob("part").upload_from_string(bytes(range(100)))
-    (tmp_path / "here").write_bytes(bytes(range(100)))
-    uri = where if storage.is_remote(where) else str(tmp_path / where)
-    assert storage.read_range(uri, 10, 3) == bytes([10, 11, 12])
-    assert storage.read_range(uri, 98, 9) == bytes([98, 99])
-    with storage.open_file(uri) as file:
-        assert (file.seek(-2, 2), file.read()) == (98, bytes([98, 99]))
-        assert (file.seek(5), file.read(2), file.tell()) == (5, bytes([5, 6]), 7)
-    with pytest.raises(InputError, match=f"{where}-none"):
-        storage.open_file(f"{uri}-none")
 
 
 def test_what_is_missing_on_a_bucket_is_refused_by_name(bucket, tmp_path):
