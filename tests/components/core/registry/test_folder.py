@@ -39,10 +39,28 @@ def register(registry, tmp_path):
     return add
 
 
+def replace(path, text):
+    """Write a file anew; those of versions are read-only."""
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+
+
 def promote(registry, number, against):
     """Promote a version that was compared with another, by their numbers."""
     digest = registry.version(against).model_digest if against else against
     return registry.promote(number, "champion", "it is better", digest)
+
+
+@pytest.fixture
+def promote_new(registry, register):
+    """Register models and promote each over the champion before it; returns the last move."""
+
+    def promote_new(*all_weights):
+        for weights in all_weights:
+            move = promote(registry, register(weights).number, registry.aliases().get("champion", ""))
+        return move
+
+    return promote_new
 
 
 def test_the_same_model_with_another_card_is_the_same_version_and_keeps_its_card(registry, register):
@@ -85,15 +103,14 @@ def test_the_same_content_is_the_same_version_however_long_it_took_to_make(regis
     assert register("one", export="int4").number == "0003", "another export of the same model is another version"
 
 
-def test_the_number_of_a_deleted_champion_is_not_used_again(registry, register):
-    promote(registry, register("one").number, "")
+def test_the_number_of_a_deleted_champion_is_not_used_again(registry, register, promote_new):
+    promote_new("one")
     shutil.rmtree(registry.version("0001").directory)
     assert register("two").number == "0002"
 
 
-def test_an_alias_moves_and_every_move_is_kept(registry, register):
-    for weights, against in (("one", ""), ("two", "0001")):
-        promote(registry, register(weights).number, against)
+def test_an_alias_moves_and_every_move_is_kept(registry, promote_new):
+    promote_new("one", "two")
     registry.override("0001", "champion", "two is slow")
     registry.roll_back("champion", "it is not")
     moves = [(move.version, move.previous, move.by) for move in registry.moves()]
@@ -103,24 +120,22 @@ def test_an_alias_moves_and_every_move_is_kept(registry, register):
     assert registry.aliases() == {"champion": "0002"}
 
 
-def test_promoting_the_champion_again_changes_nothing(registry, register):
-    move = promote(registry, register("one").number, "")
+def test_promoting_the_champion_again_changes_nothing(registry, promote_new):
+    move = promote_new("one")
     assert promote(registry, "0001", "") == move
     assert len(registry.moves()) == 1
 
 
-def test_rolling_back_twice_goes_two_back_and_not_forth(registry, register):
-    for weights, against in (("one", ""), ("two", "0001"), ("three", "0002")):
-        promote(registry, register(weights).number, against)
+def test_rolling_back_twice_goes_two_back_and_not_forth(registry, promote_new):
+    promote_new("one", "two", "three")
     assert registry.roll_back("champion", "bad").version == "0002"
     assert registry.roll_back("champion", "bad too").version == "0001"
     with pytest.raises(InputError, match="expected an earlier one, received only version 0001"):
         registry.roll_back("champion", "worse")
 
 
-def test_a_run_does_not_undo_a_rollback_but_somebody_may(registry, register):
-    for weights, against in (("one", ""), ("two", "0001")):
-        promote(registry, register(weights).number, against)
+def test_a_run_does_not_undo_a_rollback_but_somebody_may(registry, promote_new):
+    promote_new("one", "two")
     registry.roll_back("champion", "it calls every 7 a 1")
     with pytest.raises(InputError, match=r"version 0002 of 'digits': it was rolled back on .*it calls every 7 a 1"):
         promote(registry, "0002", "0001")
@@ -129,8 +144,8 @@ def test_a_run_does_not_undo_a_rollback_but_somebody_may(registry, register):
     assert registry.find("champion").number == "0002"
 
 
-def test_an_alias_that_moved_since_the_comparison_stays(registry, register):
-    promote(registry, register("one").number, "")
+def test_an_alias_that_moved_since_the_comparison_stays(registry, register, promote_new):
+    promote_new("one")
     register("two")
     promote(registry, register("three").number, "0001")
     for against, words in (
@@ -147,53 +162,50 @@ def digest(registry, number):
     return registry.version(number).model_digest
 
 
-def test_whoever_is_new_meets_the_champion(registry, register):
+def test_whoever_is_new_meets_the_champion(registry, promote_new):
     assert registry.champion("champion", "new") is None
-    promote(registry, register("one").number, "")
+    promote_new("one")
     assert registry.champion("champion", "new").number == "0001"
-    promote(registry, register("two").number, "0001")
+    promote_new("two")
     assert registry.champion("champion", "new").number == "0002"
     assert registry.champion("0001", "new").number == "0001"
 
 
-def test_the_champion_meets_the_one_that_it_beat(registry, register):
-    promote(registry, register("one").number, "")
+def test_the_champion_meets_the_one_that_it_beat(registry, promote_new):
+    promote_new("one")
     assert registry.champion("champion", digest(registry, "0001")) is None
-    promote(registry, register("two").number, "0001")
+    promote_new("two")
     assert registry.champion("champion", digest(registry, "0002")).number == "0001"
     promote(registry, "0001", "0002")
     assert registry.champion("champion", digest(registry, "0001")).number == "0002"
 
 
-def test_a_model_is_not_its_own_champion_by_its_number_either(registry, register):
+def test_a_model_is_not_its_own_champion_by_its_number_either(registry, promote_new):
     """A run names the champion by its number before it trains; trained again, the model may be that very one."""
-    promote(registry, register("one").number, "")
+    promote_new("one")
     assert registry.champion("0001", digest(registry, "0001")) is None
-    promote(registry, register("two").number, "0001")
+    promote_new("two")
     assert registry.champion("0002", digest(registry, "0002")).number == "0001"
     assert registry.champion("0001", digest(registry, "0001")).number == "0001", "no alias stands there"
 
 
-def test_another_export_of_the_champion_meets_the_one_that_the_model_beat(registry, register):
-    promote(registry, register("one").number, "")
-    promote(registry, register("two").number, "0001")
+def test_another_export_of_the_champion_meets_the_one_that_the_model_beat(registry, register, promote_new):
+    promote_new("one", "two")
     for export in ("int4", "int2"):
         promote(registry, register("two", export=export).number, "0001")
     assert registry.find("champion").number == "0004"
     assert registry.champion("champion", digest(registry, "0002")).number == "0001"
 
 
-def test_after_a_rollback_the_champion_meets_the_one_that_it_once_beat(registry, register):
-    promote(registry, register("one").number, "")
-    promote(registry, register("two").number, "0001")
+def test_after_a_rollback_the_champion_meets_the_one_that_it_once_beat(registry, promote_new):
+    promote_new("one", "two")
     registry.roll_back("champion", "bad")
     assert registry.champion("champion", digest(registry, "0001")) is None
     assert registry.champion("champion", digest(registry, "0002")).number == "0001"
 
 
-def test_a_champion_that_was_deleted_is_none(registry, register):
-    promote(registry, register("one").number, "")
-    promote(registry, register("two").number, "0001")
+def test_a_champion_that_was_deleted_is_none(registry, promote_new):
+    promote_new("one", "two")
     shutil.rmtree(registry.version("0001").directory)
     assert registry.champion("champion", digest(registry, "0002")) is None
 
@@ -201,8 +213,8 @@ def test_a_champion_that_was_deleted_is_none(registry, register):
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"champion": "0001"}', '{"champion": [{"version": "0001"}]}', "\x00", '{"champion": 1}']
 )
-def test_damaged_aliases_are_named_and_never_taken_for_none(registry, register, content):
-    promote(registry, register("one").number, "")
+def test_damaged_aliases_are_named_and_never_taken_for_none(registry, promote_new, content):
+    promote_new("one")
     (registry.directory / "aliases.json").write_text(content)
     for act in (
         registry.aliases,
@@ -223,11 +235,10 @@ def test_a_damaged_version_is_named(registry, register, content):
         registry.version("0001")
 
 
-def test_no_alias_moves_to_a_version_with_damaged_files(registry, register):
-    promote(registry, register("one").number, "")
+def test_no_alias_moves_to_a_version_with_damaged_files(registry, register, promote_new):
+    promote_new("one")
     weights = register("two").model_dir / "best.weights.h5"
-    weights.unlink()  # It is read-only.
-    weights.write_text("owt")
+    replace(weights, "owt")
     for act in (lambda: promote(registry, "0002", "0001"), lambda: registry.override("0002", "champion", "")):
         with pytest.raises(InputError, match=r"Version 0002 .* is damaged: model/best\.weights\.h5 .*'num_bytes': 3"):
             act()
@@ -235,11 +246,6 @@ def test_no_alias_moves_to_a_version_with_damaged_files(registry, register):
     weights.unlink()
     with pytest.raises(InputError, match="no such file"):
         promote(registry, "0002", "0001")
-
-
-def replace(path, text):
-    path.unlink(missing_ok=True)
-    path.write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -329,8 +335,8 @@ def test_a_part_of_a_version_on_a_bucket_is_checked(register, bucket, tmp_path):
     fetch_folder("gs://bucket/digits/0001/export", tmp_path / "scratch")
 
 
-def test_an_alias_on_a_version_that_is_gone_says_so(registry, register):
-    promote(registry, register("one").number, "")
+def test_an_alias_on_a_version_that_is_gone_says_so(registry, register, promote_new):
+    promote_new("one")
     shutil.rmtree(registry.version("0001").directory)
     with pytest.raises(InputError, match=r"'digits' has no version '0001' .* since nothing is registered"):
         registry.find("champion")
@@ -408,9 +414,9 @@ def writer(registry, made, *mortal):
     return subprocess.Popen(words, stdin=pipe if mortal else None, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on(registry, register, tmp_path):
+def test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on(registry, promote_new, tmp_path):
     """At each of a dozen system calls that change something, from the first copy to the last rename."""
-    promote(registry, register("one").number, "")
+    promote_new("one")
     write_model(tmp_path / "two", "two")
     before = tmp_path / "before"
     shutil.copytree(registry.root, before)
@@ -441,8 +447,8 @@ def test_killed_at_any_moment_it_leaves_the_old_state_or_the_new_and_can_go_on(r
     }, "the alias moves in the very last call"
 
 
-def test_four_at_once_make_one_version_and_one_move(registry, register, tmp_path):
-    promote(registry, register("one").number, "")
+def test_four_at_once_make_one_version_and_one_move(registry, promote_new, tmp_path):
+    promote_new("one")
     write_model(tmp_path / "two", "two")
     processes = [writer(registry, tmp_path / "two") for _ in range(4)]
     assert [process.communicate() for process in processes] == [("0002\n", "")] * 4
@@ -450,8 +456,8 @@ def test_four_at_once_make_one_version_and_one_move(registry, register, tmp_path
     assert [move.version for move in registry.moves()] == ["0001", "0002"]
 
 
-def test_of_two_different_ones_at_once_only_one_becomes_champion(registry, register, tmp_path):
-    promote(registry, register("one").number, "")
+def test_of_two_different_ones_at_once_only_one_becomes_champion(registry, promote_new, tmp_path):
+    promote_new("one")
     for name in ("two", "three"):
         write_model(tmp_path / name, name)
     processes = [writer(registry, tmp_path / name) for name in ("two", "three")]
