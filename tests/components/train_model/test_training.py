@@ -4,6 +4,7 @@ import re
 import shutil
 from dataclasses import asdict, replace
 
+import keras
 import numpy as np
 import pytest
 
@@ -142,8 +143,6 @@ def test_an_example_of_weight_0_is_left_out_of_the_loss_and_others_count_by_thei
     tiny, weighted_digits, tmp_path
 ):
     """The reference never sees examples of weight 0; one batch holds all, so that the order does not matter."""
-    import keras
-
     manifest = Manifest.load(weighted_digits)
     count = manifest.split(artifacts.TRAIN).num_examples
     params = replace(tiny, epochs=5, optimizer="sgd", learning_rate=0.1, batch_size_per_replica=count)
@@ -200,15 +199,16 @@ def test_streamed_training_in_mixed_precision_reads_every_example(tiny, digits_r
 
 
 def test_finished_training_runs_again_without_training(tiny, digits_records, tmp_path, capfd):
-    # A model from a function keeps its layers' names, so that a second training in this process is the same training.
     source = tmp_path / "plain.py"
     source.write_text("def build_model(image_shape, num_classes):\n    raise KeyboardInterrupt\n")
     params = replace(tiny, model=str(source), epochs=1)
     with pytest.raises(KeyboardInterrupt):  # A session that ends before it could train.
         train_model(params, digits_records, tmp_path / "model")
-    source.write_text(_NAMED)
+    source.write_text("from tests.components.preflight_training.dense import build_model\n")
+    keras.utils.clear_session()  # Layers are called as in a process of its own.
     first = train_model(params, digits_records, tmp_path / "model")
     shutil.copytree(tmp_path / "model", tmp_path / "first")
+    keras.utils.clear_session()
     again = train_model(params, digits_records, tmp_path / "model")
     assert first.first_step_seconds > 0 == again.first_step_seconds
     assert (first.sessions, again.sessions) == (2, 3)
@@ -219,15 +219,6 @@ def test_finished_training_runs_again_without_training(tiny, digits_records, tmp
     assert replace(again, **{name: getattr(first, name) for name in same}) == first
     assert "continuing at epoch 2" in capfd.readouterr().err
     assert_equal_models(tmp_path / "first", tmp_path / "model")
-
-
-_NAMED = """
-import keras
-def build_model(image_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(image_shape, dtype="uint8", name="image"), keras.layers.Flatten(name="flat"),
-        keras.layers.Dense(num_classes, activation="softmax", name="out")], name="plain")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -252,10 +243,11 @@ def test_checkpoint_of_another_training_is_ignored(tiny, digits_records, other_c
 
 def test_best_weights_of_another_training_are_not_taken(tiny, digits_records, other_checkpoints, tmp_path):
     """Another training may have written its best weights into the folder and died before its checkpoint."""
-    (tmp_path / "plain.py").write_text(_NAMED)
-    params = replace(tiny, model=str(tmp_path / "plain.py"), epochs=1)
+    params = replace(tiny, epochs=1)
+    keras.utils.clear_session()  # Layers are called as in a process of its own.
     train_model(params, digits_records, tmp_path / "model", tmp_path / "ours")
     shutil.copyfile(other_checkpoints / "best.npz", tmp_path / "ours" / "best.npz")
+    keras.utils.clear_session()
     train_model(params, digits_records, tmp_path / "again", tmp_path / "ours")
     assert_equal_models(tmp_path / "model", tmp_path / "again")
 
