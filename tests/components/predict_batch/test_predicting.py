@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cli import assert_user_error, tpu_pipelines_here
+from tests.components.create_tfrecords.engines.cases import same_files
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, Manifest, file_crc32c
 from tpu_components.core.examples.images import encode_png
@@ -30,10 +31,6 @@ from tpu_components.serving.inputs import predict_inputs
 
 def read_lines(folder, pattern="predictions-*.jsonl"):
     return [json.loads(line) for path in sorted(folder.glob(pattern)) for line in path.read_text().splitlines()]
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +86,7 @@ def test_a_run_goes_on_where_an_earlier_one_was_ended_and_leaves_the_same_bytes(
     shard.write_bytes(content)
     assert predict_batch(params, export_dir, tmp_path / "out") == whole
     assert "going on after 1,200 of 1,797 examples" in capsys.readouterr().err
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert same_files(tmp_path / "out", tmp_path / "whole")
 
 
 def test_what_was_begun_on_other_data_is_begun_anew(export_dir, tmp_path):
@@ -115,7 +112,7 @@ def test_two_processes_write_the_same_as_one(export_dir, pictures, tmp_path):
     for count in (1, 2):
         params = PredictParams(f"images:{pictures}", part_examples=6, num_workers=count)
         predict_batch(params, export_dir, tmp_path / str(count))
-    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    assert same_files(tmp_path / "1", tmp_path / "2")
 
 
 def test_records_are_answered_with_the_names_and_pixels_that_they_hold(export_dir, digits_records, tmp_path):
