@@ -126,7 +126,7 @@ def test_lines_of_one_moment_are_printed_once_and_none_is_lost_where_the_node_pu
 def test_a_mistake_is_told_as_the_host_told_it_and_starts_nothing_again(cluster, train):
     with pytest.raises(InputError, match=r"^Training diverged\.$"):
         train("echo 'error: Training diverged.'; exit 2")
-    ((_, failed),) = cluster.jobsets.items()
+    (failed,) = cluster.jobsets.values()
     assert failed.body["status"]["restarts"] == 0
 
 
@@ -151,7 +151,7 @@ def _running(cluster):
 def test_hosts_whose_time_is_over_end_and_are_not_started_again(cluster, train):
     with pytest.raises(PlatformError, match=r"jobset digits-1 failed: .*DeadlineExceeded"):
         train("sleep 60", seconds=0.3)
-    ((_, failed),) = cluster.jobsets.items()
+    (failed,) = cluster.jobsets.values()
     assert failed.body["status"]["restarts"] == 0
     assert _running(cluster) == []
 
@@ -217,14 +217,17 @@ def test_who_starts_it_again_finds_it(cluster, find_jobset):
     assert find_jobset().state() is None
 
 
+def _attempt(cluster, monkeypatch, pod, *owners):
+    """Be the pod of a step."""
+    spec = {"serviceAccountName": "pipeline-runner", "containers": [{"name": "main"}]}
+    cluster.pods[pod] = {"metadata": {"name": pod, "ownerReferences": owners}, "spec": spec}
+    monkeypatch.setenv("KFP_POD_NAME", pod)
+
+
 def test_it_belongs_to_the_run_and_may_what_the_step_may(cluster, find_jobset, monkeypatch):
     workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "digits-x", "uid": "1"}
-    metadata = {"name": "digits-x-pod", "ownerReferences": [{**workflow, "controller": True}]}
-    spec = {"serviceAccountName": "pipeline-runner", "containers": [{"name": "main"}]}
-    cluster.pods["digits-x-pod"] = {"metadata": metadata, "spec": spec}
-    monkeypatch.setenv("KFP_POD_NAME", "digits-x-pod")
-    training = find_jobset()
-    training.create(_manifest(_GOOD))
+    _attempt(cluster, monkeypatch, "digits-x-pod", {**workflow, "controller": True})
+    find_jobset().create(_manifest(_GOOD))
     created = cluster.jobsets["default", "digits-1"]
     assert created.body["metadata"]["ownerReferences"] == [workflow]
     assert created.job["template"]["spec"]["serviceAccountName"] == "pipeline-runner"
@@ -287,13 +290,6 @@ def test_a_step_that_is_started_again_follows_the_hosts_of_before(
     assert (tmp_path / "model" / "weights").read_text() == "whole\n"
     assert capfd.readouterr().err.count("trained\n") == 1
     assert (cluster.jobsets, list((tmp_path / "shared").iterdir())) == ({}, [])
-
-
-def _attempt(cluster, monkeypatch, pod):
-    """Be the pod of a step."""
-    spec = {"serviceAccountName": "pipeline-runner", "containers": [{"name": "main"}]}
-    cluster.pods[pod] = {"metadata": {"name": pod, "ownerReferences": []}, "spec": spec}
-    monkeypatch.setenv("KFP_POD_NAME", pod)
 
 
 @pytest.mark.parametrize(
