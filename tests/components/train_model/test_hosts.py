@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.components.conftest import EVERYTHING, command_of
-from tests.components.train_model.weights import weights_of
+from tests.components.train_model.weights import history_of, weights_of
 from tests.hosts import HostProcesses
 
 pytestmark = pytest.mark.slow  # A host takes 10 s to start.
@@ -138,10 +138,7 @@ def test_two_hosts_with_weights_in_parts_learn_what_whole_weights_learn(plain, d
     _train(replace(params, sharding="replicated"), 2, digits_records, tmp_path / "whole")
     _train(params, 2, digits_records, tmp_path / "parts")
     curves = [
-        [
-            (entry["loss"], entry["validation_loss"])
-            for entry in map(json.loads, (tmp_path / name / "history.jsonl").read_text().splitlines())
-        ]
+        [(entry["loss"], entry["validation_loss"]) for entry in history_of(tmp_path / name)]
         for name in ("whole", "parts")
     ]
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-3)
@@ -224,8 +221,7 @@ def test_hosts_killed_at_random_leave_the_weights_of_an_undisturbed_training(pla
             assert set(hosts.wait(60)) <= {137, 134}
     _train(params, 4, digits_records, tmp_path / "killed")
     _assert_same(tmp_path / "whole", tmp_path / "killed", is_exact=True)
-    history = (tmp_path / "killed" / "history.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in history] == list(range(1, 21))
+    assert [entry["epoch"] for entry in history_of(tmp_path / "killed")] == list(range(1, 21))
 
 
 def test_a_training_goes_on_with_fewer_hosts_where_it_stood(plain, digits_records, tmp_path):
@@ -246,6 +242,6 @@ def test_a_training_goes_on_with_fewer_hosts_where_it_stood(plain, digits_record
         result = hosts.result()
     assert (result["epochs"], result["sessions"], result["num_replicas"]) == (8, 2, 2)
     assert 0 < result["goodput"] < 1
-    history = [json.loads(line) for line in (tmp_path / "model" / "history.jsonl").read_text().splitlines()]
+    history = history_of(tmp_path / "model")
     assert [entry["epoch"] for entry in history] == list(range(1, 9))
     assert history[-1]["validation_accuracy"] > 0.9

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.components.train_model.interrupting import train_until_sigterm
-from tests.components.train_model.weights import assert_equal_models, weights_of
+from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 from tpu_components.train_model import train_model
@@ -52,17 +52,13 @@ def own(tiny, tmp_path):
     return replace(tiny, model=str(path), learning_rate=0.001, metrics={"sharpness": {}, "top": {}}, epochs=3)
 
 
-def _history(model_dir):
-    return [json.loads(line) for line in (model_dir / "history.jsonl").read_text().splitlines()]
-
-
 def test_a_model_keeps_what_it_brings_and_the_gate_asks_for_its_metrics(own, digits_records, tmp_path, capfd):
     params = replace(own, metrics={"sharpness": {}, "top_k_categorical_accuracy": {"k": 2}}, monitor="val_f1")
     result = train_model(params, digits_records, tmp_path / "model")
     said = capfd.readouterr().err
     assert "training uses the model's own optimizer Lion, loss loss, metrics sharpness, f1, callbacks Halve" in said
     assert "its outputs are logits, and softmax is added" in said
-    history = _history(tmp_path / "model")
+    history = history_of(tmp_path / "model")
     assert [entry["learning_rate"] for entry in history] == pytest.approx([0.004, 0.002, 0.001])
     assert result.judged_by == "validation_f1"
     assert result.best_epoch == 1 + int(np.argmax([entry["validation_f1"] for entry in history]))
@@ -135,7 +131,7 @@ def test_callbacks_reduce_the_rate_and_stop_the_training_and_resume_in_their_sta
         },
     )
     result = train_model(params, digits_records, tmp_path / "whole")
-    rates = [entry["learning_rate"] for entry in _history(tmp_path / "whole")]
+    rates = [entry["learning_rate"] for entry in history_of(tmp_path / "whole")]
     assert rates == pytest.approx([0.01, 0.01, 0.01, 0.005, 0.005])
     assert result.epochs == 5
     assert train_until_sigterm(params, digits_records, tmp_path / "ended", looks=40 * 2 + 5) == (2, 5)
@@ -191,7 +187,7 @@ def test_a_training_step_of_the_models_own_is_run_or_refused_by_its_backend(tiny
     params = replace(tiny, epochs=1)
     train_model(replace(params, model=str(tmp_path / "tensorflow.py")), digits_records, tmp_path / "model")
     assert "own train_step (it gets padding as examples of weight 0" in capfd.readouterr().err
-    (entry,) = _history(tmp_path / "model")
+    (entry,) = history_of(tmp_path / "model")
     assert entry["validation_accuracy"] > 0.5
     with pytest.raises(
         InputError, match=r"train_step\(state, data\) fails with backend=tensorflow: .*backend=jax if it is written"
@@ -207,4 +203,4 @@ def test_a_training_step_of_the_jax_backend_is_run_there(tiny, digits_records, t
     params = replace(tiny, model=str(path), epochs=1, backend="jax")
     done = run_step("train_model", params, records=digits_records, output=tmp_path / "model")
     assert done.returncode == 0, done.stderr
-    assert _history(tmp_path / "model")[0]["validation_accuracy"] > 0.5
+    assert history_of(tmp_path / "model")[0]["validation_accuracy"] > 0.5

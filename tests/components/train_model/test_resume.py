@@ -12,7 +12,7 @@ import pytest
 from tests.components.conftest import EVERYTHING, QUICK
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
 from tests.components.train_model.interrupting import train_until_sigterm
-from tests.components.train_model.weights import assert_equal_models
+from tests.components.train_model.weights import assert_equal_models, history_of
 from tests.sharing import made_once
 from tpu_components.core.examples.artifacts import Manifest
 from tpu_components.create_tfrecords import write_records
@@ -25,7 +25,7 @@ _WATCHED_SECONDS = 120
 
 def _metrics(model_dir):
     """The history without what a clock says."""
-    entries = [json.loads(line) for line in (model_dir / "history.jsonl").read_text().splitlines()]
+    entries = history_of(model_dir)
     return [{name: value for name, value in entry.items() if "second" not in name} for entry in entries]
 
 
@@ -125,22 +125,12 @@ def test_killed_streamed_training_continues_to_the_same_weights(
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
 
 
-@pytest.mark.slow  # Three processes, and JAX compiles anew in each: 40 s.
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_killed_jax_training_continues_to_the_same_weights(
-    quick, digits_records, tmp_path, run_step, step_command, num_replicas
+@pytest.mark.slow  # Three processes: 30 s, and 40 s with JAX, which compiles anew in each.
+@pytest.mark.parametrize(("backend", "num_replicas"), [("jax", 1), ("jax", 2), ("tensorflow", 2)])
+def test_killed_training_with_jax_or_on_replicas_continues_to_the_same_weights(
+    quick, digits_records, tmp_path, run_step, step_command, backend, num_replicas
 ):
-    params = replace(quick, backend="jax", num_replicas=num_replicas, **EVERYTHING)
-    whole = run_step("train_model", params, records=digits_records, output=tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
-    _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)
-
-
-@pytest.mark.slow  # Three processes: 30 s.
-def test_killed_training_on_replicas_continues_to_the_same_weights(
-    quick, digits_records, tmp_path, run_step, step_command
-):
-    params = replace(quick, num_replicas=2, **EVERYTHING)
+    params = replace(quick, backend=backend, num_replicas=num_replicas, **EVERYTHING)
     whole = run_step("train_model", params, records=digits_records, output=tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     _assert_killed_training_continues(params, digits_records, tmp_path / "whole", tmp_path, run_step, step_command)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.components.train_model.weights import assert_equal_models, weights_of
+from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import artifacts, records
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo
@@ -19,10 +19,6 @@ from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.train_model import TrainParams, train_model
 from tpu_components.train_model.checkpoints.checkpoint import load_arrays
 from tpu_components.train_model.training import default_checkpoint_dir
-
-
-def _history(model_dir):
-    return [json.loads(line) for line in (model_dir / "history.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -78,14 +74,14 @@ def test_examples_are_counted_once_per_epoch_and_the_model_says_which(trained_di
     trained_on = np.load(trained_digits / "trained_on.npy")
     assert trained_on.tolist() == sorted(set(load_identities(digits_records, "train").tolist()))
     assert training["steps"] == 3 * 40  # 39 full batches of 32 and one with 11.
-    history = _history(trained_digits)
+    history = history_of(trained_digits)
     assert [entry["examples"] for entry in history] == [1259] * 3
     # The 21 that fill the last batch are no examples.
     assert [entry["examples_per_second"] * entry["seconds"] for entry in history] == pytest.approx([1259] * 3)
 
 
 def test_training_learns(trained_digits):
-    history = _history(trained_digits)
+    history = history_of(trained_digits)
     losses = [entry["loss"] for entry in history]
     assert losses == sorted(losses, reverse=True)
     assert history[-1]["validation_accuracy"] > 0.85
@@ -130,7 +126,7 @@ def test_reported_loss_is_the_mean_over_examples_without_the_penalty(tiny, reque
     examples = records.load_split(data, Manifest.load(data), artifacts.TRAIN)
     probabilities = predict(model, examples.inputs, 256)
     own = probabilities[np.arange(len(examples.labels)), examples.labels].astype(np.float64)
-    (entry,) = _history(tmp_path / "model")
+    (entry,) = history_of(tmp_path / "model")
     loss = (examples.weights * -np.log(own)).mean()
     assert entry["loss"] == result.metrics["loss"] == pytest.approx(loss, rel=1e-5)
     right = (probabilities.argmax(1) == examples.labels)[examples.weights > 0]
@@ -167,7 +163,7 @@ def test_training_stops_early_and_keeps_the_weights_of_the_best_epoch(tiny, digi
     params = replace(tiny, epochs=5, learning_rate=3.0, optimizer="sgd", seed=1, early_stopping_epochs=1)
     result = train_model(params, digits_records, tmp_path / "model")
     assert "stopped early: no lower validation loss for 1 epochs" in capfd.readouterr().err
-    losses = [entry["validation_loss"] for entry in _history(tmp_path / "model")]
+    losses = [entry["validation_loss"] for entry in history_of(tmp_path / "model")]
     assert (result.epochs, result.judged_by) == (len(losses), "validation_loss")
     assert result.best_epoch == result.epochs - 1 == 1 + int(np.argmin(losses)) < 4
     until_best = replace(params, epochs=result.best_epoch, early_stopping_epochs=0)
@@ -184,9 +180,9 @@ def test_without_a_validation_split_the_training_loss_decides(tiny, tmp_path, ca
     result = train_model(params, tmp_path / "records", tmp_path / "model")
     said = capfd.readouterr().err
     assert "there is no validation split: the best epoch is that of the lowest training loss" in said
-    losses = [entry["loss"] for entry in _history(tmp_path / "model")]
+    losses = [entry["loss"] for entry in history_of(tmp_path / "model")]
     assert (result.best_epoch, result.judged_by) == (1 + int(np.argmin(losses)), "loss")
-    assert all("validation_loss" not in entry for entry in _history(tmp_path / "model"))
+    assert all("validation_loss" not in entry for entry in history_of(tmp_path / "model"))
 
 
 def test_streamed_training_in_mixed_precision_reads_every_example(tiny, digits_records, tmp_path):
