@@ -226,7 +226,7 @@ def try_out(
         if wanted:
             trained = TrainedModel(load_trained_model(work), info, work, calibrate)
             if left_out := _write_formats(trained, work, wanted)[0]:
-                reasons = ". ".join(f"{name}: {reason}" for name, reason in left_out.items())
+                reasons = ". ".join(f"{name}: {reason.removesuffix('.')}" for name, reason in left_out.items())
                 raise InputError(
                     f"The model {model!r} cannot be exported as export.required={list(required)} asks, found before "
                     f"its training: {reasons}. Or ask for less."
@@ -267,7 +267,7 @@ def _check(params: ExportParams, left_out: Mapping[str, str]) -> None:
     """Raise InputError if a required format, or every format, is left out."""
     lacking = [name for name in params.required if name in left_out]
     if lacking or set(left_out) == set(FORMATS):
-        reasons = [f"{name}: {left_out[name]}" for name in lacking or FORMATS]
+        reasons = [f"{name}: {left_out[name].removesuffix('.')}" for name in lacking or FORMATS]
         wanted = f"export.required asks for {', '.join(lacking)}" if lacking else "no format is left"
         raise InputError(
             f"Nothing was exported: {wanted}. {'. '.join(reasons)}. Check the model for layers that LiteRT lacks or "

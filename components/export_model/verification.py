@@ -84,7 +84,7 @@ def _check_encoded(loaded: Any, images: np.ndarray, pixels: Predict, name: str, 
     around = [(0, 0), (rows // 2, rows // 2), (columns // 2, columns // 2), (0, 0)]
     encoded = tf.stack([tf.io.encode_png(image) for image in np.pad(images, around)])
     answer = loaded.signatures["encoded"](encoded=encoded)[name].numpy()
-    if not np.array_equal(answer, pixels(images)):
+    if not np.array_equal(answer, pixels(images), equal_nan=True):
         raise DisagreementError("The SavedModel answers differently to encoded images and to their pixels.")
 
 
