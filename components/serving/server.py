@@ -34,7 +34,7 @@ _KEEP_ALIVE_SECONDS = 620
 _QUEUED_CONNECTIONS = 2048  # Connections that the system queues before they are accepted.
 # asyncio accepts this many connections before other work; those above the limit must be closed in between.
 _ACCEPTED_AT_ONCE = 16
-_SHUTDOWN_SECONDS = 25  # Kubernetes kills the container after 30.
+SHUTDOWN_SECONDS = 25  # Kubernetes kills the container after 30.
 
 
 def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
@@ -54,7 +54,7 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
     if not params.model_name:
         params = dataclasses.replace(params, model_name=version or _name_by_place(place))
     with (
-        _listen(params.host, params.port) as listener,
+        listen(params.host, params.port) as listener,
         tempfile.TemporaryDirectory(prefix="serving-") as work,
         contextlib.ExitStack() as stack,
     ):
@@ -62,7 +62,7 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
         if params.log:
             log = PredictionLog(params.log, params.log_share, params.log_content, version_at(place))
             stack.callback(log.close)
-        load = functools.partial(_load, export_uri, params, Path(work), version)
+        load = functools.partial(load_export, export_uri, params, Path(work), version)
         asyncio.run(_serve(listener, load, params, log))
 
 
@@ -85,7 +85,7 @@ async def _serve(
 ) -> None:
     application = Application(params, log)
     connection = functools.partial(Connection, Places(connection_limit(params.max_connections)))
-    server = _Server(
+    server = Server(
         uvicorn.Config(
             application,
             http=cast(type[asyncio.Protocol], connection),
@@ -97,10 +97,10 @@ async def _serve(
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
     )
-    asyncio.get_running_loop().set_exception_handler(_handle_error)
+    asyncio.get_running_loop().set_exception_handler(handle_error)
     is_loaded = False
 
     def stop() -> None:
@@ -124,20 +124,22 @@ async def _serve(
         await serving
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn with our signal handlers. Its own ones raise the signal again at the end: the exit code is not 0."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen with a long queue."""
         await super().startup(sockets)
         for listener in sockets or []:
             listener.listen(_QUEUED_CONNECTIONS)  # Overrides `backlog`, which must be small for accepting.
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Leave the signal handlers as they are."""
         yield
 
 
-def _handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Report only once that connections cannot be accepted: asyncio retries and reports every failure."""
     error = context.get("exception")
     if isinstance(error, OSError) and "accept" in context["message"]:
@@ -146,7 +148,16 @@ def _handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
         loop.default_exception_handler(context)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Args:
+        host: Address of an interface of this machine, IPv4 or IPv6, or its name.
+        port: Port; 0 takes a free one.
+
+    Raises:
+        InputError: If the address cannot be used.
+    """
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -160,7 +171,18 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _load(export_uri: str, params: ServeParams, work: Path, version: str = "") -> ExportedModel:
+def load_export(export_uri: str, params: ServeParams, work: Path, version: str = "") -> ExportedModel:
+    """Load the model of an export. If `params` has a key to verify, a verified copy of the export is loaded.
+
+    Args:
+        export_uri: Folder that export_model wrote, local or on gs://.
+        params: Key, format and number of threads.
+        work: Folder for the copy, and for a download.
+        version: Version that the export must belong to if its signature is verified; see `verify_version`.
+
+    Raises:
+        InputError: If the export is missing or damaged, or its signature is invalid.
+    """
     export_dir = (
         fetch_verified(export_uri, params.verify, work, version) if params.verify else fetch_folder(export_uri, work)
     )

@@ -19,7 +19,7 @@ from tpu_components.serving.application import Application
 from tpu_components.serving.connections import Connection, Places
 from tpu_components.serving.exported import ExportedModel
 from tpu_components.serving.params import ServeParams
-from tpu_components.serving.server import _Server
+from tpu_components.serving.server import Server
 
 _PATIENCE_SECONDS = 0.03  # For the answer to a request that has no end.
 _INPUT = ImageInput((2, 2, 1), "raw")
@@ -43,7 +43,7 @@ def _port() -> int:
         config = uvicorn.Config(application, http=connection, lifespan="off", ws="none", log_config=None)
         async with application.ready(_model()):
             is_ready.set()
-            await _Server(config).serve([listener])
+            await Server(config).serve([listener])
 
     threading.Thread(target=asyncio.run, args=(serve(),), daemon=True).start()
     is_ready.wait()

@@ -9,8 +9,8 @@ from tests.signing_keys import write_keys
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.registry.signing import sign_version
-from tpu_components.serving import server
 from tpu_components.serving.params import ServeParams
+from tpu_components.serving.server import load_export
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_model_is_fetched_from_its_bucket(bucket, start_container, export_dir, d
 
 def test_what_is_loaded_is_a_verified_copy_that_nobody_changes_any_more(signed, digits, tmp_path):
     export, key = signed
-    model = server._load(str(export), ServeParams(verify=key), tmp_path / "work")
+    model = load_export(str(export), ServeParams(verify=key), tmp_path / "work")
     answers = model.predict(digits[:3])
     (export / "model.tflite").chmod(0o644)
     (export / "model.tflite").write_bytes(bytes((export / "model.tflite").stat().st_size))
@@ -49,7 +49,7 @@ def test_nothing_is_loaded_whose_signature_does_not_hold(signed, bucket, tmp_pat
     else:
         storage.upload(export, place)
     with pytest.raises(InputError, match=r"^Refused .*changed: (export/)?export\.json"):
-        server._load(place, ServeParams(verify=key), tmp_path / "work")
+        load_export(place, ServeParams(verify=key), tmp_path / "work")
 
 
 @pytest.mark.heavy

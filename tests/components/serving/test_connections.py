@@ -12,7 +12,7 @@ import uvicorn
 
 from tpu_components.serving import connections
 from tpu_components.serving.connections import Connection, Places, connection_limit
-from tpu_components.serving.server import _handle_error, _Server
+from tpu_components.serving.server import Server, handle_error
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
@@ -45,7 +45,7 @@ async def serving(limit=100, app=echo):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         http = functools.partial(Connection, places)
         config = uvicorn.Config(app, http=http, lifespan="off", ws="none", log_config=None, log_level="critical")
-        server = _Server(config)
+        server = Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield listener.getsockname()[1], places
@@ -324,6 +324,6 @@ def test_the_limit_leaves_files_for_everything_else(monkeypatch):
 def test_an_error_of_accepting_is_told_once(capsys):
     for _ in range(1000):
         error = OSError(24, "Too many open files")
-        _handle_error(None, {"message": "socket.accept() out of system resource", "exception": error})
+        handle_error(None, {"message": "socket.accept() out of system resource", "exception": error})
     (line,) = capsys.readouterr().err.splitlines()
     assert "Cannot accept connections: Too many open files" in json.loads(line)["message"]

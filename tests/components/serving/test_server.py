@@ -24,7 +24,7 @@ from PIL import Image
 from tests.cli import REPOSITORY, assert_user_error, tpu_pipelines_here
 from tpu_components import serving
 from tpu_components.serving.exported import load_model
-from tpu_components.serving.server import _SHUTDOWN_SECONDS, _listen
+from tpu_components.serving.server import SHUTDOWN_SECONDS, listen
 
 
 def png(image, size=None):
@@ -158,7 +158,7 @@ def test_connection_serves_many_requests(server, digits):
 
 def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged():
     """Which takes 40 ms, however idle the machine: a connection inherits from its listener that it does not wait."""
-    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -253,7 +253,7 @@ def test_idle_server_ends_at_once(start_server):
         idle.request("GET", "/health")
         idle.getresponse().read()
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(_SHUTDOWN_SECONDS - 5) == 0  # Which it gives to an answer that is not whole yet.
+        assert server.process.wait(SHUTDOWN_SECONDS - 5) == 0  # Which it gives to an answer that is not whole yet.
         assert "Traceback" not in server.log.read_text()
 
 
