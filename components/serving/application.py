@@ -42,7 +42,7 @@ from tpu_components.serving.params import ServeParams
 from tpu_components.serving.prediction_log import Content, PredictionLog
 from tpu_components.serving.scheduling import Batcher, FairThreads, HeldBytes, Hold, NoRoomError
 
-_BODY_TIMEOUT_SECONDS = 30.0
+BODY_TIMEOUT_SECONDS = 30.0
 _MAX_THREADS = 4  # Each may decode a small file to an image of `max_image_pixels`, 120 MB.
 # Of the threads that decode large images.
 _NICENESS = 10
@@ -264,7 +264,7 @@ class Application:
         limit = self._params.max_body_bytes
         body = bytearray()
         try:
-            async with asyncio.timeout(_BODY_TIMEOUT_SECONDS) as patience:
+            async with asyncio.timeout(BODY_TIMEOUT_SECONDS) as patience:
                 with hold.arriving(lambda: patience.reschedule(0)):
                     _check_size(int(request.headers.get("content-length", 0)), limit)  # Before reading the body.
                     async for chunk in request.stream():
@@ -274,7 +274,7 @@ class Application:
         except TimeoutError as error:
             if hold.gave_way:
                 raise self._held.no_room() from error
-            raise HTTPException(408, f"The body did not arrive within {_BODY_TIMEOUT_SECONDS:.0f} s.") from error
+            raise HTTPException(408, f"The body did not arrive within {BODY_TIMEOUT_SECONDS:.0f} s.") from error
         return body
 
     async def _refuse(self, request: Request, error: Exception) -> Response:

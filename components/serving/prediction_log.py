@@ -20,7 +20,7 @@ from tpu_components.serving.exported import ExportedModel
 
 _MOST_WAITING = 1000  # Requests; with `log_content` each may hold a body in memory.
 _MOST_WAITING_BODIES = 32
-_END_SECONDS = 2.0
+END_SECONDS = 2.0
 
 Content = Callable[[], Sequence[Any]]  # Returns a request's instances; called in the log's thread.
 _reported = set[str]()
@@ -91,8 +91,8 @@ class PredictionLog:
     def close(self) -> None:
         """Write waiting lines, for a few seconds at most, and close the file."""
         with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=_END_SECONDS)
-            self._thread.join(_END_SECONDS)
+            self._waiting.put(None, timeout=END_SECONDS)
+            self._thread.join(END_SECONDS)
         if not self._thread.is_alive():
             self._file.close()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
 import io
 import json
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tests.components.serving.test_application import call
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, TextInput
 from tpu_components.serving.application import Application, Metrics
@@ -43,27 +45,14 @@ MODEL = ExportedModel("pets", ("cat", "dog"), _SHAPE, _answer, _SHAPE)
 def ask(method, path, body=None, ready=True, headers=(), **params):
     """Status and body of an answer."""
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": content, "more_body": False}
-
-    async def send(message):
-        sent.append(message)
 
     async def scenario():
         app = Application(ServeParams(max_instances=3, **params))
-        scope = {"type": "http", "method": method, "path": path, "query_string": b""}
-        scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in dict(headers).items()]
-        if not ready:
-            return await app(scope, receive, send)
-        async with app.ready(MODEL):
-            return await app(scope, receive, send)
+        async with app.ready(MODEL) if ready else contextlib.nullcontext():
+            return await call(app, method, path, content, headers=headers)
 
-    asyncio.run(scenario())
-    text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
-    is_json = dict(sent[0]["headers"])[b"content-type"] == b"application/json"
-    return sent[0]["status"], json.loads(text) if is_json else text
+    status, _, answer = asyncio.run(scenario())
+    return status, answer
 
 
 def tensor(data, shape=(2, 2, 2, 1), datatype="UINT8", **more):
@@ -239,11 +228,10 @@ def test_the_server_counts_by_route_and_never_by_what_a_client_writes():
 
     async def scenario():
         for path in ("/secret/1", "/secret/2", "/health"):
-            scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
-            await app(scope, None, lambda message: asyncio.sleep(0))
+            await call(app, "GET", path)
+        return (await call(app, "GET", "/metrics"))[2]
 
-    asyncio.run(scenario())
-    text = app._metrics.render()[0].decode()
+    text = asyncio.run(scenario())
     assert 'requests_total{route="other",status="404"} 2.0' in text
     assert 'requests_total{route="health",status="503"} 1.0' in text
     assert "secret" not in text

@@ -5,7 +5,7 @@ import base64
 import json
 import os
 import stat
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from tests.components.serving.test_application import BODY, Model, call
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.registry.reference import version_at
+from tpu_components.serving import prediction_log
 from tpu_components.serving.application import Application
 from tpu_components.serving.exported import ExportedModel
 from tpu_components.serving.params import ServeParams
@@ -96,26 +97,20 @@ def test_a_share_is_drawn(tmp_path):
 
 
 def test_no_answer_waits_for_a_file_that_takes_nothing(tmp_path, monkeypatch):
-    log, go_on, taken = PredictionLog(str(tmp_path / "log.jsonl"), 1.0), threading.Event(), []
-
-    class Slow:
-        close = log._file.close
-
-        def write(self, line):
-            go_on.wait(60)
-            taken.append(line)
-
-    monkeypatch.setattr(log, "_file", Slow())
-    with monkeypatch.context() as impatient:
-        impatient.setattr("tpu_components.serving.prediction_log._END_SECONDS", 0.1)
+    """A pipe that nobody reads: it takes 64 KiB, some 350 lines."""
+    path = tmp_path / "log.jsonl"
+    os.mkfifo(path)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe, ThreadPoolExecutor(1) as pool:
+        log = PredictionLog(str(path), 1.0)
+        monkeypatch.setattr(prediction_log, "END_SECONDS", 0.1)
         for _ in range(5000):
             log.add(model_of(), _SURE, 0.001)
         log.close()
-    assert not taken
-    assert log._waiting.qsize() <= 1000
-    go_on.set()
-    monkeypatch.setattr("tpu_components.serving.prediction_log._END_SECONDS", 60)
-    log.close()
+        os.set_blocking(pipe.fileno(), True)
+        written = pool.submit(pipe.read)
+        monkeypatch.setattr(prediction_log, "END_SECONDS", 60)
+        log.close()
+        assert 1000 <= written.result().count(b"\n") <= 1500, "a thousand wait at most"
 
 
 def test_a_full_disk_is_told_once_and_ends_nothing(capsys):
