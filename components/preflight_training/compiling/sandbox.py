@@ -27,9 +27,9 @@ from tpu_components.preflight_training.compiling.compiler import Compilation, Ou
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
 CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"
 _LOOK_EVERY_SECONDS = 0.2
-_SAY_EVERY_SECONDS = 15.0
+SAY_EVERY_SECONDS = 15.0
 # Without these libtpu asks a metadata server which TPU it is on, and lets one process at a time load it.
-_ENVIRONMENT = {
+COMPILER_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -82,7 +82,7 @@ def compile_all(task: Task, compilations: Sequence[Compilation], limits: Limits,
             outcomes[i] = dataclasses.replace(known, is_cached=True)
     while missing := [i for i in range(len(compilations)) if i not in outcomes]:
         # A child that dies ends one compilation; the next child does the others.
-        children = _run_child(task, [compilations[i] for i in missing], limits, cache_dir)
+        children = run_child(task, [compilations[i] for i in missing], limits, cache_dir)
         for outcome, i in zip(children, missing, strict=False):
             outcomes[i] = outcome
             if outcome.verdict in (compiler.FITS, compiler.MAY_FIT, compiler.DOES_NOT_FIT):
@@ -96,7 +96,7 @@ def _key(task: Task, compilation: Compilation) -> str:
     return digest_of([dataclasses.asdict(task), dataclasses.asdict(compilation), digests, compiler.versions()])
 
 
-def _run_child(task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> Iterator[Outcome]:
+def run_child(task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> Iterator[Outcome]:
     """Yield the outcome of each compilation, up to the one that ended the process, if one did."""
     request = pickle.dumps((task, compilations, cache_dir, os.getpid()))
     environment = {"KERAS_BACKEND": task.training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -108,7 +108,7 @@ def _run_child(task: Task, compilations: Sequence[Compilation], limits: Limits, 
             stdout=log,
             stderr=log,
             pass_fds=(sending.fileno(),),
-            env=os.environ | _ENVIRONMENT | environment,
+            env=os.environ | COMPILER_ENVIRONMENT | environment,
             start_new_session=True,
         )
         sending.close()
@@ -144,7 +144,7 @@ def _listen(
             current, started = current + 1, time.monotonic()
             said = started
             continue
-        if time.monotonic() - said > _SAY_EVERY_SECONDS:
+        if time.monotonic() - said > SAY_EVERY_SECONDS:
             said = time.monotonic()
             progress.say(
                 "preflight_training",

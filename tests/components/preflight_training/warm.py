@@ -29,7 +29,7 @@ SOCKET_VARIABLE = "TPU_PIPELINES_TESTS_SOCKET"  # Path of the socket on which te
 
 
 class WarmCompiler:
-    """Stands in for `sandbox._run_child` where no test asks about the death, time or memory of the process.
+    """Stands in for `sandbox.run_child` where no test asks about the death, time or memory of the process.
 
     It also runs code that needs the TPU compiler, or Keras on JAX, each time in a process of its own.
     """
@@ -58,11 +58,11 @@ class WarmCompiler:
     @contextlib.contextmanager
     def takes_over(self) -> Iterator[None]:
         """Compile JAX's steps in copies of this process; TensorFlow's as ever."""
-        cold = sandbox._run_child
+        cold = sandbox.run_child
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 sandbox,
-                "_run_child",
+                "run_child",
                 lambda task, *rest: (self if task.training.backend == "jax" else cold)(task, *rest),
             )
             yield
@@ -90,7 +90,7 @@ class WarmCompiler:
 
 def serve(listener: socket.socket) -> None:
     """Meet the requests of whoever connects, in a copy of this process each, until stdin ends."""
-    os.environ.update(sandbox._ENVIRONMENT, KERAS_BACKEND="jax")
+    os.environ.update(sandbox.COMPILER_ENVIRONMENT, KERAS_BACKEND="jax")
     import jax  # noqa: F401 (what takes seconds)
     import keras  # noqa: F401
     import tensorflow  # noqa: F401 (Keras asks for it when it writes a model's configuration)

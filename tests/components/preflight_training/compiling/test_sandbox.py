@@ -53,7 +53,7 @@ def _no_child_may_start(monkeypatch):
     def refuse(*_):
         raise ChildProcessError("a child was started")
 
-    monkeypatch.setattr(sandbox, "_run_child", refuse)
+    monkeypatch.setattr(sandbox, "run_child", refuse)
 
 
 @pytest.mark.heavy  # Two processes that import the compiler: 5 s.
@@ -94,7 +94,7 @@ def test_a_child_finds_the_module_of_an_import_path_and_its_exit_is_a_verdict(tm
 
 @pytest.mark.heavy  # A process that imports the compiler, and waiting: 5 s.
 def test_a_long_compilation_says_now_and_then_that_it_goes_on_and_is_given_up(model_file, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(sandbox, "_SAY_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "SAY_EVERY_SECONDS", 0.5)
     task, limits = make_task(model_file("import time; time.sleep(600)")), dataclasses.replace(LIMITS, timeout_seconds=3)
     outcome = compile_one(task, tmp_path, limits)
     assert outcome.verdict == sandbox.TIMED_OUT
@@ -157,7 +157,7 @@ def test_a_child_that_has_answered_and_does_not_end_is_not_waited_for(monkeypatc
     )
     run = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda words, **how: run([words[0], "-c", code, words[-1]], **how))
-    monkeypatch.setattr(sandbox, "_SAY_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(sandbox, "SAY_EVERY_SECONDS", 0.0)
     assert compile_one(make_task(), tmp_path).reason == "too large"
 
 
