@@ -20,7 +20,7 @@ from tpu_components.preflight_training.compiling import compile_cache
 _MEASURED_SECONDS = 0.5
 _MEASURED_PASSES = 3  # At least, for the spread; fewer if they take long.
 _MOST_SECONDS = 10.0
-_MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
+MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
 FEED_BATCH = 1024  # Batch size of the measurement; the rate hardly depends on it.
 
 # Work to do between the interface and the measurement: gets the interface and the sizes of the training and the
@@ -163,7 +163,7 @@ def measure(
     in_memory = feeding.is_held_in_memory(decoded_bytes, in_memory_mib)
     part = _first_shards(manifest)
     batch_size = min(FEED_BATCH, part.split(TRAIN).num_examples)
-    read, _, _ = _rate(
+    read, _, _ = measure_rate(
         lambda: (
             len(batch[LABEL_FEATURE]) for batch in records.read_batches(records_dir, part, TRAIN, with_margin=True)
         )
@@ -171,7 +171,7 @@ def measure(
     # The part is held in memory if the whole split is.
     held_mib = in_memory_mib if in_memory else 0
     reader = feeding.open_training_split(records_dir, part, batch_size, 0, held_mib, shuffle_buffer)
-    feed, low, high = _rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
+    feed, low, high = measure_rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
     return DataFacts(
         interface=manifest.interface,
         num_examples=num_examples,
@@ -184,17 +184,22 @@ def measure(
 def _first_shards(manifest: Manifest) -> Manifest:
     """Return the manifest of the first shards of the training split alone."""
     split = manifest.split(TRAIN)
-    share = min(1.0, _MEASURED_BYTES / max(records.decoded_bytes(manifest, TRAIN), 1))
+    share = min(1.0, MEASURED_BYTES / max(records.decoded_bytes(manifest, TRAIN), 1))
     count = max(1, int(len(split.shards) * share))
     shards = split.shards[:count]
     part = dataclasses.replace(split, num_examples=sum(shard.num_examples for shard in shards), shards=shards)
     return dataclasses.replace(manifest, splits={TRAIN: part})
 
 
-def _rate(open_pass: Callable[[], Iterable[int]]) -> tuple[float, float, float]:
-    """Measure the examples per second of all passes together, of the slowest and of the fastest pass.
+def measure_rate(open_pass: Callable[[], Iterable[int]]) -> tuple[float, float, float]:
+    """Measure the rate of passes over examples: a few, and for half a second at least.
 
-    A short first pass does not count.
+    Args:
+        open_pass: Starts a pass; yields the number of examples in each batch.
+
+    Returns:
+        Examples per second of all passes together, of the slowest, and of the fastest pass. The first pass counts only
+        if it takes long.
     """
     passes: list[tuple[int, float]] = []
     is_first, spent = True, 0.0

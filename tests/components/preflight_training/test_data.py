@@ -16,7 +16,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN, Manifest
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.preflight_training import data
-from tpu_components.preflight_training.data import DataFacts, load_facts
+from tpu_components.preflight_training.data import DataFacts, load_facts, measure_rate
 
 
 def _load(records, cache_dir, in_memory_mib=4096):
@@ -45,32 +45,35 @@ def test_facts_are_the_data_sets_own(digits_records, tmp_path):
     assert facts.host.cpus >= 1
 
 
-@pytest.mark.slow  # Another process with TensorFlow: 5 s.
+@pytest.mark.slow  # Another process with TensorFlow: 6 s.
 def test_the_import_of_tensorflow_is_no_part_of_a_rate(digits_records, tmp_path):
     """In a process of its own, as on the command line: importing takes longer than what is measured."""
     code = (
-        "import pathlib, sys\n"
+        "import pathlib, sys, time, types\n"
         "from tpu_components.preflight_training import data\n"
-        "data._rate = lambda open_pass: (float('tensorflow' in sys.modules),) * 3\n"
-        "facts = data.load_facts(pathlib.Path(sys.argv[1]), 4096, 1000, pathlib.Path(sys.argv[2]))\n"
-        "print(facts.host.read_per_second)\n"
+        "clock = lambda: print('tensorflow' in sys.modules) or time.perf_counter()\n"
+        "data.time = types.SimpleNamespace(perf_counter=clock)\n"
+        "data.load_facts(pathlib.Path(sys.argv[1]), 4096, 1000, pathlib.Path(sys.argv[2]))\n"
     )
     command = [sys.executable, "-c", code, str(digits_records), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert float(done.stdout) == 1.0
+    assert set(done.stdout.split()) == {"True"}
 
 
-def test_a_compilation_is_over_before_anything_is_measured(digits_records, tmp_path, monkeypatch):
-    done = []
-    monkeypatch.setattr(data, "_rate", lambda open_pass: done.append("measured") or (1.0, 1.0, 1.0))
+def test_a_compilation_is_over_before_anything_is_measured(digits_records, tmp_path):
+    """Before, there is nothing to read in the files."""
+    done, records = [], tmp_path / "records"
+    shutil.copytree(digits_records, records)
+    for shard in records.glob("*.tfrecord"):
+        shard.write_bytes(bytes(shard.stat().st_size))
 
     def compile_it(interface, num_examples, num_validation):
         done.append((interface.input.shape, num_examples, num_validation))
+        shutil.copytree(digits_records, records, dirs_exist_ok=True)
 
-    load_facts(digits_records, 4096, 1000, tmp_path, compile_it)
-    assert done == [((8, 8, 1), 1259, 179), "measured", "measured"]
-    load_facts(digits_records, 4096, 1000, tmp_path, compile_it)
-    assert len(done) == 3
+    for _ in range(2):
+        load_facts(records, 4096, 1000, tmp_path / "cache", compile_it)
+    assert done == [((8, 8, 1), 1259, 179)], "nor is it done again"
 
 
 def test_what_does_not_fit_in_memory_is_fed_from_its_files(digits_records, tmp_path):
@@ -102,15 +105,10 @@ def sharded(tmp_path_factory):
 
 
 def test_of_a_large_data_set_only_the_first_shards_are_read(sharded, tmp_path, monkeypatch):
-    manifest = Manifest.load(sharded)
-    shards = manifest.split(TRAIN).shards
+    shards = Manifest.load(sharded).split(TRAIN).shards
     assert len(shards) > 4
-    monkeypatch.setattr(data, "_MEASURED_BYTES", 2 << 20)
-    part = data._first_shards(manifest).split(TRAIN)
-    assert 1 <= len(part.shards) <= 2
-    assert part.num_examples == sum(shard.num_examples for shard in part.shards)
-    # What the rest hold does not matter.
-    for shard in shards[len(part.shards) :]:
+    monkeypatch.setattr(data, "MEASURED_BYTES", 2 << 20)
+    for shard in shards[2:]:
         (sharded / shard.name).write_bytes(bytes(shard.num_bytes))
     facts = _load(sharded, tmp_path / "cache", in_memory_mib=1)
     assert facts.num_examples == 4000
@@ -153,17 +151,17 @@ def passing(monkeypatch):
 
 def test_rate_leaves_the_warm_up_out(passing):
     open_pass, clock = passing(itertools.chain([0.05], itertools.repeat(0.02)), [30, 20])
-    assert data._rate(open_pass) == pytest.approx((50 / 0.02,) * 3)
+    assert measure_rate(open_pass) == pytest.approx((50 / 0.02,) * 3)
     assert clock.passes > 2
 
 
 def test_the_slowest_and_the_fastest_pass_are_kept(passing):
     open_pass, clock = passing(iter([1.0, 2.0, 0.5]), [100])
-    assert data._rate(open_pass) == pytest.approx((300 / 3.5, 50, 200))
+    assert measure_rate(open_pass) == pytest.approx((300 / 3.5, 50, 200))
     assert clock.passes == 3
 
 
 def test_a_first_pass_that_takes_long_is_measure_enough(passing):
     open_pass, clock = passing(itertools.repeat(25.0), [100])
-    assert data._rate(open_pass) == pytest.approx((4.0,) * 3)
+    assert measure_rate(open_pass) == pytest.approx((4.0,) * 3)
     assert clock.passes == 1
