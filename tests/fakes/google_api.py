@@ -103,7 +103,7 @@ def _read_routes(services: tuple[str, ...]) -> Iterator[_Route]:
         for key, annotated in vars(transport).items():
             method = key.removeprefix("_Base")
             if hasattr(annotated, "_get_http_options") and hasattr(types, f"{method}Request"):
-                for option in annotated._get_http_options():
+                for option in annotated._get_http_options():  # noqa: SLF001 (the only list of them)
                     path, fields = _compile_template(option["uri"])
                     snake = re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower()
                     request_type = getattr(types, f"{method}Request")

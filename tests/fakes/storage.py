@@ -17,7 +17,7 @@ def storage_server() -> Iterator[Any]:
         import gcp_storage_emulator.server as emulator
         import google.cloud.storage  # noqa: F401
     with pytest.MonkeyPatch.context() as patch:
-        read = emulator._read_data
+        read = emulator._read_data  # noqa: SLF001 (it has no option for this)
         # It crashes on an empty upload.
         patch.setattr(emulator, "_read_data", lambda *a: b"" if (data := read(*a)) is None else data)
         with socket.socket() as probe:
