@@ -172,7 +172,7 @@ def _read_inputs(
                 else:
                     yield content
         elif isinstance(reader, ImageInput) and argument.lower().endswith(_ARRAY_SUFFIXES):
-            for key, array in _read_arrays(argument).items():
+            for key, array in read_input_arrays(argument).items():
                 images = _check_array(f"{argument}{key}", array, reader.image_shape)
                 many = [f"{argument}{key}[{i}]" for i in range(len(images))]
                 yield many if len(many) > 1 else [f"{argument}{key}"], images
@@ -240,7 +240,7 @@ def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Name
         texts = _read_column(path, column)
     elif path.lower().endswith(_ARRAY_SUFFIXES):
         texts = []
-        for key, array in _read_arrays(path).items():
+        for key, array in read_input_arrays(path).items():
             if array.dtype.kind != "U" or array.ndim != 1:
                 received = f"{array.dtype}{list(array.shape)}"
                 raise InputError(f"Cannot use {path}{key}: expected str[N], received {received}.")
@@ -289,7 +289,12 @@ def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:
         ) from error
 
 
-def _read_arrays(path: str) -> dict[str, np.ndarray]:
+def read_input_arrays(path: str) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file by `:name`, without arrays of labels; that of an .npy file has the empty name.
+
+    Raises:
+        InputError: If the file is missing or damaged, or has no such array.
+    """
     try:
         loaded = read_arrays(path, storage.read_bytes(path))
         names = [name for name in loaded if not name or not _are_labels(name, [*loaded])]

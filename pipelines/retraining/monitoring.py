@@ -94,7 +94,7 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
             "runs/registry/digits@champion."
         )
     info = ExportInfo.load(f"{origin.uri}/{EXPORT_DIR}")
-    predictions, left_out = _read(log, origin, info)
+    predictions, left_out = read_predictions(log, origin, info)
     (form, _), *_ = Counter(prediction.format for prediction in predictions).most_common(1)
     left_out.update(Counter(f"by format {other.format}" for other in predictions if other.format != form))
     predictions = [prediction for prediction in predictions if prediction.format == form]
@@ -122,8 +122,17 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
     )
 
 
-def _read(log: Path, origin: Origin, info: ExportInfo) -> tuple[list[Prediction], dict[str, int]]:
-    """Return a version's predictions in a log, and the number of lines that were left out, by reason."""
+def read_predictions(log: Path, origin: Origin, info: ExportInfo) -> tuple[list[Prediction], dict[str, int]]:
+    """Return a version's predictions in a log, and the number of lines that were left out, by reason.
+
+    Args:
+        log: File that `tpu-pipelines serve --log` wrote.
+        origin: The registered version.
+        info: Description of its export.
+
+    Raises:
+        InputError: If the log cannot be read, or has no prediction of this version.
+    """
     try:
         lines = log.read_bytes().splitlines()
     except OSError as error:

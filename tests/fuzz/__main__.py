@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 from hypothesis import HealthCheck, Phase, configuration, given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ class Target:
     def round(self, count: int, seed: int) -> None:
         """Try mutated inputs; of every fault the smallest found is kept."""
 
+        @hypothesis.seed(seed)
         @settings(
             max_examples=count,
             database=None,
@@ -90,7 +92,6 @@ class Target:
         def attempt(content: bytes) -> None:
             self.call(content)
 
-        attempt._hypothesis_internal_use_seed = seed
         with warnings.catch_warnings(action="ignore"):
             attempt()
         self.save()

@@ -373,7 +373,7 @@ def _log(_: Path) -> Sequence[bytes]:
 
 
 def _read_log(path: Path) -> None:
-    monitoring._read(path, Origin("digits", "0001", {}, ""), EXPORT)
+    monitoring.read_predictions(path, Origin("digits", "0001", {}, ""), EXPORT)
 
 
 def _sketch() -> DataSketch:
@@ -419,7 +419,7 @@ READERS = {
     "task": Reader("task.npz", _task, _read_task, repairs.archive),
     "part": Reader("part.npz", _part, _read_part, repairs.archive),
     "checkpoint": Reader("checkpoint.npz", _checkpoint, load_arrays, repairs.archive),
-    "array to predict": Reader("array.npy", _arrays, lambda path: inputs._read_arrays(str(path)), repairs.archive),
+    "array to predict": Reader("array.npy", _arrays, lambda path: inputs.read_input_arrays(str(path)), repairs.archive),
     "prediction log": Reader("log.jsonl", _log, _read_log),
     "configuration": Reader("config.yaml", _config, load_config),
     "npz": _source("npz:{}", "data.npz", _npz, repairs.archive, validation_fraction=0.0),
