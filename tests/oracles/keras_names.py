@@ -98,7 +98,7 @@ def main(backend: str) -> dict[str, dict[str, float | str]]:
     keras.config.set_dtype_policy("float64")
     said: dict[str, dict[str, float | str]] = {}
     for kind in ("optimizer", "learning_rate_schedule", "loss"):
-        for name in compiling._classes(kind):
+        for name in compiling.keras_classes(kind):
             try:
                 found: float | str = compare(kind, name, backend == "jax")
             except InputError as error:

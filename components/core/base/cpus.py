@@ -4,7 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+QUOTA_PATH = Path("/sys/fs/cgroup/cpu.max")
 
 
 def available_cpus() -> int:
@@ -15,6 +15,6 @@ def available_cpus() -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # macOS and Windows have none.
     num_cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # Outside a container there is no file; `max` is no limit.
-        quota, period = map(int, _QUOTA.read_text().split())
+        quota, period = map(int, QUOTA_PATH.read_text().split())
         num_cpus = min(num_cpus, max(1, round(quota / period)))
     return num_cpus

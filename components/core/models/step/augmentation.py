@@ -132,12 +132,12 @@ def _cut_and_resize(images: Any, least_area: float, draws: Draws, size: tuple[in
     for axis, side in ((1, ops.sqrt(area / aspect)), (2, ops.sqrt(area * aspect))):
         side = ops.minimum(side, 1.0)
         start = draws.shares(batch) * (1 - side)
-        weights = _magnifying(images.shape[axis], start[:, None, None], side[:, None, None], size[axis - 1])
+        weights = interpolation_matrices(images.shape[axis], start[:, None, None], side[:, None, None], size[axis - 1])
         pixels = ops.einsum("bih,bhwc->biwc" if axis == 1 else "biw,bhwc->bhic", weights, pixels)
     return ops.cast(ops.round(pixels), "uint8")
 
 
-def _magnifying(length: int, start: Any, side: Any, size: int) -> Any:
+def interpolation_matrices(length: int, start: Any, side: Any, size: int) -> Any:
     """Return the matrices of bilinear interpolation along one axis: float32[batch, size, length].
 
     Args:

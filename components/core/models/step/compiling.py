@@ -377,7 +377,7 @@ def class_of(kind: str, name: str) -> Any:
     Raises:
         InputError: If there is none.
     """
-    classes, plain = _classes(kind), _plain(name)
+    classes, plain = keras_classes(kind), _plain(name)
     if plain not in classes:
         with contextlib.suppress(Exception):  # Keras also has short names, such as `mse`.
             meant = getattr(keras, _KINDS[kind][0]).get(name)
@@ -389,8 +389,12 @@ def class_of(kind: str, name: str) -> Any:
     return classes[plain]
 
 
-def _classes(kind: str) -> dict[str, Any]:
-    """Return Keras's public classes of a kind, by their names in lower case without underscores."""
+def keras_classes(kind: str) -> dict[str, Any]:
+    """Return Keras's public classes of a kind, by their names in lower case without underscores.
+
+    Args:
+        kind: "optimizer", "learning_rate_schedule", "loss", "metric" or "callback".
+    """
     module, base = (operator.attrgetter(path)(keras) for path in _KINDS[kind])
     classes = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, base)]
     return {_plain(value.__name__): value for value in classes if value is not base}

@@ -6,7 +6,13 @@ from PIL import Image
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.machines import device
-from tpu_components.core.models.step.augmentation import Draws, augment, check_images, mixup_shares
+from tpu_components.core.models.step.augmentation import (
+    Draws,
+    augment,
+    check_images,
+    interpolation_matrices,
+    mixup_shares,
+)
 from tpu_components.core.models.step.hyperparameters import TrainParams
 
 _IMAGES = np.random.default_rng(0).integers(0, 256, (96, 6, 5, 3), np.uint8)
@@ -106,10 +112,8 @@ def test_a_part_is_resized_to_the_whole_as_pillow_does():
 
 
 def test_the_whole_of_an_image_is_the_image():
-    from tpu_components.core.models.step.augmentation import _magnifying
-
     zero, one = np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32)
-    np.testing.assert_array_equal(np.asarray(_magnifying(7, zero, one, 7))[0], np.eye(7))
+    np.testing.assert_array_equal(np.asarray(interpolation_matrices(7, zero, one, 7))[0], np.eye(7))
 
 
 @pytest.mark.parametrize("groups", [1, 4])
