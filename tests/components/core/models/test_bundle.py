@@ -12,7 +12,6 @@ import pytest
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import ImageInput, Interface
-from tpu_components.core.models import bundle as bundle_module
 from tpu_components.core.models.bundle import data_files, is_reference, open_bundle
 from tpu_components.core.models.lookup import build_model, bundle_of, model_code
 from tpu_components.core.models.trained import check_rebuilds, load_trained_model, save_architecture
@@ -144,15 +143,17 @@ def test_another_file_under_a_digest_is_refused(folder, tmp_path):
         build_model(str(place / "my_model.zip"), _DIGITS, {})
 
 
-def test_what_is_no_bundle_is_refused_every_time_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle_module, "_scratch", lambda: tmp_path)
+def test_what_is_no_bundle_is_refused_every_time_and_leaves_nothing(folder):
+    bundle = bundle_of(str(folder / "my_model.py"))
+    all_opened = open_bundle(bundle.content, bundle.digest, bundle.name).folder.parent
+    before = set(all_opened.iterdir())
     other = io.BytesIO()
     with zipfile.ZipFile(other, "w") as zipped:
         zipped.writestr("my_model.py", "")
     for content in (b"no archive", b"no archive", other.getvalue()):
         with pytest.raises(InputError, match=r"Cannot open the code in code\.zip: expected a bundle.*received another"):
             open_bundle(content, hashlib.sha256(content).hexdigest(), "code.zip")
-        assert list(tmp_path.iterdir()) == []
+        assert set(all_opened.iterdir()) == before
 
 
 def test_a_keras_file_is_its_own_bundle(folder, tmp_path):
