@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.components.train_model.interrupting import train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.models.step.hyperparameters import TrainParams
@@ -12,7 +13,6 @@ from tpu_components.core.models.step.stages import Freezer, freeze_least, plan_s
 from tpu_components.train_model import train_model
 from tpu_components.train_model.checkpoints.checkpoint import CHECKPOINT_FILE, load_arrays
 from tpu_components.train_model.params import Stage
-from tpu_components.train_model.session import Session
 
 _TWO = (Stage(2, ("conv*",), 0.01), Stage(3))
 
@@ -74,25 +74,12 @@ def test_the_largest_stage_is_that_in_which_the_most_learns(model):
         freeze_least(model, replace(params, stages=(*params.stages[:2], Stage(1, ("nothing",)))))
 
 
-def _killed_between_stages(params, records, output):
-    """Train up to where the second stage begins."""
-
-    def stop(session, epoch):
-        if epoch:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "enter_stage_of", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train_model(params, records, output)
-
-
 @pytest.mark.heavy  # Three trainings: 5 s.
 def test_frozen_layers_rest_and_a_session_that_begins_between_stages_gives_the_same(quick, digits_records, tmp_path):
     stages = (Stage(1, ("conv*",), 0.01), Stage(1, ("dense*",)))
     params = replace(quick, epochs=2, stages=stages, ema_decay=0.9, learning_rate_schedule="cosine")
     train_model(params, digits_records, tmp_path / "whole")
-    _killed_between_stages(params, digits_records, tmp_path / "killed")
+    assert train_until_sigterm(params, digits_records, tmp_path / "killed", looks=40) == (1, 0)
     after_first, _ = load_arrays(tmp_path / "killed-checkpoints" / CHECKPOINT_FILE)
     train_model(params, digits_records, tmp_path / "killed")
     assert_equal_models(tmp_path / "whole", tmp_path / "killed")
