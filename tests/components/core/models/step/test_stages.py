@@ -2,6 +2,7 @@ import json
 import math
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
 
@@ -39,9 +40,7 @@ def test_every_stage_is_a_training_of_its_own():
 
 @pytest.fixture
 def model():
-    import keras
-    from keras import layers
-
+    layers = keras.layers
     backbone = keras.Sequential(
         [keras.Input((4,)), layers.Dense(3, name="block_1"), layers.Dense(2, name="block_2", trainable=False)],
         name="backbone",
@@ -75,13 +74,19 @@ def test_the_largest_stage_is_that_in_which_the_most_learns(model):
 
 
 @pytest.mark.heavy  # Three trainings: 5 s.
-def test_frozen_layers_rest_and_a_session_that_begins_between_stages_gives_the_same(quick, digits_records, tmp_path):
+def test_frozen_layers_rest_and_a_session_that_begins_between_stages_gives_the_same(
+    quick, digits_records, tmp_path, capfd
+):
     stages = (Stage(1, ("conv*",), 0.01), Stage(1, ("dense*",)))
     params = replace(quick, epochs=2, stages=stages, ema_decay=0.9, learning_rate_schedule="cosine")
+    keras.utils.clear_session()  # Layers are called as in a process of its own.
     train_model(params, digits_records, tmp_path / "whole")
+    keras.utils.clear_session()
     assert train_until_sigterm(params, digits_records, tmp_path / "killed", looks=40) == (1, 0)
     after_first, _ = load_arrays(tmp_path / "killed-checkpoints" / CHECKPOINT_FILE)
+    keras.utils.clear_session()
     train_model(params, digits_records, tmp_path / "killed")
+    assert "continuing at epoch 2, step 0 of 40" in capfd.readouterr().err
     assert_equal_models(tmp_path / "whole", tmp_path / "killed")
 
     last, _ = load_arrays(tmp_path / "whole-checkpoints" / CHECKPOINT_FILE)
