@@ -1,8 +1,11 @@
 import ast
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
+import tests
 from tests.cli import REPOSITORY
 from tpu_components.core.base import progress
 from tpu_components.core.base.terminal import printable
@@ -45,17 +48,24 @@ def test_a_name_out_of_data_begins_no_line(tmp_path, monkeypatch, capsys, image_
     assert not [line for line in said.splitlines() if line.strip().startswith(("[deploy_model]", "::"))]
 
 
-def test_a_class_begins_no_line_where_it_is_predicted_or_a_table_or_an_error_names_it(monkeypatch, capsys, tmp_path):
-    from tpu_components.serving import inputs
-    from tpu_pipelines.runs import exports
+@pytest.fixture
+def predict_digit(exported_digits, tmp_path, monkeypatch):
+    """Predict the image of a digit with a given file name, by an export whose class names begin with a given text."""
+    monkeypatch.chdir(tmp_path)
 
-    monkeypatch.setattr(exports, "find_export", lambda *_: str(tmp_path))
-    named = [
-        inputs.ExamplePrediction("::error::in", ((FORGED, 1.0),), task) for task in ("classification", "regression")
-    ]
-    monkeypatch.setattr(inputs, "predict_inputs", lambda *_, **__: named)
-    monkeypatch.setattr(inputs, "is_language_model", lambda _: False)
-    assert cli.main(["predict", str(tmp_path), "x.png"]) == 0
+    def predict(image_name, class_name, task="classification", *flags):
+        shutil.copytree(exported_digits.path, task)
+        info = json.loads(Path(task, "export.json").read_text())
+        info |= {"task": task, "class_names": [f"{class_name}{i}" for i in range(10)]}
+        Path(task, "export.json").write_text(json.dumps(info))
+        shutil.copy(Path(tests.__file__).parent / "digit.png", image_name)
+        return cli.main(["predict", task, image_name, *flags])
+
+    return predict
+
+
+def test_a_class_begins_no_line_where_it_is_predicted_or_a_table_or_an_error_names_it(predict_digit, capsys):
+    assert [predict_digit("::error::in", FORGED, task) for task in ("classification", "regression")] == [0, 0]
     tell_error(f"Cannot use {FORGED}")
     said = "".join(capsys.readouterr())
     assert len(said.splitlines()) == 5, "the error has three"
@@ -90,17 +100,12 @@ def test_what_steps_and_errors_say_cannot_write_on_a_terminal(capsys, tmp_path):
     assert "\x1b" not in said
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_predicted_classes_cannot_write_on_a_terminal(monkeypatch, capsys, tmp_path, as_json):
-    from tpu_components.serving import inputs
-    from tpu_pipelines.runs import exports
-
-    monkeypatch.setattr(exports, "find_export", lambda *_: str(tmp_path))
-    named = inputs.ExamplePrediction("in\x1b[2J", (("cat\x1b[2J", 1.0),), "classification")
-    monkeypatch.setattr(inputs, "predict_inputs", lambda *_, **__: [named])
-    monkeypatch.setattr(inputs, "is_language_model", lambda _: False)
-    assert cli.main(["predict", str(tmp_path), "x.png", *(["--json"] if as_json else [])]) == 0
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_predicted_classes_cannot_write_on_a_terminal(predict_digit, capsys, flags):
+    assert predict_digit("in\x1b[2J", "cat\x1b[2J", "classification", *flags) == 0
     said = capsys.readouterr().out
     assert "\x1b" not in said
-    if as_json:
-        assert json.loads(said) == {"input": "in\x1b[2J", "classes": {"cat\x1b[2J": 1.0}}
+    if flags:
+        answer = json.loads(said)
+        assert answer["input"] == "in\x1b[2J"
+        assert all(name.startswith("cat\x1b[2J") for name in answer["classes"])
