@@ -51,17 +51,7 @@ def _difference(content: bytes, channels: int) -> int:
 # The format
 
 
-@pytest.mark.parametrize("image", [b"", b"\x00\xff" * 5000])
-@pytest.mark.parametrize(("label", "key"), [(0, "a/b.png"), (2**40, "ä\n.png")])
-def test_encode_example_comes_back_from_tensorflows_parser(image, label, key):
-    example = tf.train.Example.FromString(encode_example({"image": image, "label": label, "key": key.encode()}))
-    feature = example.features.feature
-    assert list(feature["image"].bytes_list.value) == [image]
-    assert list(feature["label"].int64_list.value) == [label]
-    assert list(feature["key"].bytes_list.value) == [key.encode()]
-
-
-@pytest.mark.parametrize("label", [0, 127, 128, -1, 2**63 - 1, [0, 300, -5], [1.5, -0.0, 2.0]])
+@pytest.mark.parametrize("label", [0, 127, 128, -1, 2**40, 2**63 - 1, [0, 300, -5], [1.5, -0.0, 2.0], [0.0]])
 @pytest.mark.parametrize("num_bytes", [0, 1, 127, 128, 40_000])
 def test_encode_example_gives_protobufs_bytes(label, num_bytes):
     fields = {"image": bytes(num_bytes), "label": label, "key": "ä.png".encode(), "text": b"t"}
@@ -71,10 +61,6 @@ def test_encode_example_gives_protobufs_bytes(label, num_bytes):
         values = value if isinstance(value, list) else [value]
         getattr(example.features.feature[name], kinds[type(values[0])]).value.extend(values)
     assert encode_example(fields) == example.SerializeToString(deterministic=True)
-
-
-def test_encode_example_gives_equal_bytes_for_equal_arguments():
-    assert encode_example({"image": b"x", "label": 1}) == encode_example({"image": b"x", "label": 1})
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", bytes(100_000)])
@@ -137,28 +123,20 @@ def test_stored_and_served_pixels_of_a_png_are_equal(channels, mode):
     assert _difference(content, channels) == 0
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", ["GIF", "BMP"])
-def test_stored_and_served_pixels_of_gif_and_bmp_are_equal(channels, kind):
-    assert _difference(_picture(kind=kind), channels) == 0
+@pytest.mark.parametrize(
+    ("kind", "mode", "channels"),
+    [("GIF", "RGB", 1), ("GIF", "RGB", 3), ("BMP", "RGB", 1), ("BMP", "RGB", 3), ("JPEG", "CMYK", 3)],
+)
+def test_stored_and_served_pixels_of_gif_bmp_and_cmyk_are_equal(kind, mode, channels):
+    assert _difference(_picture(kind=kind, mode=mode), channels) == 0
 
 
-def test_stored_and_served_pixels_of_cmyk_are_equal():
-    assert _difference(_picture(mode="CMYK", kind="JPEG"), 3) == 0
-
-
-@pytest.mark.parametrize("size", [(100, 80), (16, 16), (33, 31), (32, 64)])
-def test_stored_and_served_pixels_differ_by_one_level_at_most_where_resized(size):
+@pytest.mark.parametrize("reduced", [False, True], ids=["resized alone", "shrunk by libjpeg first"])
+@pytest.mark.parametrize("size", [(100, 80), (65, 140), (16, 16), (33, 31), (32, 64), (300, 257), (63, 64)])
+def test_stored_and_served_pixels_differ_by_one_level_at_most_where_resized(size, reduced):
     content = _picture(size=size, kind="JPEG")
-    stored = decode_pixels(content, ImageRule((32, 32), 3)).astype(int)
-    assert np.abs(decode_image(content, (32, 32, 3)).numpy() - stored).max() <= 1
-
-
-@pytest.mark.parametrize("size", [(100, 80), (65, 140), (33, 31), (300, 257), (63, 64)])
-def test_stored_and_served_pixels_differ_by_one_level_at_most_where_libjpeg_shrinks_them(size):
-    content = _picture(size=size, kind="JPEG")
-    stored = decode_pixels(content, ImageRule((32, 32), 3, reduced=True)).astype(int)
-    assert np.abs(decode_image(content, (32, 32, 3), reduced=True).numpy() - stored).max() <= 1
+    stored = decode_pixels(content, ImageRule((32, 32), 3, reduced=reduced)).astype(int)
+    assert np.abs(decode_image(content, (32, 32, 3), reduced=reduced).numpy() - stored).max() <= 1
 
 
 def test_decode_image_runs_in_a_graph_that_knows_no_sizes():
@@ -182,16 +160,12 @@ def records(request, tmp_path) -> tuple[Path, Manifest, dict[str, np.ndarray]]:
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
         for i in range(10):
-            content = _picture(seed=hash_seed(name, i), kind="JPEG")
+            content = _picture(seed=i + 100 * ord(name[0]), kind="JPEG")
             (tmp_path / "data" / name / f"{i}.jpeg").write_bytes(content)
             pictures[f"{name}/{i}.jpeg"] = decode_pixels(content, ImageRule(None, 0))
     params = WriteParams(f"images:{tmp_path}/data", encoding=request.param, test_fraction=0, seed=3)
     write_records(params, tmp_path / "out")
     return tmp_path / "out", Manifest.load(tmp_path / "out"), pictures
-
-
-def hash_seed(name: str, i: int) -> int:
-    return i + 100 * ord(name[0])
 
 
 def test_load_split_gives_every_image_label_and_key_in_stored_order(records):
@@ -284,12 +258,3 @@ def test_ids_of_a_text_come_back_as_int32_in_batches(tmp_path, vocabulary_size, 
     assert examples.inputs.dtype == np.int32
     np.testing.assert_array_equal(examples.inputs, ids)
     np.testing.assert_array_equal(examples.labels, [0, 1])
-
-
-@pytest.mark.parametrize(
-    ("label", "dtype"), [([0, 1, 1], np.int64), ([1.5, -2.25, 2000.0625], np.float32), ([0.0], np.float32)]
-)
-def test_lists_of_numbers_come_back_from_tensorflows_parser(label, dtype):
-    spec = {"label": tf.io.FixedLenFeature((len(label),), dtype)}
-    parsed = tf.io.parse_single_example(encode_example({"label": label, "key": b"k"}), spec)
-    assert parsed["label"].numpy().tolist() == label
