@@ -117,20 +117,12 @@ def test_saving_twice_gives_the_same_bytes(saved):
     assert (saved / "dataset.json").read_bytes() == before
 
 
-def test_a_missing_manifest_is_refused(tmp_path):
-    with pytest.raises(
-        InputError,
-        match=f"Cannot read '{tmp_path}/dataset.json': there is no such file. Check the path. Expected a file",
-    ):
-        Manifest.load(tmp_path)
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+@pytest.mark.parametrize("folder", [".", "file"])
+def test_a_missing_manifest_is_refused(tmp_path, folder):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(
-        InputError, match=r"file/dataset.json': there is no such file. Check the path. Expected a file that create"
-    ):
-        Manifest.load(tmp_path / "file")
+    message = "there is no such file. Check the path. Expected a file that create_tfrecords wrote"
+    with pytest.raises(InputError, match=f"Cannot read '{tmp_path / folder}/dataset.json': {message}"):
+        Manifest.load(tmp_path / folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1,"])

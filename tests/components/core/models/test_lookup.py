@@ -28,9 +28,6 @@ def build_model(image_shape, num_classes, units=4):
         keras.Input(image_shape, dtype="uint8"), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(),
         keras.layers.Dense(units),
         keras.layers.Dense(num_classes, activation="softmax")])
-
-def too_wide(image_shape, num_classes):
-    return build_model(image_shape, num_classes + 1)
 """
 
 
@@ -227,13 +224,6 @@ def test_pytorch_code_is_told_that_keras_is_expected(tmp_path, monkeypatch, code
         build_model(str(path), _DIGITS, {})
 
 
-def test_model_of_another_width_is_refused_with_both_shapes(source, monkeypatch):
-    monkeypatch.syspath_prepend(source.parent)
-    with pytest.raises(InputError, match=r"output \(None, 10\), received .* and \(None, 11\)"):
-        build_model("my_digits:too_wide", _DIGITS, {})
-    del sys.modules["my_digits"]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -248,13 +238,6 @@ def test_model_that_is_not_there_is_named(name, message):
         build_model(name, _DIGITS, {})
 
 
-def test_file_that_is_no_python_is_named(tmp_path):
-    path = tmp_path / "broken.py"
-    path.write_text("def build_model(:\n")
-    with pytest.raises(InputError, match=r"Cannot import the model .*broken\.py.*invalid syntax"):
-        build_model(str(path), _DIGITS, {})
-
-
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -263,7 +246,12 @@ def test_file_that_is_no_python_is_named(tmp_path):
             r"Cannot import .*mine\.py': ModuleNotFoundError: No module named 'no_such_package'",
         ),
         ("layers = keras.layers", r"Cannot import the model .*mine\.py': NameError: name 'keras' is not defined"),
+        ("def build_model(:\n", r"Cannot import the model .*mine\.py.*invalid syntax"),
         ("def build_model(image_shape, num_classes):\n    kears", r"could not be built .*NameError: name 'kears'"),
+        (
+            "def build_model(image_shape, num_classes):\n    return 1 / 0\n",
+            r"with \{\} \(mine.py, line 2\): ZeroDivisionError: division by zero",
+        ),
         ("def build_model(image_shape, num_classes):\n    pass", r"none of Keras: .*received NoneType. Return one"),
         (
             "import keras\n"
@@ -539,12 +527,6 @@ def test_a_model_that_gets_pixels_as_they_are_gives_a_warning(tmp_path, begin, i
     build_model(str(path), _DIGITS, {}, warnings.append)
     assert bool(warnings) == is_warned
     assert all("keras.layers.Rescaling(1 / 255)" in warning for warning in warnings)
-
-
-def test_an_error_of_a_model_names_its_line(tmp_path):
-    (path := tmp_path / "own.py").write_text("def build_model(image_shape, num_classes):\n    return 1 / 0\n")
-    with pytest.raises(InputError, match=r"with \{\} \(own.py, line 2\): ZeroDivisionError: division by zero"):
-        build_model(str(path), _DIGITS, {})
 
 
 def test_a_training_step_of_a_models_own_is_refused_where_it_would_be_lost(tmp_path):

@@ -2,6 +2,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -57,20 +58,7 @@ def test_field_without_a_default_is_required(parser, capsys):
 
 
 def test_every_kind_of_value_is_read(parser):
-    words = [
-        "--name",
-        "a",
-        "--rate",
-        "2",
-        "--count",
-        "4",
-        "--no-verbose",
-        "--sides",
-        "1",
-        "2",
-        "--options",
-        '{"b": [1]}',
-    ]
+    words = shlex.split("""--name a --rate 2 --count 4 --no-verbose --sides 1 2 --options '{"b": [1]}'""")
     received = _parse(parser, *words)
     assert received == _Params("a", 2.0, 4, False, (1, 2), {"b": [1]})
     assert isinstance(received.rate, float)

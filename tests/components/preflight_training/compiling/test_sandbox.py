@@ -105,15 +105,13 @@ def test_a_long_compilation_says_now_and_then_that_it_goes_on_and_is_given_up(mo
 
 
 @pytest.mark.usefixtures("warm_compiler")
-def test_unknown_model_is_a_mistake_of_the_user(tmp_path):
-    with pytest.raises(InputError, match="no_such_model"):
-        compile_one(make_task("no_such_model"), tmp_path)
-
-
-@pytest.mark.usefixtures("warm_compiler")
-def test_parameters_that_do_not_fit_the_model_are_a_mistake_of_the_user(tmp_path):
-    with pytest.raises(InputError, match="filterz"):
-        compile_one(make_task("digits_cnn", {"filterz": 4}), tmp_path)
+@pytest.mark.parametrize(
+    ("task", "unknown"),
+    [(make_task("no_such_model"), "no_such_model"), (make_task("digits_cnn", {"filterz": 4}), "filterz")],
+)
+def test_an_unknown_model_or_parameter_is_a_mistake_of_the_user(tmp_path, task, unknown):
+    with pytest.raises(InputError, match=unknown):
+        compile_one(task, tmp_path)
 
 
 @pytest.mark.usefixtures("warm_compiler")

@@ -101,21 +101,18 @@ def test_a_loss_that_compares_examples_with_each_other_is_refused(num_classes):
         compile_model(keras_names.build(), interface, TrainParams("m", loss="circle"), 1, 5, False)
 
 
-def test_a_loss_that_takes_class_numbers_is_not_for_several_labels():
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss": "sparse_categorical_crossentropy"}, "takes the number of a class"),
+        ({"metrics": {"sparse_categorical_crossentropy": {}}}, r"The metric .* takes the number of a class"),
+    ],
+)
+def test_what_takes_class_numbers_is_not_for_several_labels(settings, said):
     device.prepare("tensorflow", "cpu", 1, "float32")
     interface = replace(INTERFACE, task_name=MULTI_LABEL)
-    with pytest.raises(InputError, match="takes the number of a class"):
-        compile_model(
-            keras_names.build(), interface, TrainParams("m", loss="sparse_categorical_crossentropy"), 1, 5, False
-        )
-
-
-def test_a_metric_that_takes_class_numbers_is_not_for_several_labels():
-    device.prepare("tensorflow", "cpu", 1, "float32")
-    interface = replace(INTERFACE, task_name=MULTI_LABEL)
-    settings = TrainParams("m", metrics={"sparse_categorical_crossentropy": {}})
-    with pytest.raises(InputError, match=r"The metric .* takes the number of a class"):
-        compile_model(keras_names.build(), interface, settings, 1, 5, False)
+    with pytest.raises(InputError, match=said):
+        compile_model(keras_names.build(), interface, TrainParams("m", **settings), 1, 5, False)
 
 
 def test_names_are_taken_in_any_spelling():
