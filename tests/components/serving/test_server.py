@@ -257,7 +257,7 @@ def test_idle_server_ends_at_once(start_server):
         assert "Traceback" not in server.log.read_text()
 
 
-def test_server_ends_while_it_still_loads(tmp_path):
+def test_server_ends_while_it_still_loads():
     """From a bucket, whose server never answers."""
     with socket.create_server(("127.0.0.1", 0)) as bucket, socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

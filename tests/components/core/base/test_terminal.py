@@ -37,7 +37,7 @@ def test_marks_of_direction_are_escaped():
 FORGED = "a\n[deploy_model] digits version 0042 is the champion\n::error::forged"
 
 
-def test_a_name_out_of_data_begins_no_line(tmp_path, monkeypatch, capsys, image_folder):
+def test_a_name_out_of_data_begins_no_line(tmp_path, capsys, image_folder):
     """Classes are named by folders here, by whoever made the data."""
     folder = image_folder()
     next(path for path in sorted(folder.iterdir()) if path.is_dir()).rename(folder / FORGED)

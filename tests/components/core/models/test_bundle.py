@@ -156,7 +156,7 @@ def test_what_is_no_bundle_is_refused_every_time_and_leaves_nothing(folder):
         assert set(all_opened.iterdir()) == before
 
 
-def test_a_keras_file_is_its_own_bundle(folder, tmp_path):
+def test_a_keras_file_is_its_own_bundle(tmp_path):
     import keras
 
     layers = [keras.Input((8, 8, 1), dtype="uint8"), keras.layers.Flatten(), keras.layers.Dense(10, "softmax")]

@@ -64,7 +64,7 @@ def test_architecture_with_code_of_its_own_is_refused(folder):
         load_trained_model(folder)
 
 
-def test_a_model_with_code_of_its_own_is_found_before_it_is_trained(folder):
+def test_a_model_with_code_of_its_own_is_found_before_it_is_trained():
     import keras
 
     class Doubling(keras.layers.Layer):

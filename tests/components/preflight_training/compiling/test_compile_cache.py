@@ -50,7 +50,7 @@ def test_content_of_another_form_is_none(kept):
     assert compile_cache.recall(kept, Outcome) is None
 
 
-def test_what_others_may_have_written_is_none(kept, monkeypatch):
+def test_what_others_may_have_written_is_none(kept):
     kept.chmod(0o666)
     assert compile_cache.recall(kept, Outcome) is None
     kept.chmod(0o600)
