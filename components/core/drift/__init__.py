@@ -1,1 +1,1 @@
-"""Drift detection: measurements and sketches (small summaries) of data and predictions, and tests of two of them."""
+"""Drift detection: measurements and sketches (small summaries) of data and predictions, and tests that compare them."""

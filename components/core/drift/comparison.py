@@ -25,7 +25,7 @@ _HAVE = "difference of the shares of the examples that have a class"
 _OTHERS = "share of the words that would have to be others"
 _SHIFT = "difference of the means in standard deviations"
 _SHARE = "difference of the shares"
-# By measure of the effect: the smallest that counts as drift, and the test.
+# For each kind of effect size: the smallest value that counts as drift, and the test.
 MEASURES = {
     _DISTANCE: (0.1, "Kolmogorov and Smirnov's test"),
     _MOVED: (0.1, "the chi-squared test"),
@@ -70,13 +70,13 @@ class Shift:
 
 
 def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_others: int = 0) -> tuple[Shift, ...]:
-    """Compare two data sets, all splits together; returns all statistics, the largest effect first.
+    """Compare two data sets, all splits together; returns a `Shift` per statistic, the largest effect first.
 
     Args:
         new: Sketch of the new data.
         old: Sketch of the data to compare with.
         confidence: Probability that no drift is reported between two samples of the same distribution.
-        num_others: Number of further tests, of the caller, that share the significance level.
+        num_others: Number of the caller's own tests that share the significance level.
 
     Raises:
         InputError: If the sketches differ in kind or task.
@@ -95,7 +95,7 @@ def find_shifts(new: DataSketch, old: DataSketch, confidence: float = 0.99, num_
 
 
 def judge(shift: Shift, threshold: float, test: str, allowed: float) -> Shift:
-    """Decide whether a shift counts as drift; returns it with the decision, the test and its limits."""
+    """Decide whether a shift counts as drift; returns a copy with the decision, the test and the limits."""
     drifted = shift.luck < allowed and shift.effect >= threshold
     return dataclasses.replace(shift, test=test, threshold=threshold, allowed=allowed, drifted=drifted)
 
@@ -130,7 +130,7 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
     Args:
         new: Sketch of the new data.
         old: Sketch of the data to compare with.
-        shifts: Differences between them.
+        shifts: Result of `find_shifts` for the sketches.
         noun: Plural noun for the examples.
 
     Returns:
@@ -158,7 +158,7 @@ def say_power(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], noun: s
 
 
 def figures_of(new: DataSketch, old: DataSketch) -> dict[str, tuple[Distribution, Distribution]]:
-    """Return pairs of the distributions that both sketches have, by name."""
+    """Return the distributions that both sketches have, as {name: (new, old)}."""
     names = [name for name in new.distributions if name not in _OF_ITS_OWN and name in old.distributions]
     return {name: (new.distributions[name], old.distributions[name]) for name in names}
 
@@ -200,7 +200,7 @@ def _classes(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
 
 def _most_moved(names: Sequence[str], shares: np.ndarray) -> list[str]:
-    """Return the name and share that differ most, as texts for new and old data.
+    """Return the name whose share differs most, with its share, as a text for the new and one for the old data.
 
     Args:
         names: Names of the first columns of `shares`.
@@ -227,7 +227,7 @@ def _words(new: DataSketch, old: DataSketch) -> Iterator[Shift]:
 
     Rare words are one category, all unlisted words another. The words of one text are not independent, so a text counts
     as one draw or less (see `_effective`), which is conservative. A frequent word that the new data do not list gets
-    the count of their rarest listed word.
+    the count of the new data's rarest listed word.
     """
     if not (new.common_words and old.common_words and new.num_training and old.num_training):
         return
@@ -311,7 +311,7 @@ def _fisher(having: np.ndarray, lacking: np.ndarray) -> float:
 
 
 def as_dict(shifts: Sequence[Shift]) -> Mapping[str, object]:
-    """Return values for JSON: whether anything has drifted, and every statistic."""
+    """Return values for JSON: `drifted`, whether any statistic has drifted, and `figures`, a dict per shift."""
     return {
         "drifted": any(shift.drifted for shift in shifts),
         "figures": [dataclasses.asdict(shift) for shift in shifts],

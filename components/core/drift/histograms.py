@@ -20,7 +20,7 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
     Args:
         name: Name of the statistic.
         by_series: Distributions by name; the height of a bar is the share of its distribution's values.
-        colours: Colour of each distribution, a name in `page.css`.
+        colours: Colour of each distribution, by its name in `page.css`.
     """
     edges = _choose_edges(list(by_series.values()))
     counts = np.array([_rebin(distribution, edges) for distribution in by_series.values()])
@@ -51,7 +51,7 @@ def draw_histograms(name: str, by_series: Mapping[str, Distribution], colours: M
 
 
 def draw_legend(colours: Mapping[str, str]) -> markupsafe.Markup:
-    """Return names with their colours, a name in `page.css` each."""
+    """Return an HTML legend of names and their colours, each the name of a colour in `page.css`."""
     series = (_SERIES.format(colour, name) for name, colour in colours.items())
     return markupsafe.Markup("<p>{}</p>").format(markupsafe.Markup("").join(series))
 
@@ -82,7 +82,7 @@ def _round_up(step: float) -> float:
 
 
 def _rebin(distribution: Distribution, edges: Sequence[float]) -> np.ndarray:
-    """Return float[len(edges) - 1]: the values per bar; a bin that spans several bars is divided in proportion."""
+    """Return the number of values per bar, float[len(edges) - 1]; bins that span several bars are divided."""
     below = np.interp(edges, distribution.edges, np.insert(np.cumsum(distribution.counts), 0, 0))
     below[0], below[-1] = 0, sum(distribution.counts)
     return np.diff(below)

@@ -20,19 +20,19 @@ NOT_MEASURED = -1
 MOST_COUNTED = 2**15 - 1
 _SAMPLED_BITS = 16
 _GREY = np.array([1, 2, 1], np.uint16)  # Weights of four grey levels: near those of JPEG, and exact in integers.
-_GREY_SHARE = 333  # Thousandths.
+_GREY_SHARE = 333  # A third, in thousandths.
 _QUARTILES = (0.25, 0.5, 0.75)
 _MAX_SIDE = 64  # Larger pictures are subsampled first, to at least this number of pixels per side.
-_EXACT_BITS = 8  # The leading bits of a value that its bin tells.
+_EXACT_BITS = 8  # Number of leading bits of a value that determine its bin.
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure of an example.
+    """A measurement of an example.
 
     Attributes:
-        name: Name of the figure.
-        unit: Description of what is measured, without a verb.
+        name: Name of the figure, for example `brightness`.
+        unit: Description for reports, for example `mean grey level of a picture`.
         scale: Value of one unit of the stored integers.
     """
 
@@ -67,7 +67,7 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 
 
 def is_measured(identity: bytes, share: float) -> bool:
-    """Return whether an example is in the share that is measured; equal for equal examples."""
+    """Return whether an example is measured if only a share of them is; depends only on the example's ID."""
     return share >= 1 or int.from_bytes(identity[:2], "little") < share * 2**_SAMPLED_BITS
 
 
@@ -134,10 +134,10 @@ def count_labels(labels: np.ndarray) -> dict[str, Distribution]:
 
 
 def count_independent(kind: str, rows: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> dict[str, float]:
-    """Return `Split.independence` of examples in groups: of a figure the least of its mean's and of its quartiles'.
+    """Return `Split.independence` for examples in groups: for a figure, the smallest of its mean and its quartiles.
 
     Args:
-        kind: Kind of example.
+        kind: Kind of example, `image` or `text`.
         rows: int[num_examples, figures].
         labels: Classes, 0 or 1[num_examples, classes], or targets.
         groups: int[num_examples].

@@ -1,4 +1,4 @@
-"""Sketches: the statistics that drift detection needs of a data set, or of a classifier's predictions.
+"""Sketches: statistics of a data set, or of a classifier's predictions, for drift detection.
 
 A registered version keeps the sketch of its data. Its export keeps the sketch of each format's predictions on the test
 split.
@@ -49,12 +49,12 @@ class DataSketch:
         task: Task of the data set.
         num_examples: Number of examples.
         num_set_aside: Number of inputs that were set aside.
-        class_counts: Number of examples by class; of multi-label examples each label counts. Empty for a regression.
+        class_counts: Number of examples by class; for multi-label data, each label counts. Empty for a regression.
         targets: Moments of each target of a regression; otherwise empty.
         distributions: Distributions by name; see `Split.distributions`.
         num_training: Number of training examples.
         common_words: Counts of the most frequent words of the training examples, as in `Manifest`.
-        independence: Share of independent examples by figure, as in `Split`.
+        independence: Effective sample size divided by the number of examples, by figure; see `Split`.
     """
 
     source: str
@@ -71,7 +71,7 @@ class DataSketch:
     independence: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def count_independent(self, figure: str, num_examples: float) -> float:
-        """Return how many independent examples measure a figure as surely; of an unknown figure the least of all."""
+        """Return the effective sample size for a figure; an unknown figure has the smallest of all figures."""
         return num_examples * self.independence.get(figure, min(self.independence.values(), default=1.0))
 
     @classmethod
@@ -133,10 +133,10 @@ def _pool_moments(parts: Sequence[Moments]) -> Moments:
 
 
 def find_independence(values: np.ndarray, groups: np.ndarray) -> float:
-    """Return the share of examples that would be as sure of the mean of values if they were independent.
+    """Return the effective sample size for the mean of values in groups, divided by the number of examples.
 
-    This is the inverse of Kish's design effect, the variance by groups divided by that of independent examples. Of
-    several columns it is their common one.
+    This is the inverse of Kish's design effect: the variance with groups divided by that of independent examples.
+    Several columns are pooled.
 
     Args:
         values: float[examples, columns].
@@ -159,7 +159,7 @@ def sketch_answers(
         source: Description of the predictions' origin.
         class_names: Names of the classes.
         predicted: int[predictions]: index of the most probable class.
-        confidences: float64[predictions]: probability of that class; must be finite.
+        confidences: float64[predictions]: probability of the predicted class; must be finite.
     """
     counts = np.bincount(predicted, minlength=len(class_names)).tolist()
     bins = np.searchsorted(_EDGES[1:-1], confidences, side="right")

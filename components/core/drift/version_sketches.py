@@ -1,4 +1,4 @@
-"""Reads the sketches of a registered version: of its data, and of the predictions of its exported formats."""
+"""Reads the sketches of a registered version: of its data, and of its exported formats' predictions."""
 
 from collections.abc import Mapping
 
@@ -48,7 +48,7 @@ def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
 
 
 def answers_of(origin: Origin, form: str) -> DataSketch:
-    """Return the sketch of the predictions of a registered version's format on its test split.
+    """Return the sketch of predictions on the test split by an exported format of a registered version.
 
     Args:
         origin: Origin of the version.
