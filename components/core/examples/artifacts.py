@@ -39,7 +39,7 @@ DEPLOYMENT_FILE = "deployment.json"
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 
-# The input's own field has the name that its `Input` gives it.
+# Features of a tf.train.Example. The name of the input's feature is `AnyInput.feature`.
 LABEL_FEATURE, KEY_FEATURE, TEXT_FEATURE, WEIGHT_FEATURE = "label", "key", "text", "weight"
 
 
@@ -55,7 +55,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class TargetStatistics:
-    """Statistics of one regression target on a split, in its unit; `std` is the population standard deviation."""
+    """Statistics of a regression target on a split, in its unit; `std` is the population standard deviation."""
 
     mean: float
     std: float
@@ -65,7 +65,7 @@ class TargetStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """Distribution of a figure over the measured examples of a split.
+    """Distribution of a measurement (figure), for example brightness, over the examples of a split.
 
     Attributes:
         num_examples: Number of measured examples: all, or in a large data set a share that is chosen by hash.
@@ -105,12 +105,13 @@ class Split:
             corpus: `num_characters` (predicted characters) and `num_unknown`. For validation and test:
             `num_also_in_train` (exact copies of training examples).
         targets: Statistics of each target of a regression; otherwise empty.
-        distributions: Distributions of figures by name: of images `brightness`, `contrast` and `sharpness` (in grey
-            levels, of the pictures as they are stored, thinned out to 127 on a side), `red` and `blue` (shares of the
-            light), `height` and `width` (of the files); of texts `words`, `unknown_share` (to their own
-            vocabulary) and `word_length` (bytes); of multi-label data `labels` of an example. Empty in older files.
-        independence: Share of the examples that would measure a figure as surely if they were independent, by figure;
-            `classes` is their mix. Empty without `data.group_column`.
+        distributions: Distribution of each figure, by name. For images: `brightness`, `contrast` and `sharpness` (in
+            grey levels, of stored pictures subsampled to at most 127 pixels a side), `red` and `blue` (shares of the
+            light), `height` and `width` (pixels of the file). For texts: `words`, `unknown_share` (share of words
+            outside the vocabulary) and `word_length` (bytes). For multi-label data: `labels` per example. Empty in
+            older files.
+        independence: Effective sample size divided by the number of examples, by figure, and as `classes` for the class
+            shares; below 1 if examples of a group are alike. Empty without `data.group_column`.
     """
 
     num_examples: int
@@ -124,38 +125,38 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Quarantined:
-    """An input that was set aside, and the reason."""
+    """Key of an input that was set aside, and the reason."""
 
     key: str
     reason: str
 
 
 class _FlatInput:
-    """A JSON file whose field `input` is the kind of the input; the fields of the input are beside it."""
+    """JSON file with the fields of the input at its top level, and the input's kind, such as `image`, as `input`."""
 
     input: AnyInput
 
     def as_dict(self) -> dict[str, Any]:
-        """See `JsonFile`."""
+        """Return the content of the file; see `JsonFile`."""
         fields = as_fields(self.input)
         return {**dataclasses.asdict(typing.cast(Any, self)), "input": fields.pop("kind"), **fields}
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields with those of the input in a mapping of their own."""
+        """Return the content of a file with `input` as a mapping of the input's fields."""
         return {**raw, "input": {**raw, "kind": raw["input"]}}
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manifest", step="create_tfrecords"):
-    """`dataset.json`: what a folder of TFRecords holds.
+    """`dataset.json`, the description of a folder of TFRecords.
 
     Attributes:
         fingerprint: SHA-256 of the content; equal for the same examples in the same order.
         source: Source of the examples.
         split_rule: Rule that assigned the splits, in words.
-        split_rule_version: Version of that rule; equal examples get equal splits from equal versions.
-        input: Kind of example. In the file, the fields of the input are at the top level, and `input` is its kind.
+        split_rule_version: Version of the split rule; equal examples get equal splits from equal versions.
+        input: Description of an example. In the file, its fields are at the top level, and `input` is its kind.
         task: Task of a model of these data; a key of `interface.TASKS`.
         features: Type of each feature of a tf.train.Example.
         class_names: Class names; a label is an index into them. For a regression, the names of the targets.
@@ -164,7 +165,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         common_words: Counts of the most frequent words in the training split; the empty name has the count of all other
             words. Empty for images and in older files.
         num_left_out: Number of examples in no split, because they are copies of held-out examples.
-        columns: Columns of the source by the name that they have here, as `data.columns`; empty in older files.
+        columns: Columns of the source by this project's names, as in `data.columns`; empty in older files.
     """
 
     fingerprint: str
@@ -183,7 +184,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
-        """See `JsonFile`."""
+        """Return a manifest from parsed JSON, checked for consistency; see `JsonFile`."""
         manifest = super().parse(raw)
         if not (splits := manifest.splits.values()):
             raise TypeError("splits is expected to have at least one split")
@@ -196,14 +197,14 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
 
     @property
     def interface(self) -> Interface:
-        """The interface of a model of this data set."""
+        """Input and output of a model of this data set."""
         targets = self.splits[TRAIN].targets if self.task == REGRESSION else ()
         mean, std = tuple(target.mean for target in targets), tuple(target.std for target in targets)
         return Interface(self.input, len(self.class_names), self.task, mean, std)
 
     @classmethod
     def load(cls, directory: Path | str, verify: bool = True) -> Self:
-        """Read `dataset.json`, and check that every shard is there, whole and unchanged.
+        """Read `dataset.json`, and check that every shard exists and is unchanged.
 
         Args:
             directory: The folder that create_tfrecords wrote.
@@ -221,7 +222,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         """Read `dataset.json` from a folder, local or in a bucket, without checking the shards.
 
         Raises:
-            InputError: If it is missing or malformed.
+            InputError: If the file is missing or malformed.
         """
         return super().load(place.rstrip("/"))
 
@@ -229,7 +230,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         """Check the size of every shard, and with `verify` the checksums of the shards of a share of the examples.
 
         Raises:
-            InputError: If one does not match the manifest.
+            InputError: If a shard does not match the manifest.
         """
         for split in self.splits.values():
             own, start = share.within(split.num_examples), 0
@@ -242,7 +243,7 @@ class Manifest(_FlatInput, JsonFile, name=MANIFEST_FILE, what="a data set manife
         """Return a split by name.
 
         Raises:
-            InputError: If it holds no examples.
+            InputError: If the split has no examples.
         """
         if name not in self.splits:
             raise InputError(
@@ -284,17 +285,17 @@ def file_sha256(path: Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of a model", step="train_model"):
-    """`model.json`: what a trained model is and how it came to be.
+    """`model.json`, the description of a trained model and its training.
 
     Attributes:
-        name: The model's name in the registry, or where it was imported from.
-        parameters: Its hyper-parameters.
+        name: Name of the model as set in the configuration; see `TrainParams.model`.
+        parameters: Hyper-parameters of the model.
         class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         input: Input that the model takes; see `Manifest`.
         task: Task of the model; see `Manifest`.
         dataset_fingerprint: Fingerprint of the data set that the model was trained on.
         training: Parameters and facts of the training, among them examples seen, epochs and the best epoch.
-        digests: SHA-256 of the architecture and of the best weights, by file; empty in older files.
+        digests: SHA-256 of the architecture and of the best weights, by file name; empty in older files.
     """
 
     name: str
@@ -322,7 +323,7 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
 
     @property
     def interface(self) -> Interface:
-        """The model's interface, without the scale of a regression, which is in the model itself."""
+        """Input and output of the model, without mean and std of a regression, which the model's last layer applies."""
         return Interface(self.input, len(self.class_names), self.task)
 
     def fits(self, manifest: Manifest) -> bool:
@@ -330,24 +331,24 @@ class ModelInfo(_FlatInput, JsonFile, name=MODEL_FILE, what="the description of 
         return (self.class_names, self.input, self.task) == (manifest.class_names, manifest.input, manifest.task)
 
     def compare_with(self, manifest: Manifest) -> str:
-        """Describe what a data set asks of a model and what this one is, for an error message."""
+        """Return an error message with the task, classes and input of a data set, and those of the model."""
         return (
             f"expected {manifest.task} with {list(manifest.class_names)} and {manifest.input}, received {self.task} "
             f"with {list(self.class_names)} and {self.input}"
         )
 
     def understands(self, manifest: Manifest) -> bool:
-        """Return whether the model fits a data set, or would if the texts were tokenized with its own vocabulary."""
+        """Return whether the model fits a data set, possibly after tokenizing its texts with the model's vocabulary."""
         both_texts = isinstance(self.input, TextInput) and isinstance(manifest.input, TextInput)
         same_answers = (self.class_names, self.task) == (manifest.class_names, manifest.task)
         return self.fits(manifest) or (both_texts and same_answers)
 
 
 def load_history(model_dir: Path) -> tuple[Mapping[str, float | None], ...]:
-    """Read `history.jsonl`: one mapping per epoch, None where a figure is not finite; empty where there is no file.
+    """Read `history.jsonl`: a mapping of metrics per epoch, with None for non-finite values; empty without a file.
 
     Raises:
-        InputError: If it is malformed.
+        InputError: If the file is malformed.
     """
     path = model_dir / HISTORY_FILE
     if not path.is_file():

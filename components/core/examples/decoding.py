@@ -15,9 +15,9 @@ from tpu_components.core.examples.resizing import resize_into
 _ALIGNMENT = 64  # Alignment of TensorFlow's tensors, in bytes.
 _WORKERS = available_cpus()
 _RUNS_PER_WORKER = 4  # Pieces of a batch per worker: few to submit, but enough that all workers end together.
-# Of image files that Python hands on, one at a time, however many cores decode them: some 8 µs each. Pixels that are
-# resized are copied under its lock: of photos of 500×375 that become 224×224, on an AMD EPYC, another 13 µs out of the
-# decoder, 14 into the resizer, 10 back and into the batch, and 14 of Python's own code.
+# Upper limits of image files per second, for any number of cores. Python passes on one file at a time, in about 8 µs.
+# Pixels that are resized are copied under the GIL: for photos of 500×375 that become 224×224, on an AMD EPYC, another
+# 13 µs out of the decoder, 14 into the resizer, 10 back and into the batch, and 14 in Python code.
 MOST_PER_SECOND, MOST_RESIZED_PER_SECOND = 100_000.0, 17_000.0
 
 

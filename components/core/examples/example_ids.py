@@ -1,7 +1,8 @@
 """Example IDs: eight bytes of a hash of an example's content, stored with records and with models.
 
-records/examples.npz     for each split, in stored order: IDs, uint64[num_examples]; has a copy in training, bool
-model/trained_on.npy     uint64[…], sorted: IDs of the training examples
+records/examples.npz     for each split, in stored order: IDs, uint64[num_examples], and whether each example has a copy
+                         in training, bool[num_examples]
+model/trained_on.npy     IDs of the training examples, sorted, uint64[…]
 """
 
 import hashlib
@@ -28,12 +29,12 @@ def identify(content: Any) -> bytes:
 
 
 def identify_each(contents: Iterable[Any]) -> np.ndarray:
-    """Return uint64[count]: `identify` of each."""
+    """Return the ID of each content, uint64[count]; see `identify`."""
     return np.fromiter(map(identify, contents), f"S{IDENTITY_TYPE.itemsize}").view(IDENTITY_TYPE)
 
 
 def save_identities(directory: Path, by_split: Mapping[str, np.ndarray], copied: Mapping[str, np.ndarray]) -> None:
-    """Write the IDs of examples beside their records.
+    """Write example IDs to `examples.npz` in the folder of the records.
 
     Args:
         directory: Folder of the records.
@@ -52,13 +53,13 @@ def load_identities(records_dir: Path, split: str) -> np.ndarray | None:
 
 
 def load_copied(records_dir: Path, split: str) -> np.ndarray:
-    """Return bool[num_examples] of a split that has identities: whether an example has a copy in training."""
+    """Load, for each example of a split with IDs, whether it has a copy in training: bool[num_examples]."""
     name = f"{split}{_COPIED}"
     return _load(records_dir / EXAMPLES_FILE, name)[name]
 
 
 def load_retired(files: Iterable[str]) -> np.ndarray:
-    """Return the identities of examples of retired test sets, uint64[…], from files here or in a bucket."""
+    """Load the example IDs of retired test sets, uint64[…], from `.npy` files, local or in a bucket."""
     contents = [np.empty(0, IDENTITY_TYPE)]
     for uri in files:
         with reading(uri, "examples.npy, as the gate names it", "Correct data.retired_tests."):
@@ -67,7 +68,7 @@ def load_retired(files: Iterable[str]) -> np.ndarray:
 
 
 def save_trained_on(records_dir: Path, model_dir: Path, initial: Path | None = None) -> None:
-    """Save the IDs of the training examples beside a model, with those of the model that it started from.
+    """Save the IDs of a model's training examples in its folder, together with those of its initial model.
 
     Nothing is saved for records without IDs.
     """
@@ -78,7 +79,7 @@ def save_trained_on(records_dir: Path, model_dir: Path, initial: Path | None = N
 
 
 def find_seen(model_dir: Path, identities: np.ndarray) -> np.ndarray | None:
-    """Return whether a model was trained on each example, bool[num_examples]; None if it has no training IDs."""
+    """Return whether a model was trained on each example, bool[num_examples]; None if the model has no IDs."""
     path = model_dir / TRAINED_ON_FILE
     return np.isin(identities, _load(path)[""]) if path.is_file() else None
 

@@ -1,4 +1,4 @@
-"""Training batches.
+"""Reads training batches from memory or from shards.
 
 The batches of an epoch depend only on seed, epoch and step, so that a killed job can be resumed. Every epoch has every
 example exactly once. The last batch is filled with real examples of weight zero, so that shapes are static and batch
@@ -27,7 +27,7 @@ _READ_AT_ONCE = 4  # Number of shards that are read in parallel while streaming.
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
-    """Return how many batches hold every example once.
+    """Return the number of batches in an epoch, with the last one filled up.
 
     Example:
         >>> steps_per_epoch(10, 4)
@@ -64,17 +64,20 @@ class EpochReader(Protocol):
     """Produces a host's part of the batches of an epoch."""
 
     def batches(self, epoch: int, start_step: int) -> Any:
-        """Return a tf.data.Dataset of (inputs, targets, float32[batch] weights); see `Interface.batch_shapes`."""
+        """Return an epoch's batches from `start_step` on: a tf.data.Dataset of (inputs, targets, weights).
+
+        Shapes are those of `Interface.batch_shapes`.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """The cut of a split into batches.
+    """Division of a split into batches, and of batches between hosts.
 
     Attributes:
         num_examples: Examples of the split.
         batch_size: Examples of a batch, of all hosts together.
-        share: This host's share of both.
+        share: This host's share of the split and of each batch.
     """
 
     num_examples: int
@@ -83,12 +86,12 @@ class Cut:
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch."""
+        """Number of batches in an epoch."""
         return steps_per_epoch(self.num_examples, self.batch_size)
 
     @property
     def own_examples(self) -> int:
-        """Examples of the share."""
+        """Number of examples in this host's share."""
         return len(self.share.within(self.num_examples))
 
     @property
@@ -103,7 +106,7 @@ class Cut:
 
 
 class InMemoryReader:
-    """Batches gathered from a split held in RAM, in an order drawn anew for every epoch."""
+    """Reader of a split that is held in RAM, in a new random order every epoch."""
 
     def __init__(self, examples: records.Examples, cut: Cut, seed: int) -> None:
         with tf.device("CPU"):
@@ -112,13 +115,13 @@ class InMemoryReader:
         self._weights, self._cut, self._seed = examples.weights, cut, seed
 
     def batches(self, epoch: int, start_step: int) -> Any:
-        """See `EpochReader`."""
+        """Return a tf.data.Dataset; see `EpochReader`."""
         cut = self._cut
         order = draw_order(cut.num_examples, cut.batch_size, self._seed, epoch, cut.share)
         weights = self._weights[order] * (np.arange(order.size) < cut.own_examples).reshape(order.shape)
         dataset = tf.data.Dataset.from_tensor_slices((order[start_step:], weights[start_step:]))
 
-        @tf.autograph.experimental.do_not_convert  # As in `records.parse_batches`.
+        @tf.autograph.experimental.do_not_convert  # Nothing to convert, and the search for it takes 0.1 s.
         def gather(indices: Any, weight: Any) -> Any:
             return tf.gather(self._inputs, indices), tf.gather(self._labels, indices), weight
 
@@ -127,7 +130,7 @@ class InMemoryReader:
 
 
 class StreamingReader:
-    """Batches read from shards in an order drawn anew for every epoch, shuffled within a buffer.
+    """Reader of shards in a new random order every epoch; examples are shuffled within a buffer.
 
     Every epoch draws a new order of the shards and divides it between the hosts, so that no host reads the same shards
     in every epoch.
@@ -138,7 +141,7 @@ class StreamingReader:
         self._seed, self._shuffle_buffer = seed, max(shuffle_buffer // cut.share.count, 1)
 
     def batches(self, epoch: int, start_step: int) -> Any:
-        """See `EpochReader`."""
+        """Return a tf.data.Dataset; see `EpochReader`."""
         cut = self._cut
         files = np.array(records.shard_paths(self._directory, self._manifest, TRAIN))
         counts = np.array([shard.num_examples for shard in self._manifest.split(TRAIN).shards])
@@ -173,7 +176,7 @@ class StreamingReader:
         return tf.function(read, autograph=False), tf.function(self._parse, autograph=False)
 
     def _parse(self, batches: Any, start_step: Any) -> Any:
-        """Parse batches of serialized examples, from a step on, to batches for `EpochReader.batches`."""
+        """Parse batches of serialized examples to (inputs, targets, weights); the first is batch `start_step`."""
         cut = self._cut
 
         def weigh(step: Any, fields: Any) -> Any:
@@ -192,11 +195,10 @@ def is_held_in_memory(decoded_bytes: int, in_memory_mib: int) -> bool:
 
 
 def is_resident(residency: str, backend: str, decoded_bytes: int, in_memory_mib: int) -> bool:
-    """Return whether a split is to lie in the device's memory, if that is large enough.
+    """Return whether to keep a split in device memory, provided that it fits.
 
     Raises:
-        InputError: If it must and cannot: only JAX's program takes indices for batches, and the host has to hold a
-            split to hand it over.
+        InputError: If `residency` is `device`, and the backend is not JAX or the split is too large for the host's RAM.
     """
     is_held = is_held_in_memory(decoded_bytes, in_memory_mib)
     if residency == DEVICE and backend != "jax":

@@ -29,19 +29,19 @@ class Alphabet:
         return np.array([self._ids.get(character, UNKNOWN) for character in text], np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text; nothing for 0, the replacement character for 1."""
+        """Return the text of IDs; 0 (padding) is left out, 1 (unknown) becomes the replacement character U+FFFD."""
         return "".join(
             "" if id_ == PADDING else "\N{REPLACEMENT CHARACTER}" if id_ == UNKNOWN else self._names[id_] for id_ in ids
         )
 
 
 def draw(probabilities: np.ndarray, temperatures: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Return int32[N]: a character for each row, never padding or an unknown one.
+    """Draw a character ID for each row, int32[N]; padding and unknown are never drawn.
 
     Args:
         probabilities: float[N, classes].
         temperatures: float[N]: 1 draws by the probabilities, less prefers the likely ones, 0 takes the likeliest.
-        random: Gives one number per row.
+        random: Generator of one number per row.
 
     Example:
         >>> draw(np.array([[0.5, 0.3, 0.15, 0.05]]), np.array([0.0]), np.random.default_rng(0)).tolist()
@@ -61,15 +61,15 @@ def generate(
     """Continue texts. Equal arguments give equal texts, if `step` is deterministic.
 
     Args:
-        step: The model.
-        state_size: Size of its state.
-        prompts: int32[N, characters], at least one character.
+        step: Step function of the model.
+        state_size: Size of the model's state.
+        prompts: Character IDs, int32[N, characters]; at least one character.
         length: Characters to add.
         temperatures: One per text; see `draw`.
         seed: Seed of the draws.
 
     Returns:
-        int32[N, length]: what was added.
+        The added character IDs, int32[N, length].
     """
     state = np.zeros((len(prompts), state_size), np.float32)
     for position in range(prompts.shape[1]):

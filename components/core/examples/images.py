@@ -20,20 +20,20 @@ from tpu_components.core.examples.interface import ImageRule, UnreadableError
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Pillow guesses among dozens of formats, some of which start other programs (EPS: Ghostscript); files are not trusted.
 SERVED_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-# Of phones; Pillow reads AVIF where it was built so, and HEIC where pillow-heif is installed. Not from the network.
+# Formats of phones, not served. Pillow reads AVIF if it was built with it, and HEIC if pillow-heif is installed.
 _PLUGIN_FORMATS = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
-# ISO 14496-12: the first box of such a file, and the brands of HEIC (ISO 23008-12) and AVIF in it.
+# ISO 14496-12: brands in the first box of a HEIC (ISO 23008-12) or AVIF file.
 _BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"hevc": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC", b"avif": "AVIF"}
 _EXIF_IN_JPEG = b"Exif\0"
 _EXIF_ORIENTATION = 0x0112
 _TIFF_SIDES = _WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 322, 323  # TIFF 6.0, sections 8 and 15.
 _TIFF_TYPES = {3: "H", 4: "I"}  # Of sides: SHORT and LONG.
 _MODES = {1: "L", 3: "RGB"}
-REDUCTIONS = (8, 4, 2)  # Those that libjpeg and TensorFlow both have.
+REDUCTIONS = (8, 4, 2)  # Scales that both libjpeg and TensorFlow support.
 _GREY_MODES = ("1", "L", "LA")
-# Pillow asks for so much of a file at a time, and a kilobyte may hold a megapixel; see `open_image`.
+# Bytes that Pillow reads at a time between calls of `watch`; a kilobyte may hold a megapixel.
 _WATCHED_BLOCK_BYTES = 1 << 14
-_START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each of a progressive JPEG is a pass over all pixels; 10 are usual.
+_START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 32  # Each scan of a progressive JPEG is a pass over all pixels; 10 are usual.
 
 
 class UnreadableImageError(UnreadableError):
@@ -64,7 +64,7 @@ def _orientation(jpeg: bytes) -> int:
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
             orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
-    except Exception:  # Damaged metadata turn nothing; whether the pixels are damaged is found by reading them.
+    except Exception:  # Damaged metadata are ignored; damaged pixels are detected when they are decoded.
         return 1
     return orientation if orientation in range(1, 9) else 1
 
@@ -83,7 +83,7 @@ class Picture(NamedTuple):
 
     Attributes:
         pixels: uint8[height, width, channels], converted by the rule.
-        size: (height, width) of the file, before the image was resized; before it was rotated, but after it for TIFF.
+        size: (height, width) in the file, before resizing; before rotation, but for TIFF after it.
         was_turned: Whether the image was rotated or mirrored, because of its EXIF orientation.
         jpeg: Color space of a JPEG file, see `jpeg_header`; empty for every other image.
     """
@@ -96,7 +96,7 @@ class Picture(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OpenImage:
-    """An image file of which no more than the header has been read.
+    """An image file of which only the header has been read.
 
     Attributes:
         num_pixels: Number of pixels to decode, according to the header; before resizing. Tiled TIFF files count whole
@@ -117,7 +117,7 @@ def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = F
 
     Args:
         content: An image file; or pixels, uint8[height, width, 1 or 3], for which the margin of the rule is ignored.
-        rule: Size and channels that it is converted to.
+        rule: Size and channels to convert to.
         keep_size: Whether to skip the last step, resizing. The JPEG decoder may still reduce the size of the image.
 
     Raises:
@@ -143,7 +143,7 @@ def open_image(
 
     Args:
         content: The file.
-        rule: Size and channels that it is converted to.
+        rule: Size and channels to convert to.
         watch: Function that is called every few milliseconds while the file is read. It may raise UnreadableImageError
             to stop reading. It is not called while a format that cannot be read in parts is decoded.
         keep_size: See `read_image`.
@@ -223,7 +223,7 @@ def reduction(size: tuple[int, int], wanted: tuple[int, int]) -> int:
 
 
 def decode_jpeg(content: bytes, channels: int, size: tuple[int, int], ratio: int = 1, **options: Any) -> np.ndarray:
-    """Decode a JPEG file to 1 or 3 channels; libjpeg reduces its sides by `ratio`.
+    """Decode a JPEG file to 1 or 3 channels; libjpeg divides the sides by `ratio`.
 
     Raises:
         UnreadableImageError: If the file is damaged.
@@ -237,12 +237,12 @@ def decode_jpeg(content: bytes, channels: int, size: tuple[int, int], ratio: int
 
 
 def image_of(pixels: np.ndarray) -> Image.Image:
-    """Return pixels, uint8[height, width, 1 or 3], as an image of Pillow."""
+    """Return pixels, uint8[height, width, 1 or 3], as a Pillow image."""
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def resize_pixels(pixels: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
-    """Return uint8[*image_size, channels]: the same picture at another size (bilinear, antialiased)."""
+    """Resize a picture to uint8[*image_size, channels] (bilinear, antialiased)."""
     if pixels.shape[:2] == image_size:
         return pixels
     return _pixels(_fit(image_of(pixels), image_size))
@@ -256,7 +256,7 @@ def _fit(image: Any, image_size: tuple[int, int] | None) -> Any:
 
 
 def _pixels(image: Any) -> np.ndarray:
-    """Return uint8[height, width, channels]."""
+    """Return the pixels of a Pillow image, uint8[height, width, channels]."""
     pixels = np.asarray(image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
@@ -321,12 +321,12 @@ def _decoded_size(image: Any, content: bytes) -> tuple[int, int]:
 
 
 def _tiff_sides(content: bytes) -> dict[int, int]:
-    """Read the sides of the image, and of its tiles, from the first directory of a TIFF file; by tag.
+    """Read the sides of image and tiles from the first directory of a TIFF file, as {tag: pixels}.
 
     Pillow's own reader cannot be used: it skips types that libtiff, which decodes the tiles, accepts.
 
     Raises:
-        UnreadableImageError: If a side stands there twice, or has another type than the format allows.
+        UnreadableImageError: If a tag occurs twice, or has another type than the format allows.
     """
     order = "<" if content.startswith(b"II") else ">"
     # Offset and type of the directory's offset, type of the number of entries, and the entries' fields.
@@ -346,9 +346,9 @@ def _tiff_sides(content: bytes) -> dict[int, int]:
 
 
 def _load(image: Any, rule: ImageRule) -> tuple[Any, bool]:
-    """Read an opened image, and convert it to the rule's mode; returns it, and whether it was rotated."""
+    """Read an opened image and convert it to the rule's mode; returns (image, whether it was rotated)."""
     with _naming_damage():
-        # Asked first: Pillow itself turns a TIFF file while it loads it.
+        # Read before the pixels, because Pillow rotates a TIFF file while loading it.
         was_turned = rule.upright and image.getexif().get(_EXIF_ORIENTATION) in range(2, 9)
         image.load()
         if was_turned:
@@ -410,14 +410,14 @@ def encode_png(pixels: np.ndarray) -> bytes:
 
 
 def are_other_pixels(array: np.ndarray) -> bool:
-    """Return whether an array has pixels as many libraries store them: floats in [0, 1], or integers up to 255."""
+    """Return whether an array has pixels in another form than uint8: floats in [0, 1], or integers up to 255."""
     if array.dtype == np.uint8 or array.dtype.kind not in "fiu" or not array.size or array.min() < 0:
         return False
     return bool(array.max() <= 1 if array.dtype.kind == "f" else 1 < array.max() <= 255)
 
 
 def to_pixels(array: np.ndarray) -> np.ndarray:
-    """Return floats in [0, 1], or integers, as pixels, uint8 in [0, 255].
+    """Convert floats in [0, 1], or integers in [0, 255], to uint8 pixels in [0, 255].
 
     Example:
         >>> to_pixels(np.array([0.0, 0.5, 1.0])).tolist(), to_pixels(np.array([0, 200])).tolist()

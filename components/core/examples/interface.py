@@ -89,7 +89,7 @@ class ImageInput:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Arguments of `build_model`, by name."""
+        """Arguments of `build_model` that depend on the input, by name."""
         return {"image_shape": self.image_shape}
 
     @property
@@ -115,7 +115,7 @@ def as_fields(inputs: Any) -> dict[str, Any]:
 
 
 class _Tokens:
-    """The common part of inputs that are ids: int32[num_tokens], ids below `vocabulary_size`."""
+    """Base of inputs that are IDs: int32[num_tokens], with IDs below `vocabulary_size`."""
 
     num_tokens: int
     vocabulary_size: int
@@ -135,7 +135,7 @@ class _Tokens:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Arguments of `build_model`, by name."""
+        """Arguments of `build_model` that depend on the input, by name."""
         return {"vocabulary_size": self.vocabulary_size, "num_tokens": self.num_tokens}
 
     @property
@@ -204,7 +204,7 @@ class CorpusInput(_Tokens):
         return f"passages of {self.num_tokens} characters, {self.vocabulary_size:,} of them known"
 
 
-# Each has, beside what its class says: `kind` (its name in the manifest), `noun` and `plural` (in messages), `feature`
+# All have these attributes: `kind` (its name in the manifest), `noun` and `plural` (in messages), `feature`
 # (the field of a tf.train.Example that holds it), `dtype` (of its values), `shape`, `fed_shape` and `facts`.
 AnyInput = ImageInput | TextInput | CorpusInput
 # Arguments of `build_model` that come from the data; the others are the model's parameters.
@@ -263,7 +263,7 @@ class Classification(Task):
     activation = "softmax"
 
     def target_shape(self, interface: "Interface") -> tuple[int, ...]:
-        """Return the shape of a scalar."""
+        """Return (), the shape of a scalar."""
         return ()
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
@@ -305,7 +305,7 @@ class Regression(Task):
 
     Attributes:
         mean: Mean of every target in the training split.
-        std: Its standard deviation, above 0.
+        std: Standard deviation of every target in the training split, above 0.
     """
 
     mean: tuple[float, ...] = ()
@@ -351,8 +351,8 @@ def next_character_loss(targets: Any, outputs: Any) -> Any:
 class LanguageModel(Task):
     """Next characters: int32[batch, num_tokens] target IDs, float32[batch, num_tokens, classes] probabilities.
 
-    A target of 0 does not count. A record has the number of targets that count, which are the last ones; the target IDs
-    are part of the input.
+    Targets of 0 (padding) are ignored. A record stores the number of targets that count, which are the last ones; their
+    IDs are part of the stored input.
     """
 
     name = LANGUAGE_MODEL
@@ -370,12 +370,12 @@ class LanguageModel(Task):
         return (*interface.input.shape, interface.num_classes)
 
     def losses(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the cross-entropy in nats, passage by passage; probabilities are clipped at 1e-7, as Keras does."""
+        """Return the cross-entropy of each target in nats; probabilities are clipped at 1e-7, as Keras does."""
         chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0]
         return -np.log(np.maximum(chosen[targets != PADDING].astype(np.float64), 1e-7))
 
     def scores(self, targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the losses in bits; less is better."""
+        """Return the cross-entropy of each target in bits; lower is better."""
         return self.losses(targets, outputs) / np.log(2)
 
 
@@ -393,11 +393,11 @@ class Interface:
     """The input and output of a model.
 
     Attributes:
-        input: Kind of example.
+        input: Description of an example.
         num_classes: Number of classes in the data set; for a regression, number of targets.
         task_name: Task, a key of `TASKS`.
-        mean: See `Regression`; empty otherwise.
-        std: See `Regression`; empty otherwise.
+        mean: Mean of each target of a regression; otherwise empty.
+        std: Standard deviation of each target of a regression; otherwise empty.
     """
 
     input: AnyInput
@@ -408,12 +408,12 @@ class Interface:
 
     @property
     def task(self) -> Task:
-        """The task."""
+        """Task with its loss and metrics."""
         return Regression(self.mean, self.std) if self.task_name == REGRESSION else TASKS[self.task_name]
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """The arguments of `build_model`, by name."""
+        """Arguments of `build_model` that depend on input and task, by name."""
         return {**self.input.facts, self.task.size_fact: self.num_classes}
 
     @property
@@ -427,7 +427,7 @@ class Interface:
         return self.task.target_shape(self)
 
     def batch_shapes(self, batch_size: int, with_margin: bool = True) -> list[tuple[tuple[int, ...], str]]:
-        """Return the shape and dtype of a batch's inputs, targets and weights, for training or without the margin."""
+        """Return [(shape, dtype)] of a batch's inputs, targets and weights, with or without the margin of images."""
         return [
             ((batch_size, *(self.input.fed_shape if with_margin else self.input.shape)), self.input.dtype),
             ((batch_size, *self.target_shape), self.task.target_dtype),

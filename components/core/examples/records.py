@@ -1,6 +1,6 @@
-"""The format of a record, and readers that parse whole batches at once.
+"""Format of TFRecords, and readers that parse whole batches at once.
 
-Writing needs no TensorFlow: a TFRecord is a framed tf.train.Example, and workers start in a fraction of a second.
+A TFRecord is a framed tf.train.Example. Writing needs no TensorFlow, so that workers start in a fraction of a second.
 Reading runs in tf.data. Importing this module imports neither TensorFlow nor protobuf.
 Formats: https://www.tensorflow.org/tutorials/load_data/tfrecord and tensorflow/core/example/example.proto.
 """
@@ -34,9 +34,9 @@ from tpu_components.core.examples.interface import PADDING, AnyInput, CorpusInpu
 
 RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Sizes in the frame of a record.
-_MOST_RECORD_BYTES = 512 << 20  # An image of the most pixels that are decoded, 2**27, has 384 MiB as it is.
-_PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the op, little enough to stay in cache.
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # Before and after the payload of a record.
+_MOST_RECORD_BYTES = 512 << 20  # The largest image that is decoded, 2**27 pixels, takes 384 MiB.
+_PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the op, few enough to stay in cache.
 _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, in 1/65536.
 
 
@@ -117,7 +117,7 @@ def _frame_header(num_bytes: int) -> bytes:
 
 
 def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Yield the offset and framed size of every record in a TFRecord file; reads only the lengths.
+    """Yield (offset, framed size) of every record in a TFRecord file, in bytes; reads only the lengths.
 
     Raises:
         DamagedRecordError: If a length does not match its checksum or is above 512 MiB, or the file ends within a
@@ -142,10 +142,10 @@ def find_records(file: BinaryIO) -> Iterator[tuple[int, int]]:
 
 
 def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield every framed record of a TFRecord file, and its offset.
+    """Yield (framed record, byte offset) for every record of a TFRecord file; payload checksums are not verified.
 
     Raises:
-        DamagedRecordError: See `find_records`; the checksum of the payload is not verified.
+        DamagedRecordError: See `find_records`.
     """
     for offset, num_bytes in find_records(file):
         file.seek(offset)
@@ -153,7 +153,7 @@ def read_frames(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 
 def read_fields(frame: bytes) -> dict[str, list[Any]]:
-    """Return the values of every feature of a framed record.
+    """Return the features of a framed record, as {name: list of values}.
 
     Raises:
         DamagedRecordError: If the checksum does not match, or the record is not a tf.train.Example.
@@ -190,7 +190,7 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool 
 
     Args:
         encoded: A scalar string tensor with the bytes of a JPEG, PNG, GIF or BMP (24 bits) file.
-        image_shape: The shape wanted; an image of another size is resized (bilinear, antialiased).
+        image_shape: Shape of the result; an image of another size is resized (bilinear, antialiased).
         reduced: Whether a larger JPEG file is decoded at a reduced scale; see `images.reduction`.
     """
     height, width, channels = image_shape
@@ -230,18 +230,18 @@ def decode_image(encoded: Any, image_shape: tuple[int, int, int], reduced: bool 
 
 
 def shard_paths(directory: Path, manifest: Manifest, split: str) -> list[str]:
-    """Return the files of one split, in order."""
+    """Return the paths of a split's TFRecord files, in the order of the manifest."""
     return [str(directory / shard.name) for shard in manifest.split(split).shards]
 
 
 def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
-    """Return the parts of shards that a share reads, int64[parts, 3].
+    """Return the parts of the shards that one reader of several reads, int64[parts, 3].
 
     Each row has the index of a shard, the number of records to skip, and the number of records to read.
 
     Args:
-        counts: Examples of each shard.
-        share: Share of the examples of all shards.
+        counts: Number of examples in each shard.
+        share: The reader's share of all examples.
 
     Example:
         >>> parts_of_shards([4, 4, 4], Share(1, 2)).tolist()
@@ -258,7 +258,7 @@ def parts_of_shards(counts: Sequence[int], share: Share) -> np.ndarray:
 
 
 def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, with_margin: bool = False) -> Any:
-    """Turn a tf.data.Dataset of batches of serialized examples into one of batches of tensors.
+    """Parse a tf.data.Dataset of batches of serialized examples to a dataset of batches of tensors.
 
     Args:
         serialized: The batches.
@@ -272,7 +272,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
         - the input: `image` uint8[batch, height, width, channels], or `tokens` int32[batch, num_tokens];
         - the target `label`: int32[batch] for classes, int32[batch, num_tokens] for a language model, otherwise
           float32[batch, num_classes or num_targets];
-        - its weight in the training's loss, `weight` float32[batch]: 1 if the records have no weights;
+        - `weight` float32[batch], the example's weight in the training loss: 1 if the records have no weights;
         - with `with_keys`: `key` string[batch], and for texts `text` string[batch].
     """
     inputs, interface = manifest.input, manifest.interface
@@ -282,7 +282,7 @@ def parse_batches(serialized: Any, manifest: Manifest, with_keys: bool = False, 
     if with_keys:
         names += [KEY_FEATURE, TEXT_FEATURE] if isinstance(inputs, TextInput) else [KEY_FEATURE]
     spec = {name: tf.io.FixedLenFeature([], tf.string) for name in names}
-    # A record of a corpus has the number of targets that count.
+    # The label in a record of a corpus is the number of targets that count.
     spec[LABEL_FEATURE] = tf.io.FixedLenFeature(() if is_corpus else interface.target_shape, task.stored_dtype)
     spec[WEIGHT_FEATURE] = tf.io.FixedLenFeature((), tf.float32, default_value=1.0)
 
@@ -330,7 +330,7 @@ def read_batches(
     with_margin: bool = False,
     share: Share = WHOLE,
 ) -> Any:
-    """Read a share of a split once in its stored order, as a tf.data.Dataset of batches; see `parse_batches`.
+    """Return a tf.data.Dataset of batches (see `parse_batches`) that reads a share of a split once, in stored order.
 
     Examples are batched before they are parsed, because one op parses hundreds of examples.
     """
@@ -346,7 +346,7 @@ def read_batches(
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """A split in memory, or a host's share of it, in its stored order.
+    """A split, or one host's share of it, in memory and in stored order.
 
     Attributes:
         inputs: dtype[num_examples, *shape], see the manifest's `input`; for images uint8[N, height, width, channels].
@@ -369,7 +369,7 @@ def load_split(
     with_margin: bool = False,
     share: Share = WHOLE,
 ) -> Examples:
-    """Read a split, or a share of it, into memory; see `parse_batches`.
+    """Read a split, or a share of it, into memory. Arguments are as in `read_batches`.
 
     Raises:
         InputError: If the split has no examples.
@@ -401,12 +401,12 @@ def decoded_bytes(manifest: Manifest, split: str) -> int:
 
 
 def pick_inputs(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, np.ndarray]:
-    """Read some inputs of a split, dtype[*shape] each; `indices` and keys are indices into its stored order."""
+    """Read the inputs at some indices of a split's stored order, as {index: dtype[*shape]}."""
     return _pick(directory, manifest, split, indices, manifest.input.feature)
 
 
 def pick_texts(directory: Path, manifest: Manifest, split: str, indices: Sequence[int]) -> dict[int, str]:
-    """Read some original texts of a split; `indices` and keys are indices into its stored order."""
+    """Read the original texts at some indices of a split's stored order, as {index: text}."""
     texts = _pick(directory, manifest, split, indices, TEXT_FEATURE)
     return {index: text.decode() for index, text in texts.items()}
 
@@ -423,7 +423,7 @@ def _pick(directory: Path, manifest: Manifest, split: str, indices: Sequence[int
 
 
 def spread_inputs(directory: Path, manifest: Manifest, split: str, count: int) -> tuple[list[int], np.ndarray]:
-    """Read at most `count` inputs, evenly spaced over a split; returns their indices, and dtype[N, *shape]."""
+    """Read at most `count` inputs, evenly spaced over a split; returns (indices, inputs as dtype[N, *shape])."""
     available = manifest.split(split).num_examples
     indices = np.linspace(0, available - 1, min(count, available)).astype(int).tolist()
     picked = pick_inputs(directory, manifest, split, indices)

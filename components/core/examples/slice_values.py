@@ -1,10 +1,10 @@
-"""Properties of examples besides the target, for example site and size of a photo. The gate evaluates slices by them.
+"""Properties of examples other than the target, for example site and size of a photo; they define the gate's slices.
 
 Examples of one group, for example pictures of one patient, depend on each other.
 
-records/slices.npz   for each column its name and its values, and for each split int32[num_examples] in stored order:
-                     which of the values; of images for each split int32[num_examples]: pixels of their files; where
-                     examples have groups, for each split int32[num_examples]: the group's number
+records/slices.npz   for each column: its name, its distinct values, and for each split the index of each example's
+                     value; for images, for each split: pixels of each file; if examples have groups, for each split:
+                     number of each example's group; all int32[num_examples], in stored order
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,14 +28,14 @@ def save_slices(
     sizes: Mapping[str, np.ndarray],
     groups: Sequence[str] | None = None,
 ) -> None:
-    """Write the values of columns and the sizes of images beside records; writes no file if there are neither.
+    """Write `slices.npz`, the values of columns, sizes and groups of examples; writes no file if there are none.
 
     Args:
-        directory: The records' folder.
-        columns: A value for every example that is listed, by the column's name.
+        directory: Folder of the records.
+        columns: Value of every listed example, by column name.
         stored: Examples of each split, int[num_examples], in stored order.
         sizes: Pixels of the files of each split's images, int32[num_examples], in stored order; empty for texts.
-        groups: The group of every example that is listed; None where they have none.
+        groups: Group of every listed example; None without groups.
     """
     arrays: dict[str, Any] = {f"{SIZE}.{split}": rows for split, rows in sizes.items()}
     if groups is not None:
@@ -50,12 +50,12 @@ def save_slices(
 
 
 def number_groups(groups: Sequence[str]) -> np.ndarray:
-    """Return int32[num_examples]: the number of each example's group, in alphabetical order."""
+    """Number groups in alphabetical order; returns the number of each example's group, int32[num_examples]."""
     return np.unique(np.array(list(groups)), return_inverse=True)[1].astype(np.int32)
 
 
 def load_groups(records_dir: Path, split: str) -> np.ndarray | None:
-    """Return int32[num_examples], the group of each of a split's examples, in stored order; None if they have none."""
+    """Return the group number of each example of a split, int32[num_examples], in stored order; None without groups."""
     return _load(records_dir, split).get(_GROUP)
 
 

@@ -24,7 +24,7 @@ WORDS = "words"
 START, END = "start", "end"
 VOCABULARY_FILE = "vocabulary.txt"
 MAX_CSV_FIELD_CHARACTERS = 1 << 20  # Limits a quote that is never closed.
-_RESERVED = (b"[PAD]", b"[UNK]")  # Their brackets are in no token.
+_RESERVED = (b"[PAD]", b"[UNK]")  # No token contains brackets.
 _BREAK = "<br */?>|\ufeff"  # U+FEFF is the byte-order mark that some editors begin a file with.
 _KEPT = b"0123456789abcdefghijklmnopqrstuvwxyz'"
 _TO_SPACE = bytes(c if c in _KEPT or c >= 128 else 32 for c in range(256))
@@ -63,7 +63,7 @@ def build_vocabulary(counts: Counter[bytes], size: int) -> tuple[bytes, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class EncodedText:
-    """Token IDs of a text, int32[num_tokens]; the number of its tokens, and of unknown ones after truncation."""
+    """Token IDs of a text, int32[num_tokens]; its number of tokens before, and of unknown tokens after truncation."""
 
     ids: np.ndarray
     num_tokens: int
@@ -115,7 +115,7 @@ class Tokenizer:
         """Return the ids of a text, int32[num_tokens].
 
         Raises:
-            InputError: See `encode_all`.
+            InputError: If the text holds half a surrogate pair.
         """
         return self.encode_all([text])[0]
 
@@ -123,7 +123,7 @@ class Tokenizer:
         """Return the ids of texts, int32[len(texts), num_tokens].
 
         Raises:
-            InputError: If a text holds half a surrogate pair, which no file can.
+            InputError: If a text holds half a surrogate pair, which UTF-8 cannot encode.
         """
         try:
             return np.stack([self.encode(text.encode()).ids for text in texts])
@@ -173,7 +173,7 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
     """Return the tokens of `vocabulary.txt`, without the two that are reserved.
 
     Raises:
-        InputError: If the file is missing, or is not the one that `given` was written with.
+        InputError: If the file is missing, or has another SHA-256 than `inputs.vocabulary_sha256`.
     """
     path = directory / VOCABULARY_FILE
     try:
@@ -192,7 +192,7 @@ def load_vocabulary(directory: Path, inputs: TextInput) -> tuple[bytes, ...]:
 
 
 def copy_vocabulary(source: Path, target: Path, inputs: AnyInput) -> None:
-    """Copy the vocabulary from one folder to another, if there is one.
+    """Copy the vocabulary of text inputs from one folder to another; other inputs have none.
 
     Raises:
         InputError: See `load_vocabulary`.
