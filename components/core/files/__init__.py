@@ -1,1 +1,1 @@
-"""Files here and in buckets, typed JSON files, and the clients of Google's services."""
+"""Files, local and in buckets, typed JSON files, and the clients of Google's services."""

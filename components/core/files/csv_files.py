@@ -1,9 +1,9 @@
-"""CSV files as spreadsheet programs save them: what separates values, decimal commas, and usual names of columns."""
+"""CSV files of spreadsheet programs: delimiters, decimal commas, and common names of columns."""
 
 import re
 from collections.abc import Sequence
 
-DELIMITERS = {";": "';'", "\t": "tabs", "|": "'|'"}  # Beside the comma; with how they are called.
+DELIMITERS = {";": "';'", "\t": "tabs", "|": "'|'"}  # Delimiters other than the comma, and their names in messages.
 ALIASES = {
     "path": ("path", "filename", "file_name", "file", "filepath", "file_path", "image", "image_path"),
     "text": ("text", "review", "sentence", "comment", "content", "message"),
@@ -13,7 +13,7 @@ _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+|\d+),\d+")
 
 
 def find_delimiter(text: str) -> str:
-    r"""Find what separates the values, by the first line: a comma if there is one.
+    r"""Find the delimiter in the first line: a comma if the line has one, else `;`, a tab or `|`.
 
     Example:
         >>> find_delimiter("review;sentiment\n"), find_delimiter("a,b;c\n")
@@ -34,7 +34,7 @@ def has_decimal_comma(cell: str) -> bool:
 
 
 def with_points(cells: Sequence[str]) -> Sequence[str]:
-    """Return a column's numbers with decimal points, where one of them has a decimal comma.
+    """Convert a column of numbers to decimal points, if one of the numbers has a decimal comma.
 
     Example:
         >>> with_points(["80,50", "1.250", "7"]), with_points(["80.5", "7"])
@@ -49,7 +49,7 @@ def with_points(cells: Sequence[str]) -> Sequence[str]:
 
 
 def find_column(name: str, columns: Sequence[str]) -> str:
-    """Return the column with a name, else the only column with an alias of it (`ALIASES`), else the name.
+    """Return `name` if it is a column, else the only column that is an alias (see `ALIASES`), else `name`.
 
     Example:
         >>> find_column("text", ["review", "stars"]), find_column("text", ["text", "review"])

@@ -1,4 +1,4 @@
-"""Clients of object stores: Cloud Storage, S3 and what speaks its protocol, the Hugging Face hub."""
+"""Clients of object stores: Cloud Storage, S3 and compatible stores, and the Hugging Face hub."""
 
 import collections
 import contextlib
@@ -11,14 +11,14 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import PlatformError
 
 _THREADS = 16
-_LISTED_LEVELS = 2  # Of folders, as SPLIT/CLASS, that are opened one by one.
+_LISTED_LEVELS = 2  # Levels of folders, such as SPLIT/CLASS, that are listed one by one.
 
 
 class StoredFile(NamedTuple):
-    """One file below a root: its POSIX path relative to it, its size in bytes, and a version that changes with it.
+    """File below a root: POSIX path relative to the root, size in bytes, and a version that changes with the content.
 
-    `version` is the object's CRC32C on gs://, its ETag on s3://, and the modification time in nanoseconds on a disk.
-    Objects that a store lists are relative to the bucket.
+    `version` is the CRC32C on gs://, the ETag on s3://, and modification time, change time and inode on a disk. Names
+    of objects that a store lists are relative to the bucket.
     """
 
     name: str
@@ -33,13 +33,13 @@ def store_of(uri: str) -> "ObjectStore | None":
         >>> store_of("s3://bucket/data").scheme, store_of("/data")
         ('s3://', None)
     """
-    if "://" not in str(uri):  # As nearly always, and of millions.
+    if "://" not in str(uri):  # A fast path: there may be millions of local paths.
         return None
     return next((store for store in _STORES if str(uri).startswith(store.scheme)), None)
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Bucket and name of an object.
+    """Split a URI into bucket and object name.
 
     Raises:
         InputError: If there is no bucket.
@@ -71,16 +71,17 @@ Level = tuple[list[StoredFile], list[str]]
 
 
 def list_by_prefix(list_below: Callable[[str, bool], Level], prefix: str) -> Iterator[StoredFile]:
-    """Yield all objects below a prefix, folders at the same time: a service lists some thousands of a folder a second.
+    """Yield all objects below a prefix; folders are listed in parallel, each at a few thousand objects a second.
 
     Args:
-        list_below: Function that lists the objects of one level, and the prefixes of the folders in it; or all objects.
-        prefix: Prefix that the names begin with. One that names no folder is listed as it is.
+        list_below: Function of a prefix and a flag: returns the objects and the folders' prefixes of one level, or all
+            objects if the flag is false.
+        prefix: Prefix of the names. If it does not end with a slash, all objects are listed by one call.
     """
     is_folder = not prefix or prefix.endswith("/")
     folders = [prefix]
     for depth in range(_LISTED_LEVELS + 1):
-        # Levels are opened until there are folders enough for all threads: each costs a request.
+        # Levels are listed until there are enough folders for all threads: each folder costs a request.
         is_level = is_folder and depth < _LISTED_LEVELS and len(folders) < _THREADS
         levels = list(in_threads(list_below, folders, itertools.repeat(is_level)))
         for objects, _ in levels:
@@ -97,7 +98,7 @@ class GoogleStorage:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """Give bucket and name of an object, and translate the errors of the calls that are made of it.
+        """Yield (bucket, object name) of a URI, and translate the exceptions of the client in the block.
 
         Raises:
             InputError: If the user can correct something: a name, a role, the sign-in. Repeats the service's message.
@@ -126,14 +127,14 @@ class GoogleStorage:
             raise PlatformError(f"Cloud Storage does not answer for {uri!r}: {error}. Try again later.") from error
 
     def bucket(self, name: str) -> Any:
-        """Return a bucket of the client that this process has."""
+        """Return a bucket of this process's client."""
         try:
             return google_client().bucket(name)
         except ValueError as error:
             raise InputError(f"{name!r} is no name of a bucket ({error}). Check it.") from error
 
     def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
-        """Yield all objects whose names begin with `prefix`, but those that only stand for folders."""
+        """Yield all objects whose names begin with `prefix`, except placeholders of folders."""
         held = self.bucket(bucket)
 
         def list_below(prefix: str, is_level: bool) -> Level:
@@ -144,12 +145,12 @@ class GoogleStorage:
         return list_by_prefix(list_below, prefix)
 
     def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Return an object, or its bytes from `start` up to `end`; fewer where the object ends before."""
+        """Return the content of an object, or its bytes [start, end); fewer if the object is shorter."""
         last = None if end is None else end - 1  # The last byte is included.
         return self.bucket(bucket).blob(name).download_as_bytes(start=start, end=last)
 
     def size(self, bucket: str, name: str) -> int | None:
-        """Return the size of an object in bytes; None if there is none."""
+        """Return the size of an object in bytes; None if the object does not exist."""
         blob = self.bucket(bucket).get_blob(name)
         return None if blob is None else int(blob.size)
 
@@ -158,7 +159,7 @@ class GoogleStorage:
         self.bucket(bucket).blob(name).download_to_filename(path)
 
     def write(self, bucket: str, name: str, content: bytes) -> None:
-        """Write an object, which appears whole or not at all."""
+        """Write an object atomically."""
         self.bucket(bucket).blob(name).upload_from_string(content, "application/octet-stream")
 
     def upload(self, bucket: str, name: str, path: str) -> None:
@@ -168,14 +169,14 @@ class GoogleStorage:
 
 @functools.cache
 def google_client() -> Any:
-    """Return the process's client: one per file would look up credentials and connect every time."""
+    """Return the client of this process. A client per file would look up credentials and connect every time."""
     import google.cloud.storage
 
     return google.cloud.storage.Client()
 
 
 class S3:
-    """S3, and what speaks its protocol, as MinIO: AWS_ENDPOINT_URL_S3 is the address, AWS_… variables sign in.
+    """S3 and compatible stores such as MinIO. AWS_ENDPOINT_URL_S3 is the address; AWS_… variables are the credentials.
 
     The methods are those of `GoogleStorage`.
     """
@@ -184,7 +185,7 @@ class S3:
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """See `GoogleStorage.reach`."""
+        """Yield (bucket, object name) of a URI, and translate the exceptions of boto3 in the block."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import (
             BotoCoreError,
@@ -221,13 +222,13 @@ class S3:
             ) from error
 
     def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
-        """See `GoogleStorage.objects`."""
+        """Yield all objects whose names begin with `prefix`, except placeholders of folders."""
         pages = s3_client().get_paginator("list_objects_v2")
 
         def list_below(prefix: str, is_level: bool) -> Level:
             objects, prefixes = [], []
             for page in pages.paginate(Bucket=bucket, Prefix=prefix, **({"Delimiter": "/"} if is_level else {})):
-                # The ETag is the content's MD5, or for what came in parts a digest that follows from it.
+                # The ETag is the MD5 of the content, or for a multipart upload a digest of the MD5s of the parts.
                 objects += [
                     StoredFile(entry["Key"], entry["Size"], entry["ETag"].strip('"'))
                     for entry in page.get("Contents", ())
@@ -238,12 +239,12 @@ class S3:
         return list_by_prefix(list_below, prefix)
 
     def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """See `GoogleStorage.read`."""
+        """Return the content of an object, or its bytes [start, end)."""
         part = {} if end is None else {"Range": f"bytes={start}-{end - 1}"}
         return s3_client().get_object(Bucket=bucket, Key=name, **part)["Body"].read()
 
     def size(self, bucket: str, name: str) -> int | None:
-        """See `GoogleStorage.size`."""
+        """Return the size of an object in bytes; None if the object does not exist."""
         from botocore.exceptions import ClientError
 
         try:
@@ -254,15 +255,15 @@ class S3:
             return None
 
     def download(self, bucket: str, name: str, path: str) -> None:
-        """See `GoogleStorage.download`."""
+        """Copy an object to a local file."""
         s3_client().download_file(bucket, name, path)
 
     def write(self, bucket: str, name: str, content: bytes) -> None:
-        """See `GoogleStorage.write`."""
+        """Write an object atomically."""
         s3_client().put_object(Bucket=bucket, Key=name, Body=content)
 
     def upload(self, bucket: str, name: str, path: str) -> None:
-        """See `GoogleStorage.upload`."""
+        """Copy a local file to an object."""
         s3_client().upload_file(path, bucket, name)
 
 
@@ -272,24 +273,24 @@ def _status_of(error: Any) -> int:
 
 @functools.cache
 def s3_client() -> Any:
-    """Return the process's client, which all threads share."""
+    """Return the client of this process, which all threads share."""
     import boto3
 
     return boto3.client("s3")
 
 
 class HuggingFaceHub:
-    """The Hugging Face hub, which is only read: `hf://datasets/OWNER/NAME/PATH`, or `…/NAME@REVISION/PATH`.
+    """The Hugging Face hub, read-only: `hf://datasets/OWNER/NAME/PATH`, or `…/NAME@REVISION/PATH`.
 
-    HF_TOKEN signs in; HF_ENDPOINT replaces the hub's address. The methods are those of `GoogleStorage`; the bucket of
-    a path is always `datasets`.
+    HF_TOKEN is the access token; HF_ENDPOINT replaces the hub's address. The methods are those of `GoogleStorage`; the
+    bucket of a path is always `datasets`.
     """
 
     scheme = "hf://"
 
     @contextlib.contextmanager
     def reach(self, uri: str) -> Iterator[tuple[str, str]]:
-        """See `GoogleStorage.reach`."""
+        """Yield (bucket, path) of a URI, and translate the exceptions of huggingface_hub in the block."""
         from huggingface_hub.errors import OfflineModeIsEnabled
 
         try:
@@ -309,33 +310,33 @@ class HuggingFaceHub:
             ) from error
 
     def objects(self, bucket: str, prefix: str) -> Iterator[StoredFile]:
-        """See `GoogleStorage.objects`."""
+        """Yield all objects whose names begin with `prefix`."""
         for path, info in self._ask("find", bucket, prefix.rstrip("/"), detail=True).items():
             yield StoredFile(path.removeprefix(f"{bucket}/"), info["size"], info["blob_id"])
 
     def read(self, bucket: str, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        """See `GoogleStorage.read`."""
+        """Return the content of an object, or its bytes [start, end)."""
         return self._ask("cat_file", bucket, name, start=start, end=end)
 
     def size(self, bucket: str, name: str) -> int | None:
-        """See `GoogleStorage.size`."""
+        """Return the size of an object in bytes; None if the object does not exist."""
         return int(self._ask("info", bucket, name)["size"]) if self._ask("isfile", bucket, name) else None
 
     def download(self, bucket: str, name: str, path: str) -> None:
-        """See `GoogleStorage.download`."""
+        """Copy an object to a local file."""
         self._ask("get_file", bucket, name, lpath=path)
 
     def write(self, bucket: str, name: str, content: bytes) -> None:
-        """Refuse: nothing is written to the hub."""
+        """Raise InputError, because the hub is read-only."""
         raise InputError(f"Cannot write hf://{bucket}/{name}: the Hugging Face hub is only read. Name another place.")
 
     def upload(self, bucket: str, name: str, path: str) -> None:
-        """Refuse: nothing is written to the hub."""
+        """Raise InputError, because the hub is read-only."""
         self.write(bucket, name, b"")
 
     @staticmethod
     def _ask(method: str, bucket: str, name: str, **options: Any) -> Any:
-        """Call the client, again after an outage: it repeats only some of its requests by itself."""
+        """Call a method of the client, and retry transient errors: the client itself retries only some requests."""
         import tenacity
         from huggingface_hub import HfFileSystem  # Keeps one for each thread.
 

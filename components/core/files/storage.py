@@ -1,6 +1,6 @@
 """Files, local or in a bucket (gs://, s3://): the only module that knows the difference.
 
-Nothing here leaves half a file under its final name: everything is written beside it and renamed.
+Local writes are atomic: content is written under a temporary name, and then renamed.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from tpu_components.core.files.object_stores import StoredFile as StoredFile
 _GOOGLE = "gs://"
 BUCKETS_MOUNT = Path("/gcs")  # Where Vertex mounts every bucket.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-# What a disk that cannot be written answers.
+# Errors of a disk that cannot be written.
 _UNWRITABLE = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk is full",  # By a quota.
@@ -47,12 +47,12 @@ _OUTAGES = {
     "writes to the same place. Run again once nothing else writes there.",
     errno.EIO: "Cannot read or write {}: input/output error. Check the disk or the mount, then run again.",
 }
-_REMOTE_PART_BYTES = 8 << 20  # Of a file in a bucket that is read from its start to its end.
-_OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # What Windows leaves in folders.
-# How a descriptor is opened: bytes as they are on Windows, which lacks the other flags, and no wait for a pipe.
+_REMOTE_PART_BYTES = 8 << 20  # Size of a request when a file in a bucket is read sequentially.
+_OF_THE_SYSTEM = ("Thumbs.db", "desktop.ini")  # Files that Windows creates in folders.
+# Flags for `os.open`: binary mode on Windows, which lacks the other flags, and no waiting for a pipe.
 BINARY = getattr(os, "O_BINARY", 0)
 _UNBLOCKED = BINARY | getattr(os, "O_NONBLOCK", 0)
-NO_TRICKS = _UNBLOCKED | getattr(os, "O_NOFOLLOW", 0)  # Also no link that somebody else may have placed.
+NO_TRICKS = _UNBLOCKED | getattr(os, "O_NOFOLLOW", 0)  # Also refuses a link, which somebody else may have placed.
 _LOCK_POLL_SECONDS = 0.1
 
 
@@ -67,7 +67,7 @@ def is_on_google(uri: str) -> bool:
 
 
 def common_folder(uris: Sequence[str]) -> str | None:
-    """Return the folder that holds all of some absolute paths; None where they are of several buckets, or of none.
+    """Return the common folder of absolute paths; None if they are in several buckets, or both in a bucket and local.
 
     Example:
         >>> common_folder(["gs://bucket/a/1.png", "gs://bucket/a/b/2.png"])
@@ -82,12 +82,12 @@ def common_folder(uris: Sequence[str]) -> str | None:
 
 
 def mounted(uri: str) -> Path:
-    """Return a folder that a platform names as a path; one on gs:// lies where Vertex has mounted the buckets."""
+    """Return the local path of a folder; a gs:// folder is below `/gcs`, where Vertex AI mounts all buckets."""
     return BUCKETS_MOUNT / uri.removeprefix(_GOOGLE) if is_on_google(uri) else Path(uri)
 
 
 def list_files(root: str) -> list[StoredFile]:
-    """List the files below `root`, sorted by name; hidden ones (a leading dot, or left by Windows) are left out.
+    """List the files below `root`, sorted by name; hidden files (a leading dot, or made by Windows) are left out.
 
     Raises:
         InputError: If `root` does not exist or holds no file.
@@ -96,10 +96,10 @@ def list_files(root: str) -> list[StoredFile]:
 
 
 def each_file(root: str) -> Iterator[StoredFile]:
-    """Yield what `list_files` lists, one folder at a time in memory, where it lies on a disk.
+    """Yield the files of `list_files`; on a disk, only one folder at a time is held in memory.
 
     Raises:
-        InputError: See there.
+        InputError: If `root` does not exist or holds no file.
     """
     files = _in_bucket(root, store) if (store := store_of(root)) else _on_disk(root)
     first = next(files, None)
@@ -110,7 +110,7 @@ def each_file(root: str) -> Iterator[StoredFile]:
 
 
 def list_known(root: str) -> list[StoredFile]:
-    """List what `list_files` lists; nothing where there is no such folder, or no file in it."""
+    """Return the files of `list_files`; an empty list if the folder is missing or empty."""
     if store := store_of(root):
         return list(_in_bucket(root, store))
     return list(_on_disk(root)) if Path(root).is_dir() else []
@@ -143,12 +143,12 @@ def is_hidden(name: str) -> bool:
 
 
 def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[StoredFile]:
-    """Yield the files below a folder, sorted by name as it is with the folders': "a.txt" comes before "a/b".
+    """Yield the files below a folder, sorted by relative path: "a.txt" comes before "a/b".
 
     Args:
         directory: The folder.
-        prefix: Folders between the first one and the files, each with a slash.
-        above: Device and inode of every folder that holds this one.
+        prefix: Path of the folder below the root, with a slash at its end; empty for the root.
+        above: Device and inode of every parent folder, to detect links that form a cycle.
     """
     here = os.stat(directory)
     identity = here.st_dev, here.st_ino
@@ -166,7 +166,7 @@ def _walk(directory: str, prefix: str, above: frozenset[tuple[int, int]]) -> Ite
             continue
         try:
             yield _stored(name, entry.stat())
-        except FileNotFoundError:  # A broken link: refused by whoever reads it, not by who only passes by.
+        except FileNotFoundError:  # A broken link is an error only for a reader of the file.
             yield StoredFile(name, 0, "missing")
 
 
@@ -203,11 +203,11 @@ def read_bytes(uri: str) -> bytes:
     except OSError as error:
         if error.errno in _MISSING:
             raise InputError(f"Cannot read {uri!r}: there is no such file. Check the path.") from error
-        raise OSError(error.errno, error.strerror, uri) from error  # Of a read it does not say what was read.
+        raise OSError(error.errno, error.strerror, uri) from error  # The error of a read lacks the path.
 
 
 def read_range(uri: str, offset: int, length: int) -> bytes:
-    """Read `length` bytes of one file; fewer only where it ends before.
+    """Read `length` bytes of one file; fewer only if the file ends before.
 
     Raises:
         InputError: If there is no such file, or it may not be read.
@@ -223,7 +223,7 @@ def read_range(uri: str, offset: int, length: int) -> bytes:
 
 
 def open_file(uri: str) -> io.BufferedReader:
-    """Open a file for reading from any place of it; one in a bucket is fetched part by part.
+    """Open a file for reading at any position; a file in a bucket is fetched part by part.
 
     Raises:
         InputError: If there is no such file, or it may not be read.
@@ -239,7 +239,7 @@ def open_file(uri: str) -> io.BufferedReader:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file in a bucket; every read asks for a range of it."""
+    """A file in a bucket; every read requests a range of bytes."""
 
     def __init__(self, uri: str, size: int) -> None:
         self._uri, self._size, self._at = uri, size, 0
@@ -265,7 +265,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 def exists(uri: str) -> bool:
-    """Return whether there is a file, here or in a bucket."""
+    """Return whether a file exists, local or in a bucket."""
     return _size(uri) is not None
 
 
@@ -278,15 +278,15 @@ def _size(uri: str) -> int | None:
 
 
 def names_in(root: str) -> set[str]:
-    """Return the names of the files in a folder, here or in a bucket; none where there is no such folder."""
+    """Return the names of the files in a folder, local or in a bucket; an empty set if the folder is missing."""
     return {file.name for file in list_known(root) if "/" not in file.name}
 
 
 def join(root: str, name: str) -> str:
-    """Join a name to a root that it must not leave.
+    """Join a relative path to a root folder, and check that the result is below the root.
 
     Raises:
-        InputError: If `name` is absolute, climbs out of `root`, or holds a NUL. Symbolic links are followed: whoever
+        InputError: If `name` is absolute, has a part `..`, or holds a NUL. Symbolic links are followed: whoever
             may place one in `root` may as well place the file.
     """
     if "\0" in name:
@@ -302,7 +302,7 @@ def join(root: str, name: str) -> str:
 
 
 def localize(uri: str, into: Path) -> Path:
-    """Return a local path with the content of `uri`: itself where it is local, else a copy below `into`."""
+    """Return a local path of the file or folder `uri`: `uri` itself if it is local, else a copy below `into`."""
     if not (store := store_of(uri)):
         return Path(uri)
     target = into / hashlib.sha256(uri.encode()).hexdigest()[:16]
@@ -322,10 +322,10 @@ def localize(uri: str, into: Path) -> Path:
 
 
 def upload(path: Path, uri: str) -> None:
-    """Copy a local file or folder to a bucket; an object appears whole or not at all.
+    """Copy a local file or folder to a bucket; each object is written atomically.
 
     Raises:
-        InputError: If there is nothing at `path`, or `uri` is in no bucket, or in one that may not be written.
+        InputError: If `path` has no file, `uri` is not in a bucket, or the bucket may not be written.
     """
     files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
     if not files:
@@ -343,7 +343,7 @@ def upload(path: Path, uri: str) -> None:
 
 @contextlib.contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Say of a disk that is full, or cannot be written, which one it is, in an InputError."""
+    """Raise an InputError that names the disk, if a write in the block fails because the disk is full or read-only."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -359,9 +359,9 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 
 def _number(error: OSError | RuntimeError) -> int:
-    """Return the number of a system's error, which libraries may give in the message alone; 0 if there is none.
+    """Return the errno of an error, which some libraries give only in the message; 0 if there is none.
 
-    Of the many errors that shutil collects while it copies a folder, it is the first one's. HDF5 raises RuntimeError.
+    If shutil has collected several errors while copying a folder, the first counts. HDF5 raises RuntimeError.
     """
     if isinstance(error, OSError) and error.errno:
         return error.errno
@@ -389,10 +389,10 @@ def _said_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_faults() -> Iterator[None]:
-    """Raise what the machine lacks as an error in words: for all of a command, or all of a step.
+    """Translate errors of the machine, such as a full disk, to InputError or PlatformError, in a command or step.
 
-    Whoever reads a file on a mounted bucket that is changed meanwhile gets an error in the place of the rest of its
-    content, and of several who write it the first one wins:
+    If a file on a mounted bucket is changed while it is open, reading the rest fails; of several writers, the first one
+    wins:
     https://github.com/GoogleCloudPlatform/gcsfuse/blob/master/docs/semantics.md#stale-file-handle-errors
 
     Raises:
@@ -426,7 +426,7 @@ def naming_faults() -> Iterator[None]:
 
 
 def _staging_dir(path: Path) -> Path | None:
-    """Return where files for a mounted bucket are written first: this machine's own disk. None for any other path."""
+    """Return the local folder where files for a mounted bucket are written first; None for any other path."""
     return Path(tempfile.gettempdir()) if path.is_relative_to(BUCKETS_MOUNT) else None
 
 
@@ -437,14 +437,14 @@ def _existing_parent(path: Path) -> Path:
 
 
 def require_output(directory: Path, marker: str) -> None:
-    """Check, before any long work, that a step may write `directory`, and would replace nothing but its own work.
+    """Check, before any long work, that a step may write `directory`, and would replace only an earlier result.
 
     Args:
         directory: The folder to write.
-        marker: The file that this step leaves in its folders.
+        marker: Name of a file that is in every result of the step.
 
     Raises:
-        InputError: If the folder cannot be written, or holds something without `marker` in it.
+        InputError: If the folder cannot be written, or is neither empty nor contains `marker`.
     """
     require_writable(directory)
     if directory.is_dir() and any(directory.iterdir()) and not (directory / marker).is_file():
@@ -458,11 +458,11 @@ def require_writable(directory: Path) -> None:
     """Check that `directory` is, or can become, a folder to write in.
 
     Raises:
-        InputError: If it, or what stands in its way, is no folder, or may not be written.
+        InputError: If the folder, or its nearest existing parent, is a file or may not be written.
     """
     try:
         existing = _existing_parent(directory.absolute())
-    except PermissionError as error:  # As a bucket that another user of this machine has mounted.
+    except PermissionError as error:  # For example a bucket that another user of this machine has mounted.
         raise InputError(
             f"Cannot write to {directory}: {error.filename} may not be written, nor looked into. Run as the user who "
             "may, or choose another folder."
@@ -506,7 +506,7 @@ def require_file(path: Path, is_added_to: bool = False) -> None:
 
 
 def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
-    """Yield a description of each file below `root`; a missing one has no bytes and the version `missing`."""
+    """Yield the `StoredFile` of each name below `root`; a missing file has no bytes and the version `missing`."""
     listed = {file.name: file for file in list_files(root)} if is_remote(root) else None
     for name in names:
         try:
@@ -516,18 +516,19 @@ def stat_files(root: str, names: Iterable[str]) -> Iterator[StoredFile]:
 
 
 def _stored(name: str, status: os.stat_result) -> StoredFile:
-    # Size and time alone can agree by design, as in an archive made to be reproducible; these two cannot be set.
+    # Different files may have equal sizes and modification times, as in a reproducible archive; change time and inode
+    # cannot be set.
     return StoredFile(name, status.st_size, f"{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}")
 
 
 def require_free_bytes(path: Path, num_bytes: int) -> None:
     """Check, before any long work, that `num_bytes` will fit on the disk of `path`.
 
-    On a mounted bucket they must fit where they are staged, too: twice, where that is the same disk, as in a pod whose
-    mount is a folder of its node.
+    For a mounted bucket, they must also fit in the staging folder. If both are on one disk, as in a pod whose mount is
+    a folder of its node, twice the size is needed.
 
     Raises:
-        InputError: If they will not.
+        InputError: If the disk has less free space.
     """
     places = [place for place in (_staging_dir(path), _existing_parent(path.absolute())) if place]
     devices = [os.stat(place).st_dev for place in places]
@@ -542,7 +543,7 @@ def require_free_bytes(path: Path, num_bytes: int) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write one local file whole or not at all, durable once this returns. Missing folders are created."""
+    """Write a local file atomically, and flush it to the disk. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming_full_disk(path):
         handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -558,10 +559,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_file(uri: str, content: bytes) -> None:
-    """Write one file, here or in a bucket, whole or not at all.
+    """Write a file, local or in a bucket, atomically.
 
     Raises:
-        InputError: If it lies in a bucket that may not be written.
+        InputError: If the bucket may not be written.
     """
     if not (store := store_of(uri)):
         return write_bytes(Path(uri), content)
@@ -570,7 +571,7 @@ def write_file(uri: str, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON (no NaN), whole or not at all.
+    """Write strict JSON (no NaN) to a local file, atomically.
 
     Raises:
         ValueError: If `value` holds a number that is not finite.
@@ -627,13 +628,13 @@ def new_file(path: Path) -> TextIO:
 
 @contextlib.contextmanager
 def staged_directory(final: Path | str) -> Iterator[Path]:
-    """Give a temporary folder that becomes `final` when the block ends well, and is deleted otherwise.
+    """Yield a temporary folder that becomes `final` if the block succeeds, and is deleted otherwise.
 
-    On a disk it is renamed, and appears whole. To a bucket, mounted or not, its files are copied, and the JSON files at
-    its top come last: they say what the folder holds, and without them no step reads it.
+    On a disk, the folder is renamed atomically. To a bucket, mounted or not, the files are copied, and the JSON files
+    at the top level come last: without them, no step reads the folder.
 
     Args:
-        final: The folder; text where it may lie in a bucket.
+        final: Folder to create; a string if it may be in a bucket.
 
     Raises:
         InputError: If the disk fills up inside the block.
@@ -663,9 +664,9 @@ def staged_directory(final: Path | str) -> Iterator[Path]:
 
 
 def drop_half_written(folder: Path) -> None:
-    """Delete what a killed process left of the files and folders that it was writing in a folder.
+    """Delete the temporary files and folders that a killed process has left in a folder.
 
-    Whoever calls this sees to it that nobody else writes there.
+    The caller must ensure that no other process writes to the folder.
     """
     for half in folder.glob(".*.tmp"):
         if half.is_dir():
@@ -675,7 +676,7 @@ def drop_half_written(folder: Path) -> None:
 
 
 def replace_directory(source: Path, final: Path) -> None:
-    """Rename the folder `source` to `final`; what stood there is moved away first and then deleted."""
+    """Rename the folder `source` to `final`; an existing `final` is moved away first, and then deleted."""
     if not final.exists():
         os.rename(source, final)
         return
@@ -692,7 +693,7 @@ def replace_directory(source: Path, final: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Copy a folder by hard links (a copy where the file system has none), whole or not at all."""
+    """Copy a folder atomically, by hard links or, if the file system has none, by copies of the files."""
 
     def link(from_path: str, to_path: str) -> None:
         try:
@@ -705,14 +706,14 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder to read-only files of its own, whole or not at all; the disk clones them where it can."""
+    """Copy a folder to new read-only files, atomically; the file system clones the files if it can."""
 
     def copy(from_path: str, to_path: str) -> None:
         with open(from_path, "rb", buffering=0) as source_file, open(to_path, "xb", buffering=0) as made:
-            with contextlib.suppress(OSError, AttributeError):  # Not on this disk, or not on this system.
+            with contextlib.suppress(OSError, AttributeError):  # If the file system or the platform lacks it.
                 while os.copy_file_range(source_file.fileno(), made.fileno(), 1 << 30):
                     pass
-            shutil.copyfileobj(source_file, made)  # What is left of it.
+            shutil.copyfileobj(source_file, made)  # Copies the rest.
             os.fchmod(made.fileno(), 0o444)
 
     with staged_directory(target) as staged:

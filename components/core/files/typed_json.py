@@ -1,4 +1,4 @@
-"""JSON as typed values: what a file holds is checked against the dataclass that says what it should."""
+"""JSON files as dataclasses: the content of a file is checked against the types of the fields."""
 
 import dataclasses
 import json
@@ -18,15 +18,15 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def decode(content: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse JSON that somebody else may have written: whatever is wrong with it is a ValueError.
+    """Parse untrusted JSON; every error is a ValueError.
 
     Args:
         content: The text, or its bytes in UTF-8.
-        constant: Makes a value of NaN, Infinity and -Infinity, which are no JSON; a float if not given.
+        constant: Function that converts NaN, Infinity and -Infinity, which are not valid JSON; None makes floats.
 
     Raises:
-        ValueError: If it is not valid JSON, is nested more than 100 levels deep, where functions that call themselves
-            end, or holds half of a surrogate pair, which no file or terminal takes.
+        ValueError: If it is not valid JSON, is nested more than 100 levels deep, so that recursive functions would
+            fail, or holds half of a surrogate pair, which UTF-8 cannot encode.
     """
     value = parse_text(content if isinstance(content, str) else content.decode("utf-8-sig"), constant)
     level: list[dict[str, Any] | list[Any]] = [[value]]
@@ -42,7 +42,7 @@ def parse_text(text: str, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse JSON like `decode`, but limit the depth only as Python's parser does, which is faster.
 
     Raises:
-        ValueError: See `decode`.
+        ValueError: If it is not valid JSON, is nested too deeply, or holds half of a surrogate pair.
     """
     try:
         value = json.loads(text, parse_constant=constant)
@@ -57,13 +57,13 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
     """Read a JSON file that a step wrote.
 
     Args:
-        path: The file, here or in a bucket.
-        what: Name of what it should be, for the message.
-        step: Who writes it.
+        path: The file, local or in a bucket.
+        what: Expected content for messages, for example `a data set manifest`.
+        step: Name of the step that writes the file.
         parse: Turns parsed JSON into a value, or raises KeyError, TypeError or ValueError.
 
     Raises:
-        InputError: If it is missing or malformed; names the file and the field.
+        InputError: If the file is missing or malformed; names the file and the field.
     """
     try:
         content = storage.read_bytes(str(path))
@@ -85,10 +85,10 @@ def load(path: Path | str, what: str, step: str, parse: Callable[[Any], T]) -> T
 class JsonFile:
     """Base of dataclasses that are stored as a JSON file in a folder.
 
-    Its arguments are the file's name, and for error messages what the file is and the step that writes it:
+    Class arguments are the file's name and, for error messages, its description and the step that writes it:
     `class Facts(JsonFile, name="facts.json", what="a model's facts", step="train_model")`.
 
-    It is read from any version of the file; see `typed_values.read`.
+    Files of other versions can be read too; see `typed_values.read`.
     """
 
     _name: ClassVar[str]
@@ -99,14 +99,14 @@ class JsonFile:
         cls._name, cls._what, cls._step = name, what, step
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the file holds."""
+        """Return the content of the file as a dict."""
         return dataclasses.asdict(typing.cast(Any, self))
 
     def save(self, directory: Path) -> None:
         """Write the file into a folder.
 
         Raises:
-            ValueError: If a figure is not finite.
+            ValueError: If a number is not finite.
         """
         storage.write_json(directory / self._name, self.as_dict())
 
@@ -118,7 +118,7 @@ class JsonFile:
             directory: Local folder, or the URI of a folder in a bucket.
 
         Raises:
-            InputError: If it is missing or malformed; names it and the field.
+            InputError: If the file is missing or malformed; names the file and the field.
         """
         return load(f"{directory}/{cls._name}", cls._what, cls._step, cls.parse)
 
@@ -132,9 +132,9 @@ class JsonFile:
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
-        """Turn what the file holds into the value.
+        """Convert parsed JSON to an instance of this class.
 
         Raises:
-            KeyError, TypeError, ValueError: If it is malformed.
+            KeyError, TypeError, ValueError: If the content is malformed.
         """
         return read(raw, cls, any_version=True)

@@ -18,9 +18,9 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 
-SMALL_BYTES = 256 << 20  # Any machine that prepares data has as much.
+SMALL_BYTES = 256 << 20  # Any machine that prepares data has this much memory.
 _MOST_TIMES = 100
-# What a broken archive of arrays raises, each from another layer of it.
+# Exceptions of a damaged .npz or .npy file, from its several layers.
 DAMAGED = (
     *(OSError, ValueError, EOFError, TypeError, KeyError, MemoryError, OverflowError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, SyntaxError),
@@ -33,11 +33,11 @@ def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
 
     Args:
         place: The file.
-        num_bytes: Its size.
-        unpacked: Bytes that it holds, as its own header says or as have been counted so far.
+        num_bytes: Size of the compressed file, in bytes.
+        unpacked: Decompressed size in bytes, as the file's header says or as counted so far.
 
     Raises:
-        InputError: If it holds more.
+        InputError: If `unpacked` is above the limit.
     """
     most = max(SMALL_BYTES, _MOST_TIMES * num_bytes)
     if unpacked > most:
@@ -51,17 +51,17 @@ def require_plausible(place: str, num_bytes: int, unpacked: int) -> None:
 def read_arrays(
     place: str | Path, content: bytes | None = None, only: str = "", is_own: bool = False
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file by their names; that of an .npy file has the empty name.
+    """Return the arrays of an .npz file, as {name: array}; the array of an .npy file has the name ''.
 
     Args:
         place: The file.
-        content: Bytes of the whole file, where it is not to be read from `place`.
+        content: Bytes of the whole file; None reads them from `place`.
         only: Name of the one array to read, if it is there; empty reads all.
-        is_own: Whether this project has written it. Then it may unpack to any size.
+        is_own: Whether this project has written the file. Then it may unpack to any size.
 
     Raises:
-        InputError: If it unpacks to more than the rule allows.
-        ValueError: If it is missing or damaged, or holds something else, as pickled objects.
+        InputError: If the file unpacks to more than `require_plausible` allows.
+        ValueError: If the file is missing or damaged, or holds something else, such as pickled objects.
     """
     try:
         with open(place, "rb") if content is None else io.BytesIO(content) as file:
@@ -86,7 +86,7 @@ def read_arrays(
 
 
 def _read_array(file: IO[bytes], num_bytes: int) -> np.ndarray:
-    """Return the array of an .npy file of a size, whose header says no more than is there."""
+    """Read the array of an .npy file of `num_bytes`; raise ValueError if the header claims more."""
     version = np.lib.format.read_magic(file)
     is_first = version == (1, 0)
     shape, _, kind = (np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0)(file)

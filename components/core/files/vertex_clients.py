@@ -1,4 +1,4 @@
-"""Vertex AI's own clients, and Google's errors as ours; imported and signed in when the first call is made."""
+"""Vertex AI's clients, with Google's errors translated to this project's; the first call imports them and signs in."""
 
 import contextlib
 import functools
@@ -12,10 +12,10 @@ from typing import Any
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import ExistsError, MissingError, OutageError, PlatformError
 
-# Where a step finds Vertex AI, if it is not at the region's own address.
+# Environment variable with the address of Vertex AI, if it is not the regional one.
 ADDRESS_VARIABLE = "TPU_PIPELINES_VERTEX_ENDPOINT"
 _TIMEOUT_SECONDS = 60
-# What the service says of a resource that it is changing; not documented, so that other words make it a refusal.
+# Part of the service's message while it changes a resource. Undocumented: any other message is taken for a refusal.
 _CHANGING = "other operations running on the resource"
 _ACT_AS = "permission to act as service_account"  # googleapis/python-aiplatform/issues/1073: no 403, but a 400.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -33,15 +33,15 @@ def join_errors(errors: Mapping[str, Any]) -> str:
 class VertexService:
     """The services of Vertex AI in one project.
 
-    All calls go over HTTP, so that one transport is what is tested and what is used; a token is renewed as it runs out,
-    between two calls or in one.
+    All calls go over HTTP, so that tests use the same transport as users. An expired token is renewed, between two
+    calls or within one.
 
     Args:
         project: Google Cloud project.
-        region: Region of calls that name no other.
-        address: Address of the service, if it is not the regional one; by default what TPU_PIPELINES_VERTEX_ENDPOINT
-            says.
-        credentials: Google's; the environment's if not given.
+        region: Default region of calls.
+        address: Address of the service, if it is not the regional one; by default the value of
+            TPU_PIPELINES_VERTEX_ENDPOINT.
+        credentials: Google credentials; None uses those of the environment.
     """
 
     def __init__(self, project: str, region: str, address: str = "", credentials: Any = None) -> None:
@@ -69,7 +69,7 @@ class VertexService:
             kind: Name of the service, for example `PipelineService`.
             method: Name of the method.
             request: Request of the method.
-            region: Region of the service; empty is the region of these clients.
+            region: Region of the service; empty uses the default region.
 
         Raises:
             OutageError: If the same call may succeed later.
@@ -109,16 +109,16 @@ class VertexService:
             return types().PredictResponse.from_json(answer.text, ignore_unknown_fields=True)
 
     def list(self, kind: str, method: str, request: Any, region: str = "") -> list[Any]:
-        """Return everything that a listing gives, page by page."""
+        """Call a method that lists resources, and return the items of all pages; see `call`."""
         pages = self.call(kind, method, request, region)
         with self._translated(method):
             return list(pages)
 
     def is_done(self, operation: Any, method: str) -> bool:
-        """Ask once whether a long-running operation, as `call` gave it for `method`, has ended.
+        """Check once whether a long-running operation, which `call` returned for `method`, has ended.
 
         Raises:
-            PlatformError: If it has failed; repeats the service's message.
+            PlatformError: If the operation has failed; repeats the service's message.
         """
         with self._translated(method):
             is_done: bool = operation.done(retry=None)
@@ -140,10 +140,10 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
 
     Args:
         service: Name of the service.
-        doing: What it is asked to do, a verb.
+        doing: Requested action for messages, for example `list models`.
         where: Project and region.
-        advice: What to do if the account may not do it.
-        hint: What to do if the service refuses for another reason.
+        advice: Advice to the user if the account lacks a permission.
+        hint: Advice to the user if the service refuses for another reason.
 
     Raises:
         OutageError: If the same call may succeed later.
@@ -158,7 +158,7 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
     def said(error: exceptions.GoogleAPICallError) -> str:
         return re.sub(r"^[A-Z]+ \S+: ", "", str(error.message))  # Without the method and URL at its start.
 
-    broken = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)  # Off half-way.
+    broken = (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError)  # Cut off.
     refused = f"{service} refused to {doing} in {where}"
     try:
         yield
@@ -188,10 +188,10 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
 
 
 def sign_in() -> Any:
-    """Return Google's credentials, as the environment has them.
+    """Return the Google credentials of the environment.
 
     Raises:
-        InputError: If it has none.
+        InputError: If there are none.
     """
     import google.auth
     import google.auth.exceptions
@@ -207,7 +207,7 @@ def sign_in() -> Any:
 
 
 def types() -> Any:
-    """Return the service's own types."""
+    """Return `google.cloud.aiplatform_v1`, the module with the service's clients and types."""
     import google.cloud.aiplatform_v1
 
     return google.cloud.aiplatform_v1
