@@ -1,8 +1,8 @@
 """Bundle: a user's model as one file with its code and data files, so that it can run on another machine.
 
 A bundle is a zip archive of the modules that the model's file imports and of the data files that they name, without the
-standard library, installed libraries and this project. Its reference is its path, `ROOT/SHA256/NAME.zip`, or NAME.keras
-for a model saved by Keras. The digest is verified before a bundle is opened, and its modules are imported only from it.
+standard library, installed libraries and this project. A bundle's reference is its path, `ROOT/SHA256/NAME.zip`, or
+NAME.keras for a model saved by Keras. Before a bundle is opened, its digest is verified.
 """
 
 import atexit
@@ -30,7 +30,7 @@ from tpu_components.core.files import storage
 
 _ENTRY_FILE = "bundle.json"  # Names the model, for example `my_model.py` or `nets.cnn:build_model`.
 _REFERENCE = re.compile(r".*/([0-9a-f]{64})/[^/]+\.(zip|keras)")
-_TIME = (1980, 1, 1, 0, 0, 0)  # Time of every file, so that equal content gives an equal archive.
+_TIME = (1980, 1, 1, 0, 0, 0)  # Modification time of every file, so that equal content gives an equal archive.
 _MOST_BYTES = 256 << 20  # Limit, because every change is uploaded again.
 # Types of Google's credentials: https://google.aip.dev/auth/4110
 _CREDENTIALS = ("service_account", "authorized_user", "external_account", "impersonated_service_account")
@@ -40,7 +40,7 @@ USER_MODULE = "user_model"  # Module name of the model's own file.
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """One file with a model's code.
+    """A model's code as the content of one file.
 
     Attributes:
         name: Name of the file.
@@ -70,10 +70,10 @@ def pack(model: str, files: Mapping[str, Path]) -> Bundle:
 
     Args:
         model: A `.py` or `.keras` file, or `module:function`.
-        files: Paths of the model's files, by their names relative to the folder of its modules.
+        files: The model's files, as {name relative to the folder of the model's modules: path}.
 
     Raises:
-        InputError: If a file lies outside that folder, contains credentials, or the files are too large.
+        InputError: If a file lies outside the folder of the modules, contains credentials, or the files are too large.
     """
     outside = [name for name in files if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
     if outside:
@@ -112,7 +112,7 @@ def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
 
 
 def _opens_an_account(content: bytes) -> bool:
-    """Return whether a file is a private key or contains Google credentials."""
+    """Return whether a file is JSON with a `private_key` or of a type of Google credentials."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -136,8 +136,8 @@ class Opened:
     """A bundle that is extracted on this machine.
 
     Attributes:
-        folder: Folder of its modules.
-        model: Name of the model for `build_model`, inside `importing_from`.
+        folder: Folder of the extracted files.
+        model: Name to pass to `build_model`, inside a block of `importing_from`.
     """
 
     folder: Path
@@ -145,7 +145,7 @@ class Opened:
 
     @property
     def files(self) -> dict[str, Path]:
-        """Path of every file, by its name relative to the folder."""
+        """All files, as {name relative to the folder: path}."""
         paths = (path for path in sorted(self.folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
         return {path.relative_to(self.folder).as_posix(): path for path in paths}
 
@@ -175,8 +175,8 @@ def open_bundle(content: bytes, digest: str, where: str) -> Opened:
 
     Args:
         content: Bytes of the bundle.
-        digest: Their expected SHA-256.
-        where: Name of the model in error messages.
+        digest: Expected SHA-256 of the content.
+        where: Path of the bundle, for its suffix and for error messages.
 
     Raises:
         InputError: If the digest is wrong, or the bundle is damaged.

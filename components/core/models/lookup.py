@@ -24,14 +24,14 @@ from tpu_components.core.models.bundle import Bundle, fetch, import_file, import
 from tpu_components.core.models.ready import REGISTRY
 
 _BUILDER = "build_model"
-_BROUGHT = "brought"  # Attribute of a model for `Brought`, which Keras does not save.
+_BROUGHT = "brought"  # Attribute of a model that holds a `Brought`; Keras does not save it.
 
 
 UNITS_LAYER = "target_units"  # Last layer of a regression model: converts standardised outputs to the targets' units.
-PROBABILITIES_LAYER = "probabilities"  # Last layer of a model of logits.
+PROBABILITIES_LAYER = "probabilities"  # Last layer added to a model that returns logits.
 
 
-# Known activations of a last layer. Any of them but the task's own is an error; a user's own activation is accepted.
+# A last layer with one of these activations is an error unless it is the task's. Custom activations are accepted.
 _ACTIVATIONS = ("linear", "softmax", "sigmoid", "hard_sigmoid", "log_softmax", "tanh", "relu", "softplus")
 
 
@@ -44,13 +44,13 @@ _ENDINGS = {"linear": "without an activation", "softmax": "with softmax", "sigmo
 
 @dataclasses.dataclass(frozen=True)
 class Brought:
-    """What a model brings for its training: what it is compiled with, or functions in its file.
+    """Training settings that come with a model: arguments of its `compile`, or functions in its file.
 
     Attributes:
-        optimizer: Optimizer of Keras; None if the model is not compiled.
+        optimizer: Keras optimizer; None if the model is not compiled.
         loss: Loss as `keras.Model.compile` takes it; None if the model has none.
-        metrics: Metrics of Keras.
-        callbacks: Callbacks of Keras.
+        metrics: Keras metrics.
+        callbacks: Keras callbacks.
         has_step: Whether the model's class defines `train_step`.
     """
 
@@ -62,7 +62,7 @@ class Brought:
 
 
 def brought_by(model: Any) -> Brought:
-    """Return what a model from `build_model` brings for its training."""
+    """Return the optimizer, loss, metrics and callbacks that come with a model from `build_model`."""
     return vars(model).get(_BROUGHT, Brought())
 
 
@@ -70,10 +70,10 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
     """Check, without importing Keras, that a model's name can be resolved.
 
     Raises:
-        InputError: If it is not a registered name, an existing `.py` or `.keras` file, `module:function`, or the
-            reference of a bundle.
+        InputError: If `name` is not a registered name, an existing `.py` or `.keras` file, `module:function`, or the
+            reference of a bundle; or if a parameter is unknown.
     """
-    if is_reference(name):  # Checked when it is opened, possibly on another machine.
+    if is_reference(name):  # The bundle is checked when it is opened, possibly on another machine.
         return
     if name.endswith((".py", ".keras")):
         if not Path(name).is_file():
@@ -101,7 +101,7 @@ def check_model(name: str, parameters: Mapping[str, Any] | None = None) -> None:
 
 
 def _signature_in_file(path: Path) -> set[str] | None:
-    """Return the parameters of the file's `build_model`, without running the file; None if it accepts any."""
+    """Return the parameter names of the file's `build_model`, without running the file; None if they are unknown."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
@@ -166,7 +166,7 @@ def source_files(name: str) -> list[Path]:
 
 
 def model_code(name: str, parameters: Mapping[str, Any] | None = None) -> Code:
-    """Return the code of a model and the files that the code or a parameter names; they identify the model.
+    """Return the files that identify a model: its code, and the files that its code or a parameter names.
 
     Args:
         name: A registered name, a `.py` or `.keras` file, or `module:function`.
@@ -209,7 +209,7 @@ def _own_folders() -> tuple[Path, ...]:
 
 
 def named_files(parameters: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the local files that a model's parameters name, by name."""
+    """Return the local files that a model's parameters name, as {parameter value: path}."""
     return {text: Path(text) for text in _texts(parameters) if is_file(text)}
 
 
@@ -223,7 +223,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _builder(name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """Return the function that builds a model, and the names in its module."""
+    """Return the function that builds a model, and its module's variables (empty for a registered model)."""
     function = _BUILDER
     try:
         if name.endswith(".py"):
@@ -257,7 +257,7 @@ def _is_torch(value: Any) -> bool:
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error's message; if Keras has wrapped it, the message of the layer, which Keras prints in bold."""
+    """Return an error's message. If Keras has wrapped the error of a layer, return only its text in bold."""
     wrapped = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     return wrapped[1] if wrapped else str(error)
 
@@ -289,12 +289,12 @@ def build_model(
             reference of a bundle.
         interface: Required input and output.
         parameters: Hyper-parameters, passed on by name.
-        warn: Called with a sentence about a part of the model that training does not use or adds.
+        warn: Called with a warning, for example that a layer is added or that the input is not scaled.
 
     Returns:
         A keras.Model, from dtype[batch, *input.shape] to float[batch, *output_shape]; see also `brought_by`. For a
-        regression, a final `Rescaling` layer converts standardised outputs to the targets' units. For classes and
-        labels, a model that ends without an activation gets the one that turns logits into probabilities.
+        regression, a final `Rescaling` layer converts standardised outputs to the targets' units. For classification
+        and multi-label data, a softmax or sigmoid is added to a model that returns logits.
 
     Raises:
         InputError: If the model cannot be imported, contains code that is not Keras's own (a `.keras` file), does not
@@ -365,12 +365,12 @@ def _build_here(name: str, interface: Interface, parameters: Mapping[str, Any], 
 
 
 def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
-    """Return what a model is compiled with, with the functions `loss`, `metrics` and `callbacks` of its module."""
+    """Return the settings from a model's `compile`, overridden by `loss`, `metrics` and `callbacks` of its module."""
     compiled = model._compile_config.config if model.compiled else {}
     own = {kind: item for kind in ("loss", "metrics", "callbacks") if inspect.isfunction(item := module.get(kind))}
     try:
         metrics = own["metrics"]() if "metrics" in own else [compiled.get("metrics"), compiled.get("weighted_metrics")]
-        # Keras's name `accuracy` depends on the targets; training shows it in any case.
+        # Keras resolves `accuracy` by the targets. Training reports the task's own metric anyway.
         named = [item for item in keras.tree.flatten(metrics) if item and item not in ("accuracy", "acc")]
         return Brought(
             model.optimizer if model.compiled else None,
@@ -379,7 +379,7 @@ def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
             own["callbacks"]() if "callbacks" in own else (),
             type(model).train_step is not keras.Model.train_step,
         )
-    except Exception as error:  # See `_builder`.
+    except Exception as error:  # User code may raise anything.
         raise InputError(
             f"Cannot use the metrics or callbacks of the model {name!r}: {explain(error)}. Expected functions without "
             "arguments that return a list of keras.metrics.Metric, or of keras.callbacks.Callback."
@@ -387,7 +387,7 @@ def _brought(name: str, model: Any, module: Mapping[str, Any]) -> Brought:
 
 
 def _as_metric(named: Any) -> Any:
-    """Return the metric that `keras.Model.compile` makes of a name or of a function."""
+    """Return the Keras metric for a name or a function, as `keras.Model.compile` makes it."""
     metric = keras.metrics.get(named)
     if isinstance(metric, keras.metrics.Metric):
         return metric
@@ -410,7 +410,7 @@ def _called_on_input(name: str, model: Any, interface: Interface) -> Any:
         return keras.Sequential([inputs, *model.layers], name=model.name)
     try:
         return keras.Model(inputs, model(inputs))
-    except Exception as error:  # See `_builder`.
+    except Exception as error:  # User code may raise anything.
         raise InputError(
             f"The model {name!r} cannot be called on keras.Input({interface.input.shape}): {explain(error)}. Make "
             "its layers in __init__, their variables in build, and use operations of keras.ops in call; or return "
@@ -477,7 +477,7 @@ def _run_builder(name: str, interface: Interface, parameters: Mapping[str, Any])
         return builder(**facts, **parameters), module
     except InputError:
         raise
-    except Exception as error:  # See `_builder`.
+    except Exception as error:  # User code may raise anything.
         raise InputError(
             f"The model {name!r} could not be built for {interface.input} and {interface.task.size_fact}="
             f"{interface.num_classes} with {dict(parameters)}{_place_of(error)}: {explain(error)}. Correct the "
@@ -490,7 +490,7 @@ def _load_keras_file(path: str, warn: Callable[[str], None]) -> Any:
         with warnings.catch_warnings(action="ignore"):  # Keras warns of an optimizer that has taken no step.
             return keras.saving.load_model(path, safe_mode=True)
     except (ValueError, TypeError, OSError):
-        pass  # Its loss or a metric may be code of its own, while its layers are Keras's.
+        pass  # Only the loss or a metric may be custom code: try to load the model without them.
     try:
         model = keras.saving.load_model(path, compile=False, safe_mode=True)
     except (ValueError, TypeError, OSError) as error:

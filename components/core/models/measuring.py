@@ -1,6 +1,6 @@
-"""Further metrics of a model, by Keras: those of `TrainParams.metrics` and those that the model brings.
+"""Additional Keras metrics of a model: those in `TrainParams.metrics`, and those that come with the model.
 
-They travel in the model's architecture, so that the evaluation measures what the training has measured.
+They are saved in `architecture.json`, so that evaluation computes the same metrics as training.
 """
 
 import functools
@@ -14,27 +14,27 @@ from tpu_components.core.base.frameworks import ops
 from tpu_components.core.examples.interface import CLASSIFICATION, Interface
 from tpu_components.core.results.metric_table import HIGHER, LOWER, NEITHER
 
-_MEASURED = "measured"  # Attribute of a model for its metrics, which Keras does not save.
-_PART = 8192  # Examples for one update of a metric.
+_MEASURED = "measured"  # Attribute of a model that holds its additional metrics; Keras does not save it.
+_PART = 8192  # Examples per update of a metric.
 
 
 def measured_by(model: Any) -> Sequence[Any]:
-    """Return the further metrics of a model."""
+    """Return the additional metrics of a model, as Keras metrics."""
     return vars(model).get(_MEASURED, ())
 
 
 def set_measured(model: Any, metrics: Sequence[Any]) -> None:
-    """Set the further metrics of a model."""
+    """Set the additional metrics of a model."""
     vars(model)[_MEASURED] = metrics
 
 
 def direction_of(metric: Any) -> int:
-    """Return `HIGHER` or `LOWER`, whichever is better by Keras; `NEITHER` of a metric that does not say."""
+    """Return which values of a Keras metric are better: `HIGHER`, `LOWER`, or `NEITHER` if unknown."""
     return {"up": HIGHER, "down": LOWER}.get(getattr(metric, "_direction", ""), NEITHER)
 
 
 def adapt(metric: Any, interface: Interface) -> Any:
-    """Make a metric take the targets of a data set, see `convert_targets`; returns the metric."""
+    """Make a metric convert the targets of a data set (see `convert_targets`), and return it."""
     plain = functools.partial(type(metric).update_state, metric)
 
     def try_on(targets: np.ndarray, outputs: np.ndarray) -> str:
@@ -64,17 +64,17 @@ def convert_targets(
         try_on: Returns why the function cannot be used with some targets and outputs; empty if it can.
         what: Name of the function, for errors.
         interface: Input and output of the model.
-        is_softened: Whether label smoothing or mixup gives a probability for each class, which a number would lose.
+        is_softened: Whether label smoothing or mixup turns class numbers into a probability for each class.
 
     Returns:
-        The function of the same arguments, for targets in either form.
+        A function of the same arguments that accepts targets in either form.
 
     Raises:
-        InputError: If the function takes neither form, or takes class numbers and the targets are none.
+        InputError: If the function takes neither form, or takes only class numbers and the targets are vectors.
     """
     num_classes, has_numbers = interface.num_classes, interface.task_name == CLASSIFICATION
-    # Not as many examples as classes: shapes must not fit by chance. The first two are of one class: a loss that
-    # compares examples of a class shows.
+    # The number of examples differs from the number of classes, so that wrong shapes cannot match by accident. The
+    # first two examples are of one class, to detect a loss that compares examples of a class.
     labels = np.maximum(np.arange(5 if num_classes == 4 else 4) - 1, 0) % num_classes
     outputs = np.linspace(0.1, 1, labels.size * num_classes, dtype=np.float32).reshape(labels.size, num_classes)
     outputs /= outputs.sum(axis=1).max()
@@ -101,7 +101,7 @@ def convert_targets(
 
 
 def measure(metric: Any, targets: np.ndarray, outputs: np.ndarray) -> float:
-    """Return a metric of all examples."""
+    """Compute a metric over all examples."""
     metric.reset_state()
     for start in range(0, len(targets), _PART):
         metric.update_state(targets[start : start + _PART], outputs[start : start + _PART])

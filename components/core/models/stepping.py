@@ -17,7 +17,7 @@ class StepModel:
     """One step of a language model: `step(tokens, state) → probabilities, state`.
 
     Attributes:
-        state_size: Numbers in the state of one text, of all layers together; all zero before its first character.
+        state_size: Length of the state of one text, summed over all layers. The initial state is all zeros.
     """
 
     def __init__(self, model: Any) -> None:
@@ -53,7 +53,7 @@ class StepModel:
         """Process one more character of each text.
 
         Args:
-            tokens: int32[batch] ids.
+            tokens: int32[batch] character IDs.
             state: float32[batch, state_size].
 
         Returns:

@@ -21,7 +21,7 @@ from tpu_components.core.models.lookup import bundle_of, explain
 from tpu_components.core.models.measuring import measured_by, set_measured
 from tpu_components.core.models.stepping import StepModel
 
-# In architecture.json: the digest of `code.zip`, and metrics in Keras's form.
+# Keys of architecture.json: the SHA-256 of `code.zip`, and the Keras configurations of the additional metrics.
 _CODE, _METRICS = "code_sha256", "metrics"
 
 
@@ -42,13 +42,13 @@ def save_architecture(model: Any, directory: Path, code: Bundle | None = None) -
 
 
 def _config_of(model: Any) -> dict[str, Any]:
-    """Return the model's configuration for JSON, with its further metrics, without what compilation has added."""
+    """Return the model's configuration for JSON, with its additional metrics and without `compile_config`."""
     config: dict[str, Any] = json.loads(
         model.to_json(), object_hook=lambda item: {k: v for k, v in item.items() if k != "compile_config"}
     )
     if metrics := measured_by(model):
         serialized = [keras.saving.serialize_keras_object(metric) for metric in metrics]
-        config[_METRICS] = json.loads(json.dumps(serialized))  # Raises for what is no JSON.
+        config[_METRICS] = json.loads(json.dumps(serialized))  # Raises TypeError for values that JSON cannot hold.
     return config
 
 
@@ -64,7 +64,7 @@ def load_trained_model(directory: Path, weights_file: str = BEST_WEIGHTS_FILE, i
     Args:
         directory: Folder that train_model wrote.
         weights_file: File of the weights to load.
-        input_dtype: Dtype of the input; None is that of the training. Values are in [0, 255] in both cases.
+        input_dtype: Dtype of the model's input; None keeps that of the training. Pixels are always in [0, 255].
 
     Returns:
         The keras.Model, not compiled.
@@ -140,7 +140,7 @@ def check_rebuilds(model: Any, name: str, task: str) -> Bundle | None:
                 f"The model {name!r} cannot be rebuilt from its file ({explain(second)}), as evaluation "
                 f"and export have to. {_ADVICE}"
             ) from second
-    set_measured(model, measured_by(rebuilt))  # Copies, which validation uses beside those of the compiled step.
+    set_measured(model, measured_by(rebuilt))  # Copies for validation; the compiled step has its own.
     del rebuilt
     gc.collect()  # Frees the second model's device memory; it has reference cycles.
     if task == LANGUAGE_MODEL:
@@ -168,12 +168,12 @@ def predict(model: Any, inputs: np.ndarray, batch_size: int, num_replicas: int =
 
     Args:
         model: A keras.Model of the current backend.
-        inputs: Inputs of the model, of images uint8[num_examples, height, width, channels].
+        inputs: Inputs of the model, for example uint8[num_examples, height, width, channels] for images.
         batch_size: Examples per replica and step.
         num_replicas: Number of replicas that share a step.
 
     Returns:
-        float32[num_examples, …]: for a classifier the probabilities of classes.
+        float32[num_examples, …] outputs: for a classifier, the probabilities of the classes.
     """
     from tpu_components.core.examples.records import static_options
 

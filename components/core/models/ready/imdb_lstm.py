@@ -1,4 +1,4 @@
-"""A recurrent network for the sentiment of film reviews, and for other texts in classes."""
+"""A recurrent network for the sentiment of film reviews, and for other classes of texts."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ def build_model(
 ) -> Any:
     """Build embedding, bidirectional LSTM, maximum over time, sigmoid: 496,705 parameters for 15,000 words, 2 classes.
 
-    The maximum over time (https://arxiv.org/abs/1705.02364) keeps the signal of a strong word at any position, where
-    the last state would have to keep it for 320 steps. Padding needs no mask, and loops without masks are fastest on
+    The maximum over time (https://arxiv.org/abs/1705.02364) keeps the signal of a strong word at any position; the last
+    LSTM state would have to keep it for 320 steps. Padding needs no mask, and loops without masks are fastest on
     every backend, LiteRT and the TPU.
 
-    `tpu-pipelines run imdb_lstm`; pipelines/configs/imdb_lstm.yaml has time and accuracy.
+    `tpu-pipelines run imdb_lstm` trains it; pipelines/configs/imdb_lstm.yaml has time and accuracy.
 
     Args:
         vocabulary_size: Number of token ids; the input is int32[batch, num_tokens].
         num_tokens: Tokens of a text.
-        num_classes: Number of classes; the output is float32[batch, num_classes] probabilities, of a sigmoid for two
-            classes, else of a softmax.
+        num_classes: Number of classes; the output is float32[batch, num_classes] probabilities, from a sigmoid for two
+            classes, else from a softmax.
         embedding: Width of a token's vector.
         units: Width of the LSTM in each direction.
         embedding_dropout: Dropout rate of the embedding's features, equal for all tokens of a text.

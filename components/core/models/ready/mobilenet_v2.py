@@ -1,4 +1,4 @@
-"""MobileNetV2 for photos, with weights that were trained elsewhere, under a new head."""
+"""MobileNetV2 for photos, with optional pretrained weights and a new head."""
 
 import tempfile
 import warnings
@@ -12,7 +12,7 @@ from tpu_components.core.files import storage
 def build_model(
     image_shape: tuple[int, int, int], num_classes: int, alpha: float = 1.0, weights: str = "", dropout: float = 0.2
 ) -> Any:
-    """Return MobileNetV2 (https://arxiv.org/abs/1801.04381) below one dense layer: 2,270,794 parameters for 10 classes.
+    """Build MobileNetV2 (https://arxiv.org/abs/1801.04381) and one dense layer: 2,270,794 parameters for 10 classes.
 
     The layers are named `backbone` and `head`, for `training.stages`; see the configuration `photos_mobilenet`. A
     pretrained backbone keeps its batch-normalisation statistics in every stage, because those of a small data set would

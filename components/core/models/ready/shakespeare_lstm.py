@@ -24,7 +24,7 @@ def build_model(
             each next character.
         embedding: Width of a character's vector.
         units: Width of each LSTM layer.
-        num_layers: LSTM layers.
+        num_layers: Number of LSTM layers.
         dropout: Dropout rate of each LSTM layer's outputs.
     """
     import keras

@@ -89,7 +89,7 @@ def augment(
     groups: int,
     size: tuple[int, ...],
 ) -> Any:
-    """Augment a batch.
+    """Crop, flip and mix a batch of images, and smooth the labels, as `settings` say.
 
     Args:
         images: uint8[batch, height, width, channels]; may have a margin.
@@ -154,7 +154,7 @@ def interpolation_matrices(length: int, start: Any, side: Any, size: int) -> Any
 
 
 def _flip_and_crop(images: Any, settings: TrainParams, draws: Draws, wanted: tuple[int, ...]) -> Any:
-    """Crop the centre of images, shifted randomly by up to `random_crop_pixels` with mirrored edges; flip it."""
+    """Crop the centre of images, shifted randomly by up to `random_crop_pixels` with mirrored edges, and flip them."""
     batch = ops.shape(images)[0]
     for axis, direction in ((1, "vertical"), (2, "horizontal")):
         pixels, flips = settings.random_crop_pixels, direction in settings.random_flip
@@ -191,8 +191,8 @@ def _take(images: Any, places: Any, axis: int) -> Any:
 def mixup_shares(alpha: float) -> np.ndarray:
     """Return float32[1024] in [0, 0.5]: evenly spaced quantiles of the partner's share in mixup.
 
-    The share is min(s, 1 - s) of s from Beta(alpha, alpha) (https://arxiv.org/abs/1710.09412), so an image keeps at
-    least half of itself. A table is used because sampling a beta distribution needs a loop of unknown length.
+    The share is min(s, 1 - s) for s from Beta(alpha, alpha) (https://arxiv.org/abs/1710.09412), so an image keeps a
+    share of at least 0.5. A table is used because sampling a beta distribution needs a loop of unknown length.
     """
     # With t = x**alpha, the density x**(alpha - 1) · (1 - x)**(alpha - 1) dx is smooth: (1 - x)**(alpha - 1) dt.
     t = np.linspace(0, 0.5**alpha, 1 << 16)
@@ -203,7 +203,7 @@ def mixup_shares(alpha: float) -> np.ndarray:
 
 
 def _mix(values: Any, share: Any, groups: int) -> Any:
-    """Mix each value with the value at the mirrored position of its group, so that replicas exchange nothing."""
+    """Mix each value with the value at the mirrored position of its group, so that replicas exchange no data."""
     grouped = ops.reshape(values, (groups, -1, *values.shape[1:]))
     partners = ops.reshape(ops.flip(grouped, axis=1), (-1, *values.shape[1:]))
     share = ops.reshape(share, (-1, *[1] * (len(values.shape) - 1)))

@@ -29,10 +29,10 @@ from tpu_components.core.models.step.wrapping import (
     synchronize_normalization,
 )
 
-# Metric of the loss without penalties; only models with regularisers have it.
+# Name of the metric for the loss without regularization terms; only models with regularizers have it.
 UNPENALIZED_LOSS = "unpenalized_loss"
 _DECAYED_ROLES = ("kernel", "embedding")
-# Module of Keras, and its base class.
+# Keras module for each kind of object, and the base class of the objects.
 _KINDS = {
     "optimizer": ("optimizers", "optimizers.Optimizer"),
     "learning_rate_schedule": ("optimizers.schedules", "optimizers.schedules.LearningRateSchedule"),
@@ -58,7 +58,7 @@ def scale_learning_rate(learning_rate: float, num_replicas: int, scaling: str, o
 
 
 def learning_rate_at(optimizer: Any, step: int) -> float:
-    """Return the learning rate of a step, counted from 0 over the whole training."""
+    """Return the learning rate at a step, counted from 0 over the whole training."""
     rate, step = optimizer._learning_rate, step // (optimizer.gradient_accumulation_steps or 1)
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return float(np.asarray(rate(step) if is_schedule else rate))
@@ -91,12 +91,12 @@ def exempt_from_decay(model: Any) -> list[Any]:
 
 
 def _add_float32_loss(layer: Any, loss: Any) -> None:
-    """Convert a layer's losses to float32: on TensorFlow, Keras cannot add losses of different dtypes."""
+    """Add a layer's losses as float32: on TensorFlow, Keras cannot sum losses of different dtypes."""
     type(layer).add_loss(layer, keras.tree.map_structure(lambda part: keras.ops.cast(part, "float32"), loss))
 
 
 def _learning_rate(settings: TrainParams, optimizer: str, num_replicas: int, steps_per_epoch: float) -> Any:
-    """Return an optimizer's learning rate: a number, or a schedule of Keras, which counts updates of the weights."""
+    """Return an optimizer's learning rate: a number, or a Keras schedule, which counts weight updates."""
     peak = scale_learning_rate(settings.learning_rate, num_replicas, settings.learning_rate_scaling, optimizer)
     total = max(int(steps_per_epoch * settings.epochs), 1)
     warmup = min(round(settings.warmup_epochs * steps_per_epoch), total - 1)
@@ -106,7 +106,7 @@ def _learning_rate(settings: TrainParams, optimizer: str, num_replicas: int, ste
             raise InputError("learning_rate_schedule=constant has no parameters. Remove them.")
         return _warmed_up(lambda step: peak, warmup) if warmup else peak
     parameters = in_steps(settings.schedule_parameters, steps_per_epoch)
-    if "values" in parameters:  # Learning rates, for one replica as `learning_rate` is.
+    if "values" in parameters:  # Learning rates for one replica, like `learning_rate`: scale them too.
         parameters["values"] = [value * peak / settings.learning_rate for value in parameters["values"]]
     if "decay_steps" in inspect.signature(class_of("learning_rate_schedule", name)).parameters:
         parameters.setdefault("decay_steps", total - warmup)
@@ -132,7 +132,7 @@ def in_steps(parameters: Mapping[str, Any], steps_per_epoch: float) -> dict[str,
 
 
 def _warmed_up(schedule: Any, steps: int) -> Any:
-    """Return a schedule that rises from zero to the start of another one, and follows that from there."""
+    """Return a schedule that rises linearly from zero over `steps`, and then follows `schedule` from its start."""
 
     class WarmedUp(keras.optimizers.schedules.LearningRateSchedule):
         """Linear warm-up, then the schedule."""
@@ -162,8 +162,8 @@ def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, m
     own["learning_rate"] = _learning_rate(settings, name, num_replicas, updates)
     if name == "sgd":
         parameters = {"momentum": 0.9, "nesterov": True, **parameters}
-    for decay in ("weight_decay", "adam_weight_decay"):  # The second is Muon's, for what is no kernel.
-        # None computes nothing; some optimizers decay unless they are told not to.
+    for decay in ("weight_decay", "adam_weight_decay"):  # The second is Muon's, for all but kernels.
+        # An optimizer whose default is no decay keeps None, which computes nothing. Any other default is overridden.
         if decay in known and (settings.weight_decay or known[decay].default is not None):
             parameters.setdefault(decay, settings.weight_decay)
     optimizer = _create("optimizer", name, parameters, **own)
@@ -172,7 +172,9 @@ def _optimizer(settings: TrainParams, num_replicas: int, steps_per_epoch: int, m
 
 
 def say_what_is_used(model: Any, settings: TrainParams) -> str:
-    """Return a sentence about what a model brings for its training, and what of it is used; empty for nothing.
+    """Return a sentence about the model's own optimizer, loss, metrics, callbacks and train_step that training uses.
+
+    It also names those that the configuration replaces. The sentence is empty if the model has none of its own.
 
     Example:
         >>> from types import SimpleNamespace
@@ -217,15 +219,15 @@ def _bits_per_character() -> Any:
 
 
 def weigh_classes(settings: TrainParams, class_names: Sequence[str], counts: Sequence[int]) -> tuple[float, ...]:
-    """Return the weight of each class in the loss; empty if all weigh the same, or the task has no classes.
+    """Return the weight of each class in the loss; empty if no weights are set, or the task has no classes.
 
     Args:
         settings: `balance_classes` and `class_weights`.
         class_names: Names of the classes.
-        counts: Training examples of each.
+        counts: Number of training examples of each class.
 
     Raises:
-        InputError: If a class that is weighed does not exist.
+        InputError: If `class_weights` names an unknown class.
 
     Example:
         >>> weigh_classes(TrainParams("m", balance_classes=True), ["rare", "common"], [10, 30])
@@ -266,7 +268,7 @@ def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
 
     Args:
         model: Compiled model.
-        loss: Its loss, as `model.compile` takes it.
+        loss: The model's loss, as `model.compile` takes it.
         unpenalized: Metric of the weighted loss without regularization terms; None if the model has none.
     """
     plain, each = functools.partial(type(model).compute_metrics, model), keras.losses.get(loss)
@@ -282,7 +284,7 @@ def _count_alike(model: Any, loss: Any, unpenalized: Any) -> None:
 
 
 def _each_example(loss: Any) -> Any:
-    """Return a loss, as `keras.Model.compile` takes it, that gives a number for each example from probabilities."""
+    """Return a loss of `keras.Model.compile` as a function of probabilities that gives one number per example."""
     each = keras.losses.get(next(iter(keras.tree.flatten(loss))))
     if isinstance(each, keras.losses.Loss):
         each = copy.copy(each)
@@ -293,7 +295,7 @@ def _each_example(loss: Any) -> Any:
 
 
 def _further_metrics(settings: TrainParams, interface: Interface, brought: Brought) -> list[Any]:
-    """Return the metrics beside that of the task: those of the configuration, then others that the model brings."""
+    """Return all metrics except the task's own: those that come with the model, and those of the configuration."""
     by_name = {metric.name: metric for metric in brought.metrics if metric.name not in (interface.task.metric, "loss")}
     for name, parameters in settings.metrics.items():
         if parameters or name not in by_name:
@@ -306,10 +308,11 @@ def _further_metrics(settings: TrainParams, interface: Interface, brought: Broug
 
 
 def make_callbacks(model: Any, settings: TrainParams, known: Collection[str]) -> list[Any]:
-    """Return the callbacks of the configuration and of the model, ready for the end of the first epoch.
+    """Return the callbacks of the configuration and of the model, after calling their `on_train_begin`.
 
     Raises:
-        InputError: If Keras has no such callback, or it monitors a metric that is not among `known`.
+        InputError: If Keras has no such callback, a callback monitors a metric that is not in `known`, or
+            `ReduceLROnPlateau` meets a schedule.
     """
     named = [_create("callback", name, parameters) for name, parameters in settings.callbacks.items()]
     callbacks, names = [*named, *brought_by(model).callbacks], [re.sub("^validation_", "val_", name) for name in known]
@@ -344,14 +347,14 @@ def _why_not_each(loss: Any, targets: np.ndarray, outputs: np.ndarray) -> str:
 
 
 def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) -> Any:
-    """Return an object that Keras names.
+    """Create a Keras object from the name of its class.
 
     Args:
-        kind: `optimizer`, `learning_rate_schedule` or `loss`.
+        kind: `optimizer`, `learning_rate_schedule`, `loss`, `metric` or `callback`.
         name: Name of the class, in any case and with or without underscores, or Keras's short name for it: `AdamW`,
             `adamw`, `binary_crossentropy`, `mse`.
         parameters: Parameters of the class that the user has set.
-        own: Parameters that this project sets, each where the class has it. The user cannot set these.
+        own: Parameters that this project sets and the user cannot. Those that the class does not have are ignored.
 
     Raises:
         InputError: If there is no such class, or a parameter is unknown, or missing or refused by the class.
@@ -372,10 +375,10 @@ def _create(kind: str, name: str, parameters: Mapping[str, Any], /, **own: Any) 
 
 
 def class_of(kind: str, name: str) -> Any:
-    """Return the class that Keras names so.
+    """Return a Keras class by its name, in any case and with or without underscores, or by its short name.
 
     Raises:
-        InputError: If there is none.
+        InputError: If Keras has no such class.
     """
     classes, plain = keras_classes(kind), _plain(name)
     if plain not in classes:
@@ -405,7 +408,7 @@ def _plain(name: str) -> str:
 
 
 def _check_step(model: Any, batch: Sequence[np.ndarray]) -> None:
-    """Trace a training step of the model's own: it must be of the current backend and tell its loss."""
+    """Trace the model's own `train_step`; raise InputError if it fails on this backend or returns no `loss`."""
     is_jax = keras.backend.backend() == "jax"
     try:
         if is_jax:
@@ -443,7 +446,7 @@ def compile_model(
         num_replicas: Number of replicas that share a batch.
         steps_per_epoch: Number of training steps in an epoch.
         jit_compile: Whether XLA compiles the step.
-        class_weights: See `weigh_classes`; empty for weights of 1.
+        class_weights: Weight of each class in the loss; empty for weights of 1.
 
     Returns:
         The variables to validate and save, in the order of `model.variables`: the weights, or their running averages
@@ -476,7 +479,7 @@ def compile_model(
     model.optimizer.build(model.trainable_variables)
     for layer in model._flatten_layers():
         layer.add_loss = functools.partial(_add_float32_loss, layer)
-    # Creates the metrics' variables, which `fit` would create in its first step: a checkpoint is restored earlier.
+    # Creates the metrics' variables. `fit` would create them in its first step, after a checkpoint is restored.
     inputs, targets, weights = (np.ones(*shape) for shape in interface.batch_shapes(1, with_margin=False))
     if settings.softens_labels:
         targets = np.ones((1, *interface.output_shape), np.float32)

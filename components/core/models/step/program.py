@@ -54,7 +54,7 @@ class Array(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A training program for a model and a kind of device.
+    """A training program for a model and a type of accelerator.
 
     Attributes:
         model: Model after `compile_model`; its variables may be abstract.
@@ -63,7 +63,7 @@ class Program:
         settings: `steps_per_execution` and `sharding`.
         is_resident: Whether the split stays in device memory, and the program gets the order of an epoch as indices of
             examples; else the program gets batches.
-        accelerator: Kind of the device.
+        accelerator: `cpu`, `gpu` or `tpu`.
     """
 
     model: Any
@@ -80,9 +80,9 @@ class Program:
 
     @functools.cached_property
     def block_steps(self) -> int:
-        """Largest number of batches in an input of the program, which loops over them; 0 if it runs a single step.
+        """Largest number of batches that a call of the program receives and loops over; 0 if a call runs one step.
 
-        It is 1 if the split is resident: the program loops too, and gathers its batches itself. On a CPU there is no
+        It is 1 if the split is resident: the program loops too, but gathers the batches itself. On a CPU there is no
         loop unless `steps_per_execution` is set: there, XLA runs a convolution in a loop on one thread, 15 times slower
         than outside.
         """
@@ -96,7 +96,7 @@ class Program:
 
     @property
     def source(self) -> tuple[Array, ...]:
-        """Input arrays of the program: inputs, targets and weights; of a resident split also the order of an epoch."""
+        """Input arrays of the program: inputs, targets, weights; for a resident split also the order of an epoch."""
         if self.is_resident:
             (inputs, kind), *others = ((shape[1:], kind) for shape, kind in self.batch)
             steps = steps_per_epoch(self.num_examples, self.batch_size)
@@ -191,7 +191,7 @@ class Program:
 
 
 def fits(program: Program, mesh: Any = None, beside_bytes: int = 0) -> bool:
-    """Return whether the devices have memory for a program, its inputs and `beside_bytes`; True if they do not say.
+    """Return whether a program, its inputs and `beside_bytes` fit in device memory; True if the size is unknown.
 
     The program is compiled for this check; training reads it from JAX's compile cache.
     """
@@ -212,7 +212,7 @@ def held_bytes(memory: Any) -> int:
 
 
 def state_of(model: Any) -> tuple[Sequence[Any], ...]:
-    """Return the variables of the state of Keras's `train_step`, in its order."""
+    """Return the state of Keras's `train_step`: trainable, non-trainable, optimizer and metrics variables."""
     return (
         model.trainable_variables,
         model.non_trainable_variables,

@@ -1,7 +1,7 @@
 """Sharding of a model's weights over devices: replicated, or fully sharded.
 
-If weights are fully sharded, each device keeps a part of every large weight and of its optimizer state. A step gathers
-a weight where it is used, and reduces its gradient to each device's part.
+If weights are fully sharded, each device keeps a part of every large weight and of its optimizer state. A step
+all-gathers each weight before use, and reduce-scatters its gradient.
 """
 
 import dataclasses
@@ -42,10 +42,10 @@ def shared(mesh: Any, axis: int | None) -> Any:
 
 
 def placed(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
-    """Return how a variable of this shape is placed on the devices of a mesh; None if there is no mesh.
+    """Return the `NamedSharding` of a variable on a mesh; None if there is no mesh.
 
     Args:
-        mesh: The devices.
+        mesh: A `jax.sharding.Mesh` or None.
         shape: Shape of the variable.
         sharding: Value of `TrainParams.sharding`.
     """
@@ -53,7 +53,9 @@ def placed(mesh: Any, shape: Sequence[int], sharding: str) -> Any:
 
 
 def fully_shard(device: Device) -> Device:
-    """Return a device whose replicas, if it has several, keep parts of large variables; sets Keras's distribution.
+    """Return a copy of the device that shards large variables over its replicas; sets Keras's distribution.
+
+    A device with a single replica is returned unchanged.
 
     Raises:
         InputError: If the backend is not JAX.
@@ -80,10 +82,10 @@ def fully_shard(device: Device) -> Device:
 
 
 def computed_in(model: Any) -> list[str]:
-    """Return for each trainable variable of a model the dtype in which it is gathered.
+    """Return the dtype in which each trainable variable of a model is gathered.
 
-    This is the compute dtype of its layer, if no other layer uses the variable. With mixed_bfloat16 it halves memory
-    and traffic. Variable, gradient and optimizer keep their own dtype.
+    This is the compute dtype of the layers that use the variable if they agree, else the variable's dtype. With
+    mixed_bfloat16 it halves memory and traffic. Variable and optimizer state keep their own dtype.
     """
     readers: dict[int, set[str]] = {}
     for layer in model._flatten_layers():
@@ -98,10 +100,10 @@ def computed_in(model: Any) -> list[str]:
 
 
 def put_together(compute_loss: Callable[..., Any], mesh: Any, types: Sequence[str]) -> Callable[..., Any]:
-    """Wrap Keras's `compute_loss_and_updates`, so that it gets whole weights.
+    """Wrap Keras's `compute_loss_and_updates`, so that it receives gathered weights.
 
     Args:
-        compute_loss: The function.
+        compute_loss: The function to wrap.
         mesh: Devices that hold parts of the weights.
         types: Dtype of each weight, to which its parts are cast before they are gathered.
     """

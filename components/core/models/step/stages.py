@@ -64,7 +64,7 @@ class Freezer:
         self._own = [(layer, layer.trainable) for layer in model._flatten_layers(include_self=False)]
 
     def freeze(self, frozen: Sequence[str]) -> int:
-        """Freeze exactly these layers, with their sublayers; returns the number of trainable parameters.
+        """Freeze these layers with their sublayers, and no others; returns the number of trainable parameters.
 
         Args:
             frozen: Names of layers or sublayers, or patterns such as `block_*`.
@@ -97,7 +97,7 @@ class Freezer:
 def freeze_least(model: Any, params: TrainParams) -> PlannedStage:
     """Freeze the layers of the stage with the most trainable parameters, and return this stage.
 
-    Of several such stages the last one is used. The names of frozen layers are checked for all stages.
+    If several stages have equally many, the last one is used. The names of frozen layers are checked for all stages.
 
     Raises:
         InputError: If a name matches no layer, or no trainable parameter is left in a stage.

@@ -1,7 +1,7 @@
-"""Wraps Keras's training step: augments and weighs the batch before it and averages the weights after it.
+"""Wraps Keras's training step: augments the batch and weights its classes before the step, averages weights after it.
 
-The wrappers are around the model's `train_step`, which `fit` compiles; they are not saved with the model. Two further
-changes make several replicas equal to one: synchronised batch normalisation and summed gradients of embedding rows.
+The wrappers are around the model's `train_step`, which `fit` compiles; they are not saved with the model. Synchronised
+batch normalisation and summed gradients of embedding rows give several replicas the result of one.
 """
 
 import functools
@@ -34,12 +34,12 @@ def extend_step(
         settings: Augmentations to apply, and `ema_decay`.
         num_replicas: Number of replicas that share a batch.
         has_margin: Whether images have a margin around the model's input.
-        class_weights: Weight of each class, which multiplies that of its examples; empty for 1. Like in Keras, a mixed
-            example has the weight of the class of its larger share.
+        class_weights: Weight of each class, multiplied with the weights of its examples; empty for 1. As in Keras, an
+            example of mixup has the weight of the class with the larger share.
 
     Returns:
-        The variables to validate and save, in the order of `model.variables`: the averages, which are variables of the
-        optimizer, or the weights. A variable that is no weight, such as dropout's random state, has no average.
+        The variables to validate and save, in the order of `model.variables`: the averages if `ema_decay` is set, else
+        the variables themselves. Variables that are not floats, such as dropout's random state, have no average.
 
     Raises:
         InputError: If the model's input cannot be augmented.
@@ -50,7 +50,7 @@ def extend_step(
     augments = settings.moves_pixels or settings.softens_labels or has_margin
     add_variable = functools.partial(optimizer.add_variable, aggregation="only_first_replica")
     if augments:
-        # A variable, so that the program does not depend on the seed. Keras has seeded Python's generator.
+        # A variable, so that the program does not depend on the seed. Keras has seeded Python's `random`.
         initial = keras.initializers.Constant(random.randrange(2**31))
         seed = add_variable((), initial, dtype="int32", name="augmentation_seed")
     averages = {
@@ -66,7 +66,7 @@ def extend_step(
             sample_weights = sample_weights * ops.take(table, labels)
         if not augments:
             return images, labels, sample_weights
-        # `iterations` would count updates, fewer than steps where gradients are accumulated.
+        # `iterations` would count updates, which are fewer than the steps if gradients are accumulated.
         draws = Draws(seed.value, optimizer._iterations.value)
         groups = num_replicas if uses_jax else 1  # TensorFlow's step gets the batch of one replica.
         size = model.input_shape[1:3]
@@ -106,8 +106,8 @@ def extend_step(
 def sum_repeated_rows(optimizer: Any) -> None:
     """Sum the gradients of an embedding row that occurs several times in a batch, as on JAX.
 
-    TensorFlow returns them as separate rows with indices, and Keras 3.15 passes these to the optimizer. Adam would then
-    use the sum of squares instead of the square of the sum.
+    TensorFlow returns one gradient per occurrence, and Keras 3.15 passes these to the optimizer. Adam would then use
+    the sum of squares instead of the square of the sum.
     """
     if keras.backend.backend() != "tensorflow":
         return
@@ -122,10 +122,10 @@ def sum_repeated_rows(optimizer: Any) -> None:
 
 
 def synchronize_normalization(model: Any, num_replicas: int) -> None:
-    """Compute batch normalisation over the batch of all replicas, so that their number does not change the result.
+    """Compute batch normalisation over the batch of all replicas, so that the number of replicas changes no result.
 
-    On JAX this is always so, since the batch is one array. On TensorFlow each replica would normalise by its part of
-    the batch, and the statistics of the first replica would be kept. Keras's option `synchronized` is not used: it
+    JAX always does so, since the batch is one array. On TensorFlow each replica would normalise by its part of the
+    batch, and the statistics of the first replica would be kept. Keras's option `synchronized` is not used: it
     ignores masked batches, subtracts large squares, and is saved with the model.
     """
     if num_replicas > 1 and keras.backend.backend() == "tensorflow":
