@@ -1,1 +1,1 @@
-"""Sources of examples: a file for each kind."""
+"""Sources of examples, such as folders and CSV files: one module per kind."""

@@ -1,4 +1,4 @@
-"""Exports of annotation tools, Label Studio's JSON and CVAT's XML, as the table that a CSV file would be.
+"""Converts exports of annotation tools, Label Studio's JSON and CVAT's XML, to CSV, and lists them as a CSV file.
 
 Label Studio: https://labelstud.io/guide/task_format, https://labelstud.io/guide/export#JSON_MIN. CVAT for images 1.1:
 https://docs.cvat.ai/docs/manual/advanced/xml_format, https://docs.cvat.ai/docs/manual/advanced/formats/format-cvat.
@@ -22,16 +22,16 @@ from tpu_components.core.sources.listing import Listing, Source
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import SEPARATOR
 
-_ADDRESS = re.compile(r"^/data/(local-files/\?d=)?")  # Of Label Studio's media folder and its local storage.
+_ADDRESS = re.compile(r"^/data/(local-files/\?d=)?")  # Of Label Studio's media folder and local storage.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Item:
-    """A task or an image.
+    """A task of Label Studio or an image of CVAT.
 
     Attributes:
-        name: Its name in messages.
-        data: Its data by column.
+        name: Name in messages.
+        data: Values by column.
         choices: Labels by the name of the control that asked for them; None if nobody annotated it.
     """
 
@@ -41,12 +41,12 @@ class _Item:
 
 
 def _of_task(task: Mapping[str, Any], controls: Collection[str]) -> _Item:
-    """Read a task of Label Studio, of its JSON or JSON-MIN. The first annotation that was not cancelled counts.
+    """Read a task of Label Studio's JSON or JSON-MIN. The first annotation that was not cancelled counts.
 
     Args:
         task: The task.
-        controls: Names of the controls of several choices, which JSON-MIN has as {"choices": […]}, and one choice as
-            text, like the data.
+        controls: Names of the controls with several choices. JSON-MIN stores several choices as {"choices": […]}, and
+            a single choice as text, like data.
     """
     choices: dict[str, list[str]] | None = None
     data = task.get("data", task)
@@ -119,7 +119,7 @@ def _as_table(items: Sequence[_Item], params: WriteParams, location: str) -> byt
 def _list(
     read: Callable[[bytes], list[_Item]], what: str, location: str, params: WriteParams, labelled: bool
 ) -> Listing:
-    """List an export: what nobody annotated is left out, unless labels are not needed."""
+    """List an export; if labels are needed, items that nobody annotated are left out."""
     errors = (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError)
     with reading(location, what, "Export it again.", *errors):
         items = read(storage.read_bytes(location))

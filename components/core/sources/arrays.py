@@ -1,4 +1,4 @@
-"""Images and labels in arrays, as several sources have them."""
+"""Lists images and labels in NumPy arrays, for several kinds of source."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +17,7 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
-    """List images and labels by split; the split `""` means that the source has none of its own."""
+    """List images and labels by split; the split `""` means that the source has no splits."""
     arrays, notes = _convert(arrays, params) if params.convert_arrays else (arrays, [])
     for split, (images, _) in arrays.items():
         _check_images(split, images, params.source)
@@ -50,7 +50,7 @@ def list_arrays(arrays: Arrays, version: str, params: WriteParams) -> Listing:
 
 
 def _convert(arrays: Arrays, params: WriteParams) -> tuple[Arrays, list[str]]:
-    """Return the arrays as this project has them, where all splits have them another way; and what was done."""
+    """Convert arrays in other common formats, if all splits have them; also returns notes on the conversions."""
     images, labels = ([pair[i] for pair in arrays.values()] for i in range(2))
     notes = []
     if all(array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[3] not in (1, 3) for array in images):
@@ -115,7 +115,7 @@ def _class_arrays(arrays: Arrays, keys: Sequence[str], params: WriteParams) -> t
 
 
 def _named(values: np.ndarray, class_names: Sequence[str], keys: Sequence[str]) -> np.ndarray:
-    """Check numbers that stand for the names in their order; returns int32[num_examples]."""
+    """Check that labels are indices into `class_names`; returns int32[num_examples]."""
     outside = np.flatnonzero((values < 0) | (values >= len(class_names)))
     if len(outside):
         raise InputError(

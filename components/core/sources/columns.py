@@ -1,4 +1,4 @@
-"""Columns of very many examples in a few bytes each: names and their hashes, sizes and versions of files."""
+"""Compact columns for millions of examples: names, hashes, and sizes and versions of files, in a few bytes each."""
 
 import array
 import dataclasses
@@ -17,10 +17,10 @@ _LOOKED_AT_ONCE = 1 << 16
 
 
 class Column:
-    """Rows of one type that come many at a time, in one buffer.
+    """Growing array of rows, in one buffer.
 
     Args:
-        dtype: Type of the values.
+        dtype: Dtype of the values.
         shape: Shape of a row.
 
     Example:
@@ -34,21 +34,21 @@ class Column:
         self._content, self._dtype, self._shape = bytearray(), dtype, shape
 
     def extend(self, rows: np.ndarray) -> None:
-        """Add rows; none of those that `rows` has returned may be left."""
+        """Append rows; arrays that `rows` has returned must be deleted before."""
         self._content += np.ascontiguousarray(rows, self._dtype).tobytes()
 
     def rows(self) -> np.ndarray:
-        """Return all of them, without a copy."""
+        """Return all rows, without a copy."""
         count = len(self._content) // (self._dtype.itemsize * math.prod(self._shape))
         return np.frombuffer(self._content, self._dtype).reshape(count, *self._shape)
 
 
 class Pieces(Sequence[bytes]):
-    """Bytes of several lengths in one buffer, and 4 bytes for each, or 8 where all take more than 4 GiB.
+    """Byte strings in one buffer, with 4 more bytes for each, or 8 if the buffer is larger than 4 GiB.
 
     Args:
-        content: The pieces, one after the other.
-        ends: uint32[count] or int64[count]: where each ends.
+        content: The byte strings, concatenated.
+        ends: uint32[count] or int64[count]: end of each byte string in `content`.
 
     Example:
         >>> pieces = Pieces.collect([b"a", b"bc"])
@@ -61,7 +61,7 @@ class Pieces(Sequence[bytes]):
 
     @classmethod
     def collect(cls, pieces: Iterable[bytes]) -> "Pieces":
-        """Keep pieces."""
+        """Copy byte strings into one buffer."""
         builder = PiecesBuilder()
         for piece in pieces:
             builder.add(piece)
@@ -69,7 +69,7 @@ class Pieces(Sequence[bytes]):
 
     @property
     def num_bytes(self) -> int:
-        """Size of all of them, in bytes."""
+        """Size of the buffer, in bytes."""
         return len(self._content)
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Pieces(Sequence[bytes]):
         return bytes(self._content[begin : self._ends[place]])
 
     def at(self, places: np.ndarray) -> list[bytes]:
-        """Return those at int[…] places, of many in a third of the time that one after the other takes."""
+        """Return the byte strings at indices int[…]; three times as fast as one at a time."""
         places, content = np.asarray(places), memoryview(self._content)
         begins = np.where(places > 0, self._ends[places - 1], 0).tolist() if len(places) else []
         return [bytes(content[begin:end]) for begin, end in zip(begins, self._ends[places].tolist(), strict=True)]
@@ -101,10 +101,10 @@ class Pieces(Sequence[bytes]):
 
 
 class Names(Sequence[str]):
-    """Strings in one buffer: their UTF-8 and 4 bytes each; see `Pieces`.
+    """Strings as UTF-8 in one buffer, with 4 more bytes for each; see `Pieces`.
 
     Args:
-        encoded: Their UTF-8.
+        encoded: The strings in UTF-8.
 
     Example:
         >>> names = Names.collect(["a", "bc"])
@@ -117,7 +117,7 @@ class Names(Sequence[str]):
 
     @classmethod
     def collect(cls, strings: Iterable[str]) -> Self:
-        """Return strings, kept together as UTF-8.
+        """Copy strings into one buffer of UTF-8.
 
         Raises:
             UnicodeEncodeError: If a string cannot be encoded, such as the name of a file that is not valid UTF-8.
@@ -126,7 +126,7 @@ class Names(Sequence[str]):
 
     @classmethod
     def of_hashes(cls, hashes: np.ndarray) -> Self:
-        """Return uint64[count] in hexadecimal, byte by byte.
+        """Return hashes, uint64[count], as hexadecimal digits of their little-endian bytes.
 
         Example:
             >>> Names.of_hashes(np.array([1, 0xAB00], np.uint64))[1]
@@ -153,7 +153,7 @@ class Names(Sequence[str]):
         return map(bytes.decode, self.encoded)
 
     def take(self, places: np.ndarray | slice) -> "Names":
-        """Return those at int[…] or bool[count] places; all of them, without a copy, for `slice(None)`."""
+        """Return the names at indices int[…] or of a mask bool[count]; for `slice(None)`, the object itself."""
         if isinstance(places, slice):
             return self if places == slice(None) else Names(Pieces.collect(self.encoded[places]))
         chosen = np.flatnonzero(places) if places.dtype == bool else places
@@ -161,7 +161,7 @@ class Names(Sequence[str]):
 
 
 def pick(column: Sequence[Any], places: np.ndarray) -> list[Any]:
-    """Return the values of a column at int[…] places.
+    """Return the values of a column at indices int[…].
 
     Example:
         >>> pick(Names.collect(["", "a", "bc"]), np.array([2, 0])), pick(["a", "b"], np.array([1]))
@@ -174,11 +174,11 @@ def pick(column: Sequence[Any], places: np.ndarray) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Sizes and versions of files, 12 bytes each, or 16 where one has 4 GiB.
+    """Sizes and versions of files, in 12 bytes each, or 16 if a file has 4 GiB or more.
 
     Attributes:
         sizes: uint32[count] or int64[count], in bytes.
-        versions: uint64[count]: digests of what changes with a file.
+        versions: uint64[count]: digests of `StoredFile.version`.
     """
 
     sizes: np.ndarray
@@ -197,18 +197,18 @@ class Files:
         return len(self.sizes)
 
     def take(self, places: np.ndarray) -> "Files":
-        """Return those at int[…] or bool[count] places."""
+        """Return the files at indices int[…] or of a mask bool[count]."""
         return Files(self.sizes[places], self.versions[places])
 
 
 class NumbersBuilder:
-    """Numbers from 0 on that come one at a time: 4 bytes each, or 8 once one needs them."""
+    """Growing array of non-negative integers: 4 bytes each, or 8 once a number needs them."""
 
     def __init__(self) -> None:
         self._numbers = array.array("I")
 
     def add(self, number: int) -> None:
-        """Add a number."""
+        """Append a number."""
         try:
             self._numbers.append(number)
         except OverflowError:
@@ -216,7 +216,7 @@ class NumbersBuilder:
             self._numbers.append(number)
 
     def numbers(self) -> np.ndarray:
-        """Return all of them, uint32[count] or int64[count], without a copy."""
+        """Return all numbers, uint32[count] or int64[count], without a copy."""
         return np.asarray(self._numbers)
 
 
@@ -227,17 +227,17 @@ class PiecesBuilder:
         self._content, self._ends = bytearray(), NumbersBuilder()
 
     def add(self, piece: bytes) -> None:
-        """Add a piece."""
+        """Append a byte string."""
         self._content += piece
         self._ends.add(len(self._content))
 
     def pieces(self) -> Pieces:
-        """Return all of them."""
+        """Return all byte strings."""
         return Pieces(self._content, self._ends.numbers())
 
 
 def hash_unit(seed: int, purpose: str, keys: Sequence[str]) -> np.ndarray:
-    """Return float64[len(keys)] in [0, 1): one well-mixed number per key, independent between purposes.
+    """Return a hash of each key, float64[len(keys)] in [0, 1); hashes for different purposes are independent.
 
     Example:
         >>> hash_unit(0, "split", ["a", "a"]).tolist() == hash_unit(0, "split", ["a"]).tolist() * 2
@@ -256,7 +256,7 @@ def hash_unit(seed: int, purpose: str, keys: Sequence[str]) -> np.ndarray:
 
 
 def find_repeated(keys: Sequence[str]) -> list[str]:
-    """Return each of the keys that repeat once, without a table of them all."""
+    """Return the keys that occur more than once, without a table of all keys in memory."""
     hashes = hash_unit(0, "alike", keys)
     hashes.sort()
     alike = hashes[1:][hashes[1:] == hashes[:-1]]

@@ -1,4 +1,4 @@
-"""Files that hold many examples each: found by a name, a pattern or a folder, and the splits that their names say."""
+"""Finds files that hold many examples each, by a path, pattern or folder, and their splits, by their names."""
 
 import fnmatch
 import hashlib
@@ -15,7 +15,7 @@ _WILDCARDS = "*?["
 
 
 class Container(NamedTuple):
-    """A file with many examples: its place, its name below the folder that was listed, and its size and version."""
+    """A file with many examples: its path, its name relative to the listed folder, and its size and version."""
 
     path: str
     name: str
@@ -24,14 +24,14 @@ class Container(NamedTuple):
 
 
 def list_containers(location: str, suffixes: Sequence[str]) -> list[Container]:
-    """List the files that a place means, in the order of their names.
+    """List the files of a location, sorted by name.
 
     Args:
         location: A file, a folder, or a pattern with `*`, `?` or `[…]`.
-        suffixes: Ends of the files' names; what a folder holds beside them is left alone.
+        suffixes: Suffixes of the files; other files in a folder are ignored.
 
     Raises:
-        InputError: If there are none.
+        InputError: If there are no such files.
     """
     folder, _, pattern = location.rpartition("/")
     if any(sign in location for sign in _WILDCARDS):
@@ -60,10 +60,10 @@ def version_of(containers: Sequence[Container]) -> str:
 
 
 def splits_of(containers: Sequence[Container], location: str) -> list[str] | None:
-    """Return the split of each file, by a folder of its path or the first word of its name; None where none has one.
+    """Return the split of each file, by a folder of its path or the first word of its name; None without splits.
 
     Raises:
-        InputError: If only some have one.
+        InputError: If only some files have a split.
 
     Example:
         >>> splits_of([Container("", name, 0, "") for name in ("train-00.tar", "val/0.tar")], "data")

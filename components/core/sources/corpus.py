@@ -11,17 +11,18 @@ from tpu_components.core.files import storage
 from tpu_components.core.sources.listing import Corpus, Listing, Source
 from tpu_components.core.sources.params import WriteParams
 
-_RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so they are none.
+_RESERVED = {PADDING: "[PAD]", UNKNOWN: "[UNK]"}  # Longer than a character, so they equal none.
 
 
 def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
-    """List the passages of a text in UTF-8: its last part tests, the part before it validates, the rest trains.
+    """List the passages of a text in UTF-8: training passages first, then validation, and test at the end.
 
-    The label of a passage is the number of characters that it predicts, the last ones. In training passages follow each
-    other; elsewhere each also reads `context_tokens` characters that another one predicts.
+    The label of a passage is the number of predicted characters, which are its last ones. Training passages do not
+    overlap; others begin with `context_tokens` characters that the previous passage predicts.
 
     Raises:
-        InputError: If it is not UTF-8, or a split that was asked for gets no characters, or fewer than two differ.
+        InputError: If the text is not UTF-8, a requested split gets no characters, or the training split has fewer than
+            two different ones.
     """
     content = storage.read_bytes(location)
     with reading(location, "text in UTF-8", "Convert it."):
@@ -59,7 +60,7 @@ def list_corpus(location: str, params: WriteParams, labelled: bool) -> Listing:
 
 
 def _divide(text: str, location: str, params: WriteParams) -> dict[str, int]:
-    """Return the number of characters of each split; the splits follow each other in the text in this order."""
+    """Return the number of characters of each split, in the order of the splits in the text."""
     asked = {TRAIN: 1.0, VALIDATION: params.validation_fraction, TEST: params.test_fraction}
     sizes = {name: round(len(text) * fraction) for name, fraction in asked.items()}
     sizes[TRAIN] -= sizes[VALIDATION] + sizes[TEST]

@@ -1,4 +1,4 @@
-"""A CSV file, of paths of images or of texts."""
+"""CSV file of image paths or of texts."""
 
 import contextlib
 import csv
@@ -30,15 +30,15 @@ _SHOWN_CHARACTERS = 60
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """A CSV file, its columns by the names that are used here.
+    """A CSV file, with columns renamed to this project's names.
 
     Attributes:
         location: Place of the file.
         content: Bytes of the file.
         delimiter: Character between its values.
         columns: Names of the columns.
-        notes: Sentences for people on what was taken for what.
-        hot: Columns of 0 and 1, one for each label, that stand for `label`.
+        notes: Messages to the user, for example about columns whose role was guessed from their names.
+        hot: Columns of 0 and 1, one for each label, that replace a column `label`.
     """
 
     location: str
@@ -50,16 +50,16 @@ class _Table:
 
     @property
     def named(self) -> list[str]:
-        """Names of the columns. `label` is one of them if columns of 0 and 1 stand for the labels."""
+        """Names of the columns, and `label` if columns of 0 and 1 replace it."""
         return [*self.columns, *(["label"] if self.hot else [])]
 
     def lines(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield the number of the line that each row begins in, and its values.
+        """Yield the first line number of each row, and the row's values by column.
 
         Raises:
-            InputError: If it cannot be read further.
+            InputError: If the rest of the file cannot be read.
         """
-        lines: list[str] = []  # Of the present row.
+        lines: list[str] = []  # Of the current row.
 
         def each_line() -> Iterator[str]:
             for line in _text_of(self.content):
@@ -85,7 +85,7 @@ class _Table:
         """Check that an unpaired quotation mark does not join several lines to one row.
 
         Raises:
-            InputError: If it does; names the first line.
+            InputError: If several lines are joined; names the first one.
         """
         try:
             for _ in csv.reader(lines, delimiter=self.delimiter, strict=True):
@@ -100,12 +100,12 @@ class _Table:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Columns of a table's lines that are used.
+    """Rows of a table, with the columns that are used.
 
     Attributes:
-        numbers: uint32[count] or int64[count]: the number of each line.
+        numbers: uint32[count] or int64[count]: line number of each row.
         cells: Values by column.
-        bad: Lines without a value that they need.
+        bad: Rows that lack a required value.
         table: The table.
     """
 
@@ -115,15 +115,15 @@ class _Rows:
     table: _Table
 
     def parse(self, names: Sequence[str], shown: Sequence[str], *rule: str) -> np.ndarray:
-        """Return the numbers of columns, float32[count, len(names)].
+        """Parse columns of numbers, float32[count, len(names)].
 
         Args:
             names: Names of the columns.
-            shown: Their names in the file, for messages.
-            rule: See `parse_numbers`.
+            shown: Names of the columns in the file, for messages.
+            rule: Argument `what` of `parse_numbers`, if any.
         """
         columns: list[Sequence[str]] = [self.cells[name] for name in names]
-        if self.table.delimiter != ",":  # Where a comma cannot stand for thousands.
+        if self.table.delimiter != ",":  # Otherwise a comma may separate thousands.
             columns = list(map(with_points, columns))
         places = [f"line {number} of {self.table.location}" for number in self.numbers]
         return parse_numbers(columns, shown, places, *rule)
@@ -132,13 +132,13 @@ class _Rows:
 def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes | None = None) -> Listing:
     """List the rows of a CSV file with the columns `path` or `text`, those of the target, and optionally `split`.
 
-    Paths of images are relative to its folder; texts stand in the file itself. The target is `label`: a class, or
-    several separated by `|` or none; of a regression `target_columns`, numbers. Without `labelled` none is read.
-    `content` replaces that of the file.
+    Image paths are relative to the file's folder; texts are in the file itself. The target is `label`: a class, or any
+    number of labels separated by `|`. For a regression, it is the numbers in `target_columns`. Without `labelled`, no
+    target is read. `content` replaces the content of the file.
     """
     targets = (params.target_columns or ("label",)) if labelled else ()
     rows = _read_table(location, params, targets, labelled, content)
-    if rows.bad and not labelled:  # Every line is to have its answer.
+    if rows.bad and not labelled:  # Every line needs a prediction.
         raise InputError(f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the line.")
     kind = IMAGE if "path" in rows.cells else TEXT
     root, absolute = "", None
@@ -187,7 +187,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
 
 
 def read_others(location: str, params: WriteParams, most: int) -> dict[str, list[str]]:
-    """Return the values of the columns that `params` does not use, in the first `most` rows, by the column's name."""
+    """Return the columns that `params` does not use, as {name: values of the first `most` rows}."""
     table = _open_table(location, params)
     used = {"path", "text", "label", "split", "id", *params.columns, *params.target_columns, *params.slice_columns}
     names = [name for name in table.columns if name not in used]
@@ -211,7 +211,7 @@ def _read_table(
         others.append("weight")
     wanted = list(dict.fromkeys([example, *targets, *others]))
     _check_columns(table, wanted, targets)
-    # A text may be empty, it is set aside when it is read; and so may several labels.
+    # An empty text is set aside later, when it is read. Multi-label examples may have no label.
     may_be_empty = {"text", "id", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
     return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
 
@@ -220,14 +220,14 @@ def _open_table(location: str, params: WriteParams, labelled: bool = True, conte
     content = storage.read_bytes(location) if content is None else content
     csv.field_size_limit(MAX_CSV_FIELD_CHARACTERS)
     with _reading(location):
-        content.decode("utf-8-sig")  # Whole, so that the error tells the place in the file.
+        content.decode("utf-8-sig")  # The whole file, so that an error names the position in it.
         delimiter, notes = find_delimiter(_text_of(content).readline()), []
         if delimiter in DELIMITERS:
             notes.append(f"the values of the CSV file are separated by {DELIMITERS[delimiter]}")
         reader = csv.reader(_text_of(content), delimiter=delimiter)
         cells = [name.strip() for name in next(reader, ())]
         columns, renamed = _name_columns(cells, params if labelled else params.without_columns_beyond(cells), location)
-        is_empty = not any(reader)  # As csv.DictReader, which leaves out empty lines.
+        is_empty = not any(reader)  # Like csv.DictReader, ignores empty lines.
     if is_empty:
         raise InputError(
             f"Found no rows in {location}: expected a header line with path and label, or text and label, "
@@ -237,10 +237,10 @@ def _open_table(location: str, params: WriteParams, labelled: bool = True, conte
 
 
 def _with_hot_columns(table: _Table, params: WriteParams) -> _Table:
-    """Return the table with its columns of nothing but 0 and 1 for its labels, where there are several.
+    """Return the table with its columns of only 0 and 1 as labels, if there are at least two such columns.
 
     Raises:
-        InputError: If one class is asked for, and a line has several, or none.
+        InputError: If the task is regression, or classification and a line has no 1 or several.
     """
     others = {"path", "text", "split", "id", *params.columns, params.group_column, *params.slice_columns}
     hot, odd = [name for name in table.columns if name not in others], 0
@@ -263,7 +263,7 @@ def _with_hot_columns(table: _Table, params: WriteParams) -> _Table:
 
 
 def _text_of(content: bytes) -> io.TextIOWrapper:
-    """Return a file's text, which is decoded as it is read; ends of lines are left as they are."""
+    """Return a text stream of a file's content, which keeps line endings unchanged."""
     return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n")
 
 
@@ -272,10 +272,10 @@ def _reading(location: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _Rows:
-    """Read columns that are wanted, and `split` and `id` where they are there.
+    """Read the columns `wanted`, and `split` and `id` if the table has them.
 
     Raises:
-        InputError: If a line has too few or too many values, or every line lacks one that it needs.
+        InputError: If a line has too few or too many values, or every line lacks a required value.
     """
     stripped = {*wanted, "split"} - {"text"}
     kept = [name for name in table.named if name in {*wanted, "split", "id"}]
@@ -283,7 +283,7 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
     for number, row in table.lines():
         for name in stripped:
             if isinstance(row.get(name), str):
-                row[name] = row[name].strip()  # A space that nobody sees makes no other class.
+                row[name] = row[name].strip()  # An invisible space must not make another class.
         # A line too short has None as a value, one too long has it as a key.
         if None in row or None in row.values():
             raise InputError(
@@ -306,14 +306,14 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
 
 
 def _kept(rows: _Rows, params: WriteParams, labelled: bool) -> dict[str, str]:
-    """Return the names of the columns that a listing keeps, and what they are called in its cells."""
+    """Return the columns that a listing keeps, as {name in the listing: name in `rows.cells`}."""
     renamed = {column: name for name, column in params.columns.items()}
     kept = {name: renamed.get(name, name) for name in params.slice_columns}
     return kept if labelled or "id" not in rows.cells else {"id": "id", **kept}
 
 
 def _order_of(keys: Names) -> np.ndarray | slice:
-    """Return int[count], the places of keys in ascending order, or that all are in it already."""
+    """Return the indices that sort the keys, int[count], or `slice(None)` if they are sorted already."""
     if all(earlier <= later for earlier, later in itertools.pairwise(keys.encoded)):
         return slice(None)
     held = list(keys.encoded)  # UTF-8 sorts as the strings do.
@@ -337,10 +337,10 @@ def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str])
 
 
 def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
-    """Return the folder of the images, their paths below it, and as they were written where all were absolute.
+    """Return the folder of the images, their paths relative to it, and their absolute paths if the file has these.
 
     Raises:
-        InputError: If they are in several places, or leave the folder, or a path stands there twice.
+        InputError: If the images are in several places or outside the folder, or a path occurs twice.
     """
     written = rows.cells["path"]
     relative, absolute = written, None
@@ -371,13 +371,13 @@ def _locate(rows: _Rows, location: str) -> tuple[str, Names, Names | None]:
 
 
 def _cut(value: Any) -> Any:
-    """Return a cell as a message shows it."""
+    """Shorten a long cell for a message."""
     is_long = isinstance(value, str) and len(value) > _SHOWN_CHARACTERS
     return f"{value[:_SHOWN_CHARACTERS]}… ({len(value):,} characters)" if is_long else value
 
 
 def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> tuple[list[str], list[str]]:
-    """Return the columns by the names that are used here, and notes on those that were recognised."""
+    """Return the columns renamed to this project's names, and notes on roles that were guessed from names."""
     taken = dict(params.columns)
     if strange := sorted(set(taken.values()) - set(cells)):
         raise InputError(
@@ -393,12 +393,12 @@ def _name_columns(cells: Sequence[str], params: WriteParams, location: str) -> t
             taken[name] = column
             notes.append(f"column {column!r} is taken for the {name}; data.columns may name another one")
     names = {column: name for name, column in taken.items()}
-    # A column whose name another one now has is left alone under its own.
+    # If another column now has a column's name, the column is marked as unused.
     return [names.get(column, f"{column} (unused)" if column in taken else column) for column in cells], notes
 
 
 def _advise_on_columns(columns: Sequence[str], missing: Sequence[str]) -> str:
-    """Say what may be wrong with a CSV file's first line."""
+    """Return advice on missing columns, as text for a message."""
     named = ", ".join(f"{name}: …" for name in missing if name in ("path", "text", "label"))
     if not named:
         return did_you_mean(missing[0], columns)

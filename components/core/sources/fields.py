@@ -1,4 +1,4 @@
-"""Labels, splits and names of examples that have fields, as columns of a table or features of a record."""
+"""Reads labels, splits and IDs from the fields of examples: columns of a table or features of a record."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -35,15 +35,14 @@ _NAMES: Mapping[str, Sequence[str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The fields of a source by what they are.
+    """Names of a source's fields by their role.
 
     Attributes:
         content: `image` or `text`.
-        names: Names of the fields by what they are: `image` or `text`, `label`, `split`, `id` and `weight`, as far as
-            they are there.
+        names: Field for each role that the source has: `image` or `text`, `label`, `split`, `id` and `weight`.
         targets: Names of the fields with the target.
-        kept: Names of the fields that stand beside the answers.
-        notes: Sentences for people on what was taken for what.
+        kept: Names of the fields to store with predictions.
+        notes: Messages to the user about fields whose role was guessed from their names.
     """
 
     content: str
@@ -54,16 +53,16 @@ class Chosen:
 
     @property
     def wanted(self) -> list[str]:
-        """The fields to read beside the content."""
+        """Names of the fields to read in addition to the image or text."""
         others = (self.names[name] for name in ("split", "id", "weight") if name in self.names)
         return list(dict.fromkeys([*self.targets, *others, *self.kept]))
 
 
 def choose_fields(fields: Sequence[str], params: WriteParams, location: str, labelled: bool = True) -> Chosen:
-    """Choose which fields are the image or text, the target, the split and the id: as `columns` says, or by name.
+    """Choose the fields of the image or text, the target, the split and the id: by `columns`, or by common names.
 
     Raises:
-        InputError: If one is missing.
+        InputError: If the image or text, a target or a field that a parameter names is missing.
     """
     params = params if labelled else params.without_columns_beyond(fields)
     if strange := sorted(set(params.columns.values()) - set(fields)):
@@ -96,10 +95,10 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
 def read_targets(
     values: Mapping[str, Sequence[Any]], chosen: Chosen, params: WriteParams, keys: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return labels and class names, as a listing has them, of values by the name of their field.
+    """Return labels and class names for a `Listing`, from {field: values}.
 
     Raises:
-        InputError: If a label is missing, is no class, or no finite number of a regression.
+        InputError: If a label is missing, is not among the classes, or for a regression is not a finite number.
     """
     if not chosen.targets:
         return without_labels(len(keys))
@@ -116,7 +115,7 @@ def read_targets(
 def read_weights(
     values: Mapping[str, Sequence[Any]], params: WriteParams, keys: Sequence[str], labelled: bool
 ) -> np.ndarray | None:
-    """Return the weights of examples as a listing has them: None if no field holds them, or they have no labels.
+    """Return the weights of examples, float32[num_examples]; None without `columns.weight` or without labels.
 
     Raises:
         InputError: If a weight is missing, negative or not finite.
@@ -137,7 +136,7 @@ def _only(value: Any) -> Any:
 
 
 def _name(value: Any) -> str:
-    """Return a label, or several, as a CSV file has them."""
+    """Return a label as text, or several labels separated by `|`."""
     if isinstance(value, list):
         return SEPARATOR.join(map(_name, value))
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value).strip()
@@ -147,7 +146,7 @@ def read_splits(values: Sequence[Any], location: str) -> np.ndarray:
     """Return the split of every example, str[num_examples].
 
     Raises:
-        InputError: If one is none.
+        InputError: If a value is not the name of a split.
     """
     split_of = {name: split_named(name) for name in {_name(_only(value)) for value in values}}
     if strange := sorted(name for name, split in split_of.items() if not split):
@@ -156,11 +155,11 @@ def read_splits(values: Sequence[Any], location: str) -> np.ndarray:
 
 
 def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen, labelled: bool) -> dict[str, list[Any]]:
-    """Return the values that stand beside the answers, by name: the `id` and those to keep; of labelled ones none."""
+    """Return the values to store with predictions, by name: `id` and `chosen.kept`; empty for labelled examples."""
     if labelled:
         return {}
     fields = {**({"id": chosen.names["id"]} if "id" in chosen.names else {}), **{name: name for name in chosen.kept}}
-    # A feature of a record is a list of values, also of one or none.
+    # A feature of a record is a list even if it has one value or none.
     return {
         name: [(value or [None])[0] if isinstance(value, list) and len(value) < 2 else value for value in values[field]]
         for name, field in fields.items()
@@ -168,16 +167,16 @@ def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen, labelled: boo
 
 
 def read_ids(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> list[str] | None:
-    """Return the id of every example, empty where it has none; None if no field holds ids."""
+    """Return the id of every example, '' for an example without one; None if no field holds ids."""
     if "id" not in chosen.names:
         return None
     return [_name(_only(value)) if value not in (None, []) else "" for value in values[chosen.names["id"]]]
 
 
 def known_by(ids: Sequence[str] | None, otherwise: Names | None) -> Names | None:
-    """Return what examples are known by: their ids, and those that have none by something else.
+    """Return the names that identify examples: their ids, or for examples without an id, `otherwise`.
 
-    Each by itself, so that no other example has a say: those that share an id stay together.
+    The name of an example does not depend on other examples. Examples with the same id stay in one split.
     """
     if ids is None or otherwise is None:
         return otherwise if ids is None else Names.collect(ids)
@@ -197,14 +196,14 @@ def list_rows(
     """Return the listing of examples with fields.
 
     Args:
-        values: Values of the fields that are wanted, by the fields' names.
-        chosen: The fields.
+        values: Values of the fields `chosen.wanted`, by field name.
+        chosen: Names of the fields by role.
         params: Parameters of the records.
         keys: Keys of the examples.
         labelled: Whether labels, splits and weights are read.
-        splits: Split of every example by its file; a field with splits comes before it. None if there is neither.
-        hashed: Hashes by which examples without an id are known: uint64[num_examples]; None if their keys are enough.
-        content: Other fields of the listing, by name.
+        splits: Split of every example by its file; a split field takes precedence. None if files have no split.
+        hashed: Hashes that identify examples without an id, uint64[num_examples]; None if their keys identify them.
+        content: Other attributes of the `Listing`.
 
     Raises:
         InputError: If a value does not fit; see `read_targets`, `read_splits` and `read_weights`.

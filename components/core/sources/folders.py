@@ -1,4 +1,4 @@
-"""A folder for each class, of images or of texts."""
+"""Images or texts in one folder per class."""
 
 import array
 import dataclasses
@@ -20,16 +20,16 @@ from tpu_components.core.sources.targets import index_labels, shown
 
 
 def list_folders(kind: str, location: str, params: WriteParams, labelled: bool = True) -> Listing:
-    """List a folder per class, perhaps below folders of the splits; without `labelled` whatever folders there are.
+    """List files in one folder per class, possibly below split folders; if not `labelled`, files in any folders.
 
-    Files above the classes are left out, and a note says so. So `class_names` may choose among the folders: aclImdb has
-    one of reviews without a class.
+    Files above the class folders are left out with a note; images are refused. `class_names` may choose among the
+    folders: aclImdb has a folder of reviews without a class.
     """
     location = location.rstrip("/") or "/"  # On gs://, a//b is not a/b.
     if not labelled:
         return _list_loose(kind, location, params)
     listed = _list(location, storage.each_file(location))
-    # Of folders there are few, and of files many: what a folder's name says is found once.
+    # There are few folders and many files, so each folder's name is parsed once.
     folders = {folder: folder.split("/") if folder else [] for folder in listed.folders}
     top = sorted({parts[0] for parts in folders.values() if parts})
     split_of = {name: split for name in top if (split := split_named(name))}
@@ -92,10 +92,10 @@ class _Listed:
     """The files below a folder, sorted by name.
 
     Attributes:
-        names: Their names.
-        files: Their sizes and versions.
-        folders: The folders that they are in, each once.
-        folder_of: int32[count]: the folder of each.
+        names: Paths of the files relative to the folder.
+        files: Sizes and versions of the files.
+        folders: Folders of the files, each once.
+        folder_of: Folder of each file, int32[count], indices into `folders`.
     """
 
     names: Names
@@ -104,7 +104,7 @@ class _Listed:
     folder_of: np.ndarray
 
     def are_in(self, folders: Container[str]) -> np.ndarray:
-        """Return bool[count]: whether each is in one of some folders."""
+        """Return whether each file is in one of these folders, bool[count]."""
         return np.array([folder in folders for folder in self.folders], bool)[self.folder_of]
 
     def in_folders(self, folders: Container[str]) -> "_Listed":
@@ -117,7 +117,7 @@ class _Listed:
 
 
 def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
-    """Keep what is listed.
+    """Collect listed files.
 
     Raises:
         InputError: If a name is not UTF-8.
@@ -141,7 +141,7 @@ def _list(location: str, files: Iterable[storage.StoredFile]) -> _Listed:
 
 
 def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:
-    """List every image or text below a folder, whatever folders they are in."""
+    """List every image or text below a folder, in any subfolder."""
     chosen = (file for file in storage.each_file(location) if kind == TEXT or has_image_suffix(file.name))
     listed = _list(location, chosen)
     if not len(listed.names):
@@ -152,7 +152,7 @@ def _list_loose(kind: str, location: str, params: WriteParams) -> Listing:
 
 
 def _check_misplaced(names: Sequence[str], has_others: bool, kind: str, location: str, has_splits: bool) -> None:
-    """Check that no example stands above the classes' folders; a README may, or a list of the files."""
+    """Check that class folders have files, and that no image is above them; a README or a CSV file may be."""
     examples = [name for name in names if kind == IMAGE and has_image_suffix(name)]
     if not examples and has_others:
         return

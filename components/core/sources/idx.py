@@ -1,4 +1,4 @@
-"""Arrays in the four files of MNIST."""
+"""Images and labels in the four IDX files of MNIST."""
 
 import gzip
 import hashlib
@@ -24,7 +24,7 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
     """Return the uint8 array of an IDX file, gzipped or not (format: http://yann.lecun.com/exdb/mnist/).
 
     Raises:
-        InputError: If it is not one.
+        InputError: If the content is not an IDX file.
     """
     damage = (struct.error, ValueError, OSError, EOFError, zlib.error)
     with reading(name, "an IDX file of unsigned bytes", "Download it again.", *damage):
@@ -36,7 +36,7 @@ def read_idx(content: bytes, name: str) -> np.ndarray:
             raise ValueError(f"magic number {magic.hex()}")
         shape = struct.unpack(f">{rank}I", file.read(4 * rank))
         require_plausible(name, len(content), math.prod(shape))
-        # A byte more, so that what follows is noticed, and of a packed file its checksum read.
+        # One byte more, to detect trailing bytes and to verify the checksum of a gzip file.
         return np.frombuffer(file.read(math.prod(shape) + 1), np.uint8).reshape(shape)
 
 

@@ -26,7 +26,7 @@ from tpu_components.core.sources.targets import index_labels
 
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-# What the labels' numbers stand for; empty where the number is the name.
+# Class names in the order of labels; empty if the numbers are the names.
 _KERAS_DATASETS: Mapping[str, tuple[str, ...]] = {
     "mnist": (),
     "fashion_mnist": _FASHION,
@@ -76,11 +76,11 @@ def list_keras(location: str, params: WriteParams, labelled: bool) -> Listing:
     return list_arrays({TRAIN: train, TEST: test}, digest, params)
 
 
-_IMDB_FIRST_WORD = 3  # Before the words' own ids come those of padding, of the start and of what is unknown.
+_IMDB_FIRST_WORD = 3  # The first IDs are those of padding, start and unknown.
 
 
 def _from_word_ids(arrays: Arrays, word_index: Mapping[str, int], params: WriteParams) -> Listing:
-    """List Keras's film reviews: their word ids are put back into words."""
+    """List Keras's film reviews, with word IDs converted back to words."""
     words = {index + _IMDB_FIRST_WORD: word for word, index in word_index.items()}
     digest = hashlib.sha256()
     texts: list[bytes] = []

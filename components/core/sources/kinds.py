@@ -51,10 +51,10 @@ _NOT_FOR = {
 
 
 def find_source(text: str) -> tuple[Source, str]:
-    """Return the kind of a source, and the place or name that stands behind it.
+    """Return the `Source` of a text such as `csv:FILE`, and the place or name after the colon.
 
     Raises:
-        InputError: If there is no such kind, or nothing behind it.
+        InputError: If the kind is unknown, or nothing is after the colon.
     """
     kind, location = split_source(text)
     if kind not in SOURCES:
@@ -67,7 +67,7 @@ def find_source(text: str) -> tuple[Source, str]:
 
 
 def find_location(text: str) -> str:
-    """Return where a source's data are, here or in a bucket; empty where they come with a library."""
+    """Return the path or URI of a source's data; empty for a library's data set."""
     source, location = find_source(text)
     if source is parquet.HUB:
         return parquet.folder_of(location)
@@ -109,7 +109,7 @@ def list_examples(params: WriteParams) -> Listing:
 
 
 def list_unlabelled(params: WriteParams) -> Listing:
-    """List the examples that `params.source` names, to be answered: where a kind can do without labels, it does.
+    """List the examples of `params.source` for predictions; labels may be missing if the kind of source allows it.
 
     Raises:
         InputError: If the source is unknown, empty or malformed.
@@ -119,7 +119,7 @@ def list_unlabelled(params: WriteParams) -> Listing:
 
 
 def _alike(class_names: Sequence[str]) -> list[str]:
-    """Notes on classes whose names differ only in case or in spaces: one may be meant."""
+    """Return notes on classes whose names differ only in case or spaces, and so may be one class."""
     by_look: dict[str, list[str]] = {}
     for name in class_names:
         by_look.setdefault(" ".join(name.casefold().split()), []).append(name)
@@ -131,14 +131,14 @@ def _alike(class_names: Sequence[str]) -> list[str]:
 
 
 def source_version(params: WriteParams, listing: Listing | None = None) -> str:
-    """Return a digest of what a source holds now: its files' names, sizes and versions.
+    """Return a digest of the current names, sizes and versions of a source's files.
 
-    Of data that come with a library it is their name. On gs:// a file's version is its checksum, so that the same data
+    For a library's data set, return `params.source`. On gs:// a file's version is its checksum, so that the same data
     written again have the same digest.
 
     Args:
         params: Source, and how to read it.
-        listing: Its examples, where they are known already.
+        listing: Listing of the source; None lists it now.
 
     Raises:
         InputError: If the source cannot be listed.
@@ -147,7 +147,7 @@ def source_version(params: WriteParams, listing: Listing | None = None) -> str:
 
 
 def _check_taken(source: Source, params: WriteParams) -> None:
-    """Refuse what only other kinds of source take."""
+    """Refuse parameters that only other kinds of source support."""
 
     def needed(name: str) -> str:
         *others, last = (f"{kind}:" for kind, other in SOURCES.items() if name in other.takes)
@@ -193,7 +193,7 @@ def _check_classes_of_splits(source: str, listing: Listing, is_of_folders: bool)
 
 
 def _check_kind(listing: Listing, params: WriteParams) -> None:
-    """Refuse fields that have no effect on this kind of example."""
+    """Refuse parameters that have no effect on this kind of example."""
     kind, default = "a corpus" if listing.corpus else f"{listing.kind}s", WriteParams(params.source)
     for name in _NOT_FOR[kind]:
         if getattr(params, name) != getattr(default, name):

@@ -23,13 +23,13 @@ SPLIT_NAMES = {TRAIN: ("train", "training"), VALIDATION: ("validation", "valid",
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A text that is divided by position; its passages are the examples of a listing.
+    """A text that is divided into splits by position; its passages are the examples of a listing.
 
     Attributes:
         input: Description of a passage.
         ids: Ids of each split's characters, of the input's stored dtype; splits without characters are left out.
         starts: Position in the text at which each split begins.
-        ends: int64[num_examples]: place in its split at which each passage ends.
+        ends: int64[num_examples]: end of each passage, as a position in its split.
     """
 
     input: CorpusInput
@@ -39,13 +39,13 @@ class Corpus:
 
     @property
     def split_rule(self) -> str:
-        """Rule by which the splits are made, in words."""
+        """Description of the split by position, with the first and last position of each split."""
         return "by position: " + ", ".join(
             f"{name} {start:,} to {start + len(self.ids[name]):,}" for name, start in self.starts.items()
         )
 
     def passage(self, split: str, example: int) -> np.ndarray:
-        """Return the num_tokens + 1 ids of a passage of a split; 0 before the beginning of the split."""
+        """Return the num_tokens + 1 character IDs of a passage; before the start of the split, 0 (padding)."""
         ids, width, end = self.ids[split], self.input.num_tokens + 1, int(self.ends[example])
         known = ids[max(end - width, 0) : end]
         return np.concatenate([np.full(width - len(known), PADDING, ids.dtype), known])
@@ -57,26 +57,25 @@ class Listing:
 
     Attributes:
         keys: One unique name per example: its path below `root`, or its place in an array.
-        labels: int32[num_examples], indices into `class_names`; of other tasks, see `targets`.
-        class_names: The classes; of a regression, the names of the targets.
-        splits: The source's own split of every example, str[num_examples]; None where it has none.
-        groups: One group name per example; None where none was asked for.
-        slices: A value per example in each of the columns that are kept beside the records, or beside the answers of
-            examples without labels, by name; of the latter also the `id`, where there is one.
+        labels: int32[num_examples], indices into `class_names`; for other tasks, see `targets`.
+        class_names: The classes; for a regression, the names of the targets.
+        splits: The source's own split of every example, str[num_examples]; None if it has none.
+        groups: One group name per example; None without `group_column`.
+        slices: Values of the slice columns, one per example, by column name; they are stored with the records. For
+            examples without labels they are stored with the predictions, and the `id` too.
         root: Folder that file keys are relative to; empty for arrays.
         files: Size and version of the file of every example; None for arrays.
-        spans: Parts of larger files that are the examples' content, for sources that have such, else None.
+        spans: Byte ranges of the examples in larger files such as archives; None for other sources.
         images: uint8[num_examples, height, width, channels] for array sources, else None.
-        texts: In UTF-8, for sources that hold them in one file, else None.
-        kind: Kind of example, `image` or `text`; of a corpus see `example_kind`.
+        texts: Texts in UTF-8, for sources that hold them in one file, else None.
+        kind: Kind of example, `image` or `text`; for a corpus, see `example_kind`.
         corpus: The text of a corpus, else None; its passages are the examples, and stay in their order.
         version: Digest of an array source's content, or of the CSV file.
-        notes: Sentences for people on what was left out.
-        identities: Names by which examples are known wherever they stand: an id, or a hash of the content, equal for
-            copies; None where these are the keys.
-        hashes: uint64[num_examples], what `identify` makes of the images or texts that the listing holds; None where it
-            holds none.
-        bad: Inputs that are no examples, as a row without a label: set aside like those that cannot be read.
+        notes: Messages to the user, for example about files that were left out.
+        identities: Names that identify examples independently of their place: an id, or a hash of the content, equal
+            for copies; None if the keys are used.
+        hashes: uint64[num_examples]: `identify` of the images or texts that the listing holds; None if it holds none.
+        bad: Inputs that are not examples, such as a row without a label; they are set aside like unreadable ones.
         weights: Weights of the examples in the training's loss, float32[num_examples]; None without `columns.weight`.
     """
 
@@ -115,7 +114,7 @@ class Listing:
 
     @property
     def num_inputs(self) -> int:
-        """Number of examples, and of inputs that are none."""
+        """Number of examples and of `bad` inputs together."""
         return len(self.keys) + len(self.bad)
 
     @property
@@ -127,11 +126,11 @@ class Listing:
 
     @property
     def place(self) -> str:
-        """Place that its content is read from: a folder, or of parts of larger files the first of these."""
+        """Path that the content is read from: `root`, or the first file of `spans`."""
         return self.spans.paths[0] if self.spans else self.root
 
     def held(self, examples: np.ndarray) -> tuple[list[str], Any]:
-        """Return the keys of examples, int[…], and their contents where the listing has them; see `read_content`."""
+        """Return the keys and contents of examples, by indices int[…]; contents are as in `read_content`, or None."""
         keys = pick(self.keys, examples)
         if self.corpus is not None and self.splits is not None:
             return keys, [self.corpus.passage(self.splits[i], i).tobytes() for i in examples.tolist()]
@@ -151,11 +150,11 @@ class Listing:
         return read_content(self.root, key, None if contents is None else contents[0])
 
     def stat_digest(self) -> str:
-        """Return the SHA-256 of names, sizes and versions: cheap, and another whenever a file may have changed."""
-        # Only of a folder here does its name say where it is, and only together with the working directory.
+        """Return the SHA-256 of names, sizes and versions: fast, and different whenever a file may have changed."""
+        # A local folder is identified by its absolute path only.
         root = os.path.abspath(self.root) if self.files and not storage.is_remote(self.root) else self.root
         digest = hashlib.sha256(repr((self.kind, self.version, self.class_names, root)).encode())
-        # Many at a time, so that no list of all is made.
+        # In parts, so that no list of all names is made.
         for at in range(0, len(self.keys), _DIGESTED_AT_ONCE):
             part = slice(at, at + _DIGESTED_AT_ONCE)
             digest.update("\0".join(self.keys[part]).encode())
@@ -176,7 +175,7 @@ class Listing:
         def hash_file(key: str) -> bytes:
             try:
                 return hashlib.blake2b(storage.read_bytes(f"{self.root}/{key}"), digest_size=16).digest()
-            except InputError:  # Missing: for the writer to set aside, or refuse.
+            except InputError:  # A missing file: the writer sets it aside, or fails.
                 return b""
 
         contents: Iterable[bytes] = (b"" for _ in self.keys)
@@ -188,12 +187,12 @@ class Listing:
 
 
 def split_named(name: str) -> str | None:
-    """Return the split that a folder or a cell means; None where it means none."""
+    """Return the split for the name of a folder or a cell, for example `validation` for `val`; else None."""
     return next((split for split, names in SPLIT_NAMES.items() if name.lower() in names), None)
 
 
 def without_labels(count: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return what stands for the labels and classes of examples that have none."""
+    """Return zero labels, int32[count], and no class names, for examples without labels."""
     return np.zeros(count, np.int32), ()
 
 
@@ -202,14 +201,14 @@ class Source:
     """A kind of source.
 
     Attributes:
-        form: A source of this kind as a user writes it, `csv:FILE`; what stands before the colon is the kind's name.
-        read: Function that lists the examples of a place or name. With `labelled=False` it needs no labels and may list
-            more examples, where the kind can do without them.
-        takes: Fields of WriteParams that not every kind takes, and this one does.
+        form: Syntax for users, for example `csv:FILE`; the kind's name is before the colon.
+        read: Function of place or name, parameters and `labelled` that lists the examples. If `labelled` is false,
+            labels are not needed, and more examples may be listed.
+        takes: Optional fields of WriteParams that this kind supports.
         has_class_folders: Whether each class is a folder.
-        is_place: Whether it names a place, here or on gs://, and no data set that a library brings.
-        is_table: Whether it is a file that may name files beside it.
-        is_downloaded: Whether nothing is known of the data before they have been downloaded.
+        is_place: Whether the source is a path or URI, not the name of a library's data set.
+        is_table: Whether the source is a file that may list other files.
+        is_downloaded: Whether the data must be downloaded before they can be listed.
     """
 
     form: str

@@ -50,7 +50,7 @@ def list_npz(location: str, params: WriteParams, labelled: bool) -> Listing:
 
 
 def _without_labels(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the images of an archive alone, each with as many labels that say nothing."""
+    """Return the image arrays of a file, each with an array of zeros in place of labels."""
     partners = {"x": "y", "images": "labels"}
     images = {name: array for name, array in data.items() if name in partners or re.match("x_", name, re.IGNORECASE)}
     labels = {partners.get(name, f"y{name[1:]}"): np.zeros(len(array), int) for name, array in images.items()}

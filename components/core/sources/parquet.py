@@ -1,4 +1,4 @@
-"""Parquet files of images' bytes or of texts, as Hugging Face and BigQuery write them, and data sets of the hub."""
+"""Parquet files of image files or texts, as Hugging Face and BigQuery write them, and data sets of the hub."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from tpu_components.core.sources.targets import shown
 from tpu_components.core.work.workers import in_threads
 
 _MOST_ROWS_AT_ONCE = 1024
-_VALUE_BYTES = 64  # That a value takes at least, with its key, however few bits it has in the file.
+_VALUE_BYTES = 64  # Least memory for a value with its key, however few bits it has in the file.
 
 
 def _unpack(files: Sequence[Container], column: str) -> Spans:
@@ -46,7 +46,7 @@ def _unpack(files: Sequence[Container], column: str) -> Spans:
             for file in files:
                 for content in _column_of(file, column):
                     unpacked.write(content)
-                    if unpacked.tell() > looked:  # The files' sizes say only what is needed at least.
+                    if unpacked.tell() > looked:  # The files' compressed sizes are only a lower bound.
                         storage.require_free_bytes(folder, SMALL_BYTES)
                         looked += SMALL_BYTES
                     sizes.append(len(content))
@@ -57,7 +57,7 @@ def _unpack(files: Sequence[Container], column: str) -> Spans:
 
 
 def _column_of(file: Container, column: str) -> Iterator[bytes]:
-    """Yield a column of bytes, or of Hugging Face's images, a record of `bytes` and `path`."""
+    """Yield the values of a column of bytes, or the field `bytes` of Hugging Face's images."""
     for value in _values_of(file, column):
         content = value.get("bytes") if isinstance(value, dict) else value
         yield content if isinstance(content, bytes) else b""
@@ -66,8 +66,8 @@ def _column_of(file: Container, column: str) -> Iterator[bytes]:
 def _values_of(file: Container, column: str) -> Iterator[Any]:
     """Yield the values of a column, some rows at a time.
 
-    A value that repeats stands in the file once, so that neither its header nor its size says what a column takes: it
-    is counted as it comes, and of rows that may all hold the largest value few are read at a time.
+    A repeated value is stored once, so that neither header nor size of the file bounds the size of a column. So sizes
+    are counted while reading, and few rows are read at a time if each may hold the largest value.
 
     Raises:
         InputError: If the file is damaged, or unpacks to more than `require_plausible` allows.
@@ -84,24 +84,23 @@ def _values_of(file: Container, column: str) -> Iterator[Any]:
             count, unpacked = count + len(batch), unpacked + batch.nbytes
             require_plausible(file.path, file.num_bytes, unpacked)
             yield from (value.as_py() for value in batch.column(0))
-            del batch  # Else it is held while the next one is read.
+            del batch  # Frees it before the next one is read.
         if count != table.metadata.num_rows:
             raise ValueError(f"{count:,} rows where its end says {table.metadata.num_rows:,}")
 
 
 def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield what the header says of every group of rows.
+    """Yield (uncompressed bytes, number of the column's values, whether values may repeat) of every row group.
 
-    It is its bytes, not compressed, how many values a column has in it, and whether some of these together may take
-    more than the group. Only of lists a column's own header is asked: some that are damaged end the process, in
-    pyarrow 26.
+    If values repeat, they may take more memory than the bytes of the group. Headers of columns are read only for
+    lists, because some damaged ones crash the process in pyarrow 26.
     """
     leaves = [(i, table.schema.column(i)) for i in range(len(table.schema))]
     own = [(i, leaf) for i, leaf in leaves if leaf.path.partition(".")[0] == column]
     for number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(number)
         counts = [group.column(i).num_values if leaf.max_repetition_level else group.num_rows for i, leaf in own]
-        # A value of a fixed width counts as so many that are as narrow as any.
+        # A wide value of fixed width counts as several values of `_VALUE_BYTES`.
         widths = [-(-leaf.length // _VALUE_BYTES) or 1 for _, leaf in own]
         yield (
             group.total_byte_size,
@@ -112,11 +111,11 @@ def _groups_of(table: Any, column: str) -> Iterator[tuple[int, int, bool]]:
 
 @contextlib.contextmanager
 def _opened(file: Container) -> Iterator[Any]:
-    """Open a Parquet file; what is wrong with it is an InputError."""
+    """Open a Parquet file; raises InputError if it is damaged."""
     import pyarrow
     import pyarrow.parquet
 
-    # Of damaged pages pyarrow raises an OSError, of texts that are not UTF-8 and dates beyond Python's a ValueError.
+    # pyarrow raises OSError for damaged pages, ValueError for texts that are not UTF-8 and dates beyond Python's.
     errors = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
     with (
         reading(file.path, "a whole Parquet file", "Write it again.", *errors),
@@ -127,9 +126,9 @@ def _opened(file: Container) -> Iterator[Any]:
 
 
 def list_parquet(location: str, params: WriteParams, labelled: bool) -> Listing:
-    """List the rows of tables; texts are held in memory.
+    """List the rows of Parquet files; texts are held in memory.
 
-    Images that have no id are read once here, to be known by their content.
+    Images without an id are read once, to identify them by their content.
     """
     files = list_containers(location, (".parquet",))
     return _list_tables(files, splits_of(files, location) if labelled else None, params, labelled)
@@ -140,7 +139,7 @@ def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
 
     The hub keeps every public data set as Parquet too, in files `CONFIG/SPLIT/0000.parquet` of a branch:
     https://huggingface.co/docs/dataset-viewer/parquet. Splits other than train, validation and test are left out, and
-    so are splits without labels, which some data sets keep back.
+    so are splits whose labels a data set withholds.
 
     Raises:
         InputError: If there is no such data set or configuration, or none of its splits can be used.
@@ -176,12 +175,12 @@ def list_hub(location: str, params: WriteParams, labelled: bool) -> Listing:
 
 
 def folder_of(location: str) -> str:
-    """Return the folder of a data set of the hub with its Parquet files."""
+    """Return the `hf://` folder with the Parquet files of a data set of the Hugging Face hub."""
     return f"hf://datasets/{location.partition(':')[0]}@refs/convert/parquet"
 
 
 def _is_unlabelled(files: Sequence[Container], params: WriteParams) -> bool:
-    """Return whether the labels of a split are kept back: each is -1."""
+    """Return whether the labels of a split are withheld, which means that each is -1."""
     with _opened(files[0]) as table:
         schema = table.schema_arrow
     chosen = choose_fields(schema.names, params, files[0].path)
@@ -190,7 +189,7 @@ def _is_unlabelled(files: Sequence[Container], params: WriteParams) -> bool:
 
 
 def _class_names(schema: Any) -> dict[str, list[str]]:
-    """Return the names of the classes of the columns that hold class numbers, as the package `datasets` writes them.
+    """Return {column: class names} for columns of class indices, from the metadata of the package `datasets`.
 
     https://github.com/huggingface/datasets/blob/main/src/datasets/arrow_writer.py, `_build_metadata`; a list of classes
     has had three forms.
@@ -209,7 +208,7 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """Return the name of a class, or of each of a list; a number of no class as None."""
+    """Return the name of a class index, or of each in a list; None for an unknown index."""
     if isinstance(value, list):
         return [_named(each, names) for each in value]
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
@@ -244,7 +243,7 @@ def _list_tables(
         raise InputError(f"Found no rows in {params.source}: expected one for each example. Check the path.")
     order = params.class_names
     for name, classes_of in _class_names(schema).items():
-        # Whoever named the classes by their numbers means these.
+        # If `class_names` are numbers, the labels stay numbers.
         is_named = not params.class_names or not set(classes_of).isdisjoint(params.class_names)
         if name in chosen.targets and params.task != REGRESSION and is_named:
             values[name] = [_named(value, classes_of) for value in values[name]]
@@ -283,10 +282,10 @@ def _has_bytes(kind: Any) -> bool:
 
 
 def _read_columns(file: Container, names: Sequence[str]) -> tuple[int, dict[str, list[Any]]]:
-    """Return how many rows a file has, and some of its columns.
+    """Return the number of rows in a file, and {name: values} of some columns.
 
     Raises:
-        InputError: If it is damaged, or lacks columns that the first file has.
+        InputError: If the file is damaged, or lacks columns that the first file has.
     """
     with _opened(file) as table:
         if missing := [name for name in names if name not in table.schema_arrow.names]:

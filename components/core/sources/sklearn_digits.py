@@ -1,6 +1,6 @@
 """The handwritten digits that scikit-learn bundles; this package bundles the same file.
 
-A cached run would spend half its time on importing scikit-learn.
+Importing scikit-learn would take half the time of a cached run.
 
 Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998,
 https://doi.org/10.24432/C50P49, CC BY 4.0; as scikit-learn's `load_digits` reads it.

@@ -44,7 +44,7 @@ class Spans:
 
     @classmethod
     def collect(cls, spans: Sequence[Span]) -> Self:
-        """Return spans as arrays, the files in their order."""
+        """Convert spans to arrays; `paths` has the files in the order of first use."""
         paths = tuple(dict.fromkeys(span.path for span in spans))
         places = {path: place for place, path in enumerate(paths)}
         rows = np.array([(places[path], offset, size) for path, offset, size in spans], np.int64).reshape(-1, 3)
@@ -52,7 +52,7 @@ class Spans:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all parts, in bytes."""
+        """Total size of all spans, in bytes."""
         return int(self.sizes.sum())
 
     def __len__(self) -> int:
@@ -63,13 +63,13 @@ class Spans:
 
 
 class LaterSpans:
-    """Spans that are found once one of them is asked for.
+    """Spans that are computed when the first of them is requested.
 
     Args:
-        paths: The files that the source has.
+        paths: Paths of the source's files.
         num_bytes: Estimated size of all contents, in bytes.
         count: Number of examples.
-        find: Function that finds the spans.
+        find: Function that computes the spans.
     """
 
     def __init__(self, paths: tuple[str, ...], num_bytes: int, count: int, find: Callable[[], Spans]) -> None:
@@ -103,5 +103,5 @@ def read_content(root: str, key: str, content: Any) -> Any:
 
 
 def place_of(root: str, contents: Sequence[Any] | None) -> str:
-    """Return where contents are read from: of parts of larger files the first one's file, else the root."""
+    """Return the path that contents are read from: for spans, the file of the first one, else `root`."""
     return contents[0].path if contents is not None and len(contents) and isinstance(contents[0], Span) else root

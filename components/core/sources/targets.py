@@ -1,4 +1,4 @@
-"""Targets as a source writes them, turned into the numbers that are stored, and what the manifest says of them.
+"""Converts the targets of a source to stored numbers, with class names or statistics for the manifest.
 
 `labels` are int32[num_examples] class indices, uint8[num_examples, num_classes] of 0 and 1 for multi-label data, or
 float32[num_examples, num_targets] for regression.
@@ -13,7 +13,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TargetStatistics
 
-SEPARATOR = "|"  # Of the labels in a CSV cell.
+SEPARATOR = "|"  # Between the labels in a CSV cell.
 _SHOWN = 5
 TARGETS = "Targets must be finite numbers"
 WEIGHTS = "Weights must be finite numbers of at least 0"
@@ -22,11 +22,11 @@ WEIGHTS = "Weights must be finite numbers of at least 0"
 def index_labels(
     names: Sequence[str], class_names: Sequence[str], where: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return int32[num_examples] indices of names, and the class names: those wanted, or all that occur, sorted.
+    """Convert class names to indices, int32[num_examples]; also returns the list of classes.
 
     Args:
         names: The class of every example.
-        class_names: The classes in order; empty for those found.
+        class_names: The classes in order; empty for all that occur, sorted.
         where: Name of each example in messages.
 
     Raises:
@@ -40,15 +40,15 @@ def index_labels(
 def split_labels(
     cells: Sequence[str], class_names: Sequence[str], where: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Read cells such as `cat|dog`, where an empty one has no label: uint8[num_examples, num_classes], and class names.
+    """Convert cells such as `cat|dog` to 0 and 1, uint8[num_examples, num_classes]; also returns the class names.
 
     Args:
-        cells: The labels of every example.
+        cells: The labels of every example; an empty cell has none.
         class_names: See `index_labels`.
         where: See `index_labels`.
 
     Raises:
-        InputError: If a label is not among the classes, or there is none at all.
+        InputError: If a label is not among the classes, or labels seem to be separated by another character.
     """
     if not class_names and not any(SEPARATOR in cell for cell in cells):
         joined = next((cell for cell in cells if re.search("[,;]", cell)), None)
@@ -68,10 +68,10 @@ def split_labels(
 
 
 def check_hot(array: np.ndarray, num_examples: int, source: str) -> np.ndarray:
-    """Check an array of truth values or of 0 and 1; returns uint8[num_examples, num_classes].
+    """Check an array of booleans or of 0 and 1; returns uint8[num_examples, num_classes].
 
     Raises:
-        InputError: If it is anything else.
+        InputError: If the array has other values or another shape.
     """
     fits = array.ndim == 2 and len(array) == num_examples and array.shape[1] and array.dtype.kind in "biu"
     if not fits or array.min(initial=0) < 0 or array.max(initial=0) > 1:
@@ -107,7 +107,7 @@ def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str],
     """Check that numbers are finite; returns them as float32[num_examples, num_targets].
 
     Raises:
-        InputError: If one is not finite as float32, or a weight is negative.
+        InputError: If a number is not finite as float32, or a weight is negative.
     """
     with np.errstate(over="ignore"):
         stored = values.astype(np.float32)
@@ -122,10 +122,10 @@ def check_finite(values: np.ndarray, names: Sequence[str], where: Sequence[str],
 
 
 def check_variation(values: np.ndarray, names: Sequence[str]) -> None:
-    """Check that there is something to learn.
+    """Check that no regression target is constant.
 
     Raises:
-        InputError: If a target is the same in every row of float32[num_examples, num_targets].
+        InputError: If a column of float32[num_examples, num_targets] has a single value.
     """
     for name, column in zip(names, values.T, strict=True):
         if not np.ptp(column):
@@ -143,7 +143,7 @@ def describe_targets(values: np.ndarray) -> tuple[TargetStatistics, ...]:
 
 
 def shown(items: Sequence[str]) -> str:
-    """Return the first few of them, quoted."""
+    """Return the first five items, quoted, and the number of further ones, as text for messages."""
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return ", ".join(repr(item) for item in items[:_SHOWN]) + more
 
@@ -153,7 +153,7 @@ def _first(flags: Iterable[bool]) -> int:
 
 
 def _classes(occurring: set[str], class_names: Sequence[str], example: Callable[[set[str]], str]) -> tuple[str, ...]:
-    """Return the classes: those given, which must hold those found, or those found, sorted."""
+    """Return `class_names`, checked to contain all that occur, or if it is empty all that occur, sorted."""
     if class_names:
         if unknown := occurring - set(class_names):
             raise InputError(

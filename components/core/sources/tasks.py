@@ -1,4 +1,4 @@
-"""The tasks of a range as one file: all that a worker has to know which does not list the source itself."""
+"""Tasks of a worker in one file, with the examples of each part, so that the worker need not list the source."""
 
 import io
 import json
@@ -21,21 +21,22 @@ _NUMBERS = ("hashes", "weights")
 
 
 def arguments_of(listing: Listing, indices: np.ndarray) -> Arguments:
-    """Return what a worker is told of some examples, int[…]."""
+    """Return labels, keys, contents, hashes and weights of examples, by indices int[…]."""
     hashes, weights = (None if rows is None else rows[indices] for rows in (listing.hashes, listing.weights))
     return listing.labels[indices].tolist(), *listing.held(indices), hashes, weights
 
 
 def pack_tasks(key: str, arguments: Arguments, counts: Mapping[int, int], are_in_place: bool) -> bytes:
-    """Return what there is to know of the examples of tasks as a file, which `load_tasks` reads.
+    """Return the examples of several parts as the bytes of a file, which `load_tasks` reads.
 
-    Files and parts of files are named in it; what the listing holds itself, or has unpacked on this machine, is in it.
+    The file has the paths and byte ranges of contents in files. Contents in memory or unpacked on this machine are
+    copied into it.
 
     Args:
-        key: Digest of the facts that the parts follow from.
+        key: Digest of the settings and data that determine the parts.
         arguments: Labels, keys, contents, hashes and weights of all examples.
-        counts: Number of each part, and how many of the examples are its own.
-        are_in_place: Whether contents that are parts of files are of the source's, and not unpacked on this machine.
+        counts: Number of examples of each part, by part number.
+        are_in_place: Whether spans are byte ranges of the source's files, and not of files unpacked on this machine.
     """
     labels, keys, contents, *numbers = arguments
     arrays: dict[str, Any] = {
@@ -58,10 +59,10 @@ def pack_tasks(key: str, arguments: Arguments, counts: Mapping[int, int], are_in
 
 
 def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
-    """Yield the number of each part of a file, and what there is to know of its examples.
+    """Yield the number of each part in a file, and the labels, keys, contents, hashes and weights of its examples.
 
     Raises:
-        InputError: If the file is missing or damaged, or does not follow from `key`.
+        InputError: If the file is missing or damaged, or was written with another `key`.
     """
     with reading(uri, "tasks that the step has written whole", "Remove it, and run the step again."):
         arrays = read_arrays(uri, storage.read_bytes(uri))

@@ -1,4 +1,4 @@
-"""TFRecords that others wrote, with images or texts: read in place, by the names of their features."""
+"""TFRecords of other programs, with images or texts, read in place by the names of the features."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 
 
 class _Row(NamedTuple):
-    """A record: where its content is, that content's hash, and the values of the other fields."""
+    """A record: the byte range and the hash of its image or text, and the values of its other features."""
 
     span: Span
     identity: bytes
@@ -63,7 +63,7 @@ def _list_files(location: str) -> list[Container]:
 
 
 def _fields_of(file: Container) -> list[str]:
-    """Return the features of the first record."""
+    """Return the names of the first record's features."""
     try:
         for frame, _ in _frames(file):
             return sorted(read_fields(frame))
@@ -81,7 +81,7 @@ def _read_file(file: Container, chosen: Chosen) -> Iterator[_Row]:
     """Yield the records of a file.
 
     Raises:
-        InputError: If one is damaged, or has no image or text.
+        InputError: If a record is damaged, or has no image or text.
     """
     name, number = chosen.names[chosen.content], 0
     try:
@@ -90,7 +90,7 @@ def _read_file(file: Container, chosen: Chosen) -> Iterator[_Row]:
             values = fields.get(name, [])
             if len(values) != 1 or not isinstance(values[0], bytes):
                 raise DamagedRecordError(f"expected one value of bytes in {name!r}, received {str(values)[:60]}")
-            # In a record bytes stand as they are: so they can be read in place, wherever equal ones begin.
+            # A record stores bytes unchanged, so they can be read in place. Any equal bytes in the frame will do.
             span = Span(file.path, offset + frame.index(values[0]), len(values[0]))
             yield _Row(span, identify(values[0]), [fields.get(other) for other in chosen.wanted])
             number += 1

@@ -1,6 +1,6 @@
-"""Tar archives of images, as WebDataset has them: read in place, nothing is unpacked.
+"""Tar archives of images in WebDataset's format, read in place without unpacking.
 
-Format: https://github.com/webdataset/webdataset, files of one example follow each other and share a name up to its dot.
+https://github.com/webdataset/webdataset: files of one example follow each other and share a name up to the first dot.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from tpu_components.core.sources.targets import index_labels, shown
 from tpu_components.core.work.workers import in_threads
 
 _CLASS_SUFFIXES = ("cls", "cls.txt", "label", "txt")
-_MOST_FACTS_BYTES = 1 << 20  # Of a .cls or .json file: more is none.
+_MOST_FACTS_BYTES = 1 << 20  # Larger .cls and .json files are ignored.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Example:
-    """An image in an archive, its label in words (None without one), and the columns to keep beside its answer."""
+    """An image in an archive, its label as text (None without one), and the values to store with its prediction."""
 
     name: str
     span: Span
@@ -39,7 +39,7 @@ class _Example:
 
 
 def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listing:
-    """List the images of tar archives; the label stands in `.cls` or `.json` beside each, or is its folder's name."""
+    """List the images of tar archives. A label is in a `.cls` or `.json` file with the image's name, or its folder."""
     archives = list_containers(location, (".tar",))
     read = functools.partial(_read_archive, params=params)
     by_archive = list(in_threads(lambda archive: list(read(archive)), archives[0].path, archives))
@@ -76,7 +76,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
         slices={name: [example.kept.get(name) for example in examples] for name in kept},
         spans=Spans.collect([example.span for example in examples]),
         version=version_of(archives),
-        # Also where another archive has a file of that name: what is added gives no example another name.
+        # Without the archive's name, so that adding an archive does not rename examples.
         identities=tuple(example.name for example in examples),
         weights=read_weights(
             {params.columns.get("weight", ""): [example.kept.get("weight") for example in examples]},
@@ -91,7 +91,7 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
     """Yield the images of an archive.
 
     Raises:
-        InputError: If it is damaged, compressed or no tar archive, or a name in it is not UTF-8.
+        InputError: If the archive is damaged, compressed or not tar, or a file name in it is not UTF-8.
     """
     group = _Group("", archive.path, params)
     try:
@@ -118,7 +118,7 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
         raise InputError(
             f"File names in {archive.path} that are not UTF-8: {error.object!r}. Rename them, and make it again."
         ) from error
-    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:  # Of odd sizes in headers.
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:  # Odd sizes in headers.
         raise InputError(
             f"Cannot read {archive.path}: expected a whole tar archive that is not compressed, received {error}. Make "
             "it again, or unpack it with gunzip."
@@ -127,7 +127,7 @@ def _read_archive(archive: Container, params: WriteParams) -> Iterator[_Example]
 
 
 class _Group:
-    """The files of an archive that share a name up to its dot."""
+    """The files of an archive that share a name up to the first dot."""
 
     def __init__(self, stem: str, path: str, params: WriteParams) -> None:
         self.stem, self._path, self._params = stem, path, params
@@ -136,7 +136,7 @@ class _Group:
         self._kept: dict[str, Any] = {}
 
     def add(self, member: tarfile.TarInfo, suffix: str, members: tarfile.TarFile) -> None:
-        """Add a file; what says nothing of an image is left alone."""
+        """Add a file; files that are neither images nor labels are ignored."""
         if has_image_suffix(member.name):
             name = member.name.removeprefix("./")
             self._images.append((name, Span(self._path, member.offset_data, member.size)))
@@ -158,7 +158,7 @@ class _Group:
             return None if facts.get(name) is None else str(facts[name])
 
     def examples(self) -> Iterator[_Example]:
-        """Yield the images, with the label that stands beside them, else their folder's name."""
+        """Yield the images with the label from a label file, else with the folder's name as label."""
         folder = self.stem.rpartition("/")[0].rpartition("/")[2] or None
         for name, span in self._images:
             yield _Example(name, span, self._label if self._label is not None else folder, self._kept)
