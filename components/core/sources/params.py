@@ -1,4 +1,4 @@
-"""What a user may set, and what comes back."""
+"""Parameters and result of create_tfrecords."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ SETTABLE_TASKS = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
 
 
 def split_source(text: str) -> tuple[str, str]:
-    """Split a source into its kind, and the place or name behind it; what names no kind is a place alone.
+    """Split a source at the colon into its kind and its place or name; without a colon, the kind is empty.
 
     Example:
         >>> split_source("csv:gs://bucket/list.csv"), split_source("flowers")
@@ -44,14 +44,15 @@ class WriteParams:
             create_tfrecords lists all kinds. Paths may be gs:// or s3://.
         task: Task of the model: `classification` (one class of several), `multi_label` (any number of several) or
             `regression` (one number or several). The last two need a csv:, npz:, parquet:, huggingface: or tfrecords:
-            source; labelstudio: and cvat: have several labels. A corpus: has a task of its own, `language_model`.
+            source; labelstudio: and cvat: also support `multi_label`. A corpus: source has its own task,
+            `language_model`.
         target_columns: CSV columns with the numbers of a regression; empty means `label`. For an npz: source, the
             targets' names; empty means `target`, or `target_0` and so on.
         validation_fraction: Share of the examples to hold out for validation, if the source has no validation split.
         test_fraction: Share of the examples to hold out for testing, if the source has no test split.
         stratify: Put every class in every split: a split that has no example of a class gets the one with the nearest
             hash from another split, until new examples arrive. If false, and without `group_column`, an example keeps
-            its split whatever is added. Only for classification; other tasks divide by hash.
+            its split when others are added. Only for classification; other tasks divide by hash.
         group_column: A CSV column; examples that share its value stay in one split. If there are few groups, they are
             assigned so that the splits come as near to their fractions as possible.
         slice_columns: CSV columns that define slices, for example `site`: with `gate.slices` the gate judges the
@@ -60,15 +61,15 @@ class WriteParams:
             `text`, `label`, `split` and `id`, for example {"path": "filename"}. Common names such as `review` and
             `sentiment` are detected. A `weight`, as {"weight": "confidence"}, multiplies the loss of its example in
             training; metrics are not weighted.
-        join_copies: Leave copies, also near ones, of test examples out of training and validation, and copies of
+        join_copies: Leave exact and near copies of test examples out of training and validation, and those of
             validation examples out of training, for splits that are drawn by hash.
         retired_tests: Files `REGISTRY/MODEL/tests/…/examples.npy` of test sets that were used for too many gate
             decisions; the gate prints these paths. The examples are left out of every split, so the new test set has
             only newer examples.
-        seed: Salt of the split and of the order in which examples are stored.
+        seed: Seed of the split and of the order in which examples are stored.
         image_size: [height, width] to resize to, or one number for both; empty means that all images must have one size
             already.
-        channels: 1 for grey, 3 for colour, 0 for what the first image has; others are converted only if this is set.
+        channels: 1 for grey, 3 for colour, 0 for the channels of the first image. Images are converted only for 1 or 3.
         apply_rotation: Rotate photos by their EXIF orientation, in the records and for predictions.
         convert_arrays: Also accept arrays with channels first, floats in [0, 1] or one-hot classes, and convert them;
             the log names each conversion.
@@ -78,18 +79,17 @@ class WriteParams:
         jpeg_quality: Quality of `resized` images, from 1 to 100.
         crop_margin: Share by which `resized` images are stored larger than `image_size`, so that random crops in
             training have real pixels; evaluation and serving use the centre.
-        vocabulary_size: Number of ids for texts, padding and unknown among them; the most frequent words of the
-            training split get one.
+        vocabulary_size: Number of token IDs for texts, including padding and unknown; the other IDs are for the most
+            frequent words of the training split.
         num_tokens: Length in words that all texts are cut or padded to; in a corpus, the characters of a passage.
         truncate: Side on which texts are cut and padded, `start` or `end`; `start` keeps the last words.
         context_tokens: Number of characters at the start of a validation or test passage of a corpus that are context
-            and are not scored, as the passage before scores them. With 0, half of the predictions have little
-            context.
+            and are not scored; the previous passage scores them. With 0, half of the predictions have little context.
         class_names: The classes, in order; empty means those in the data, sorted. For folders: the classes to use. For
-            integer labels of arrays: their names; for the columns of a multi-label npz: source, by default their
-            numbers.
+            integer labels of arrays: the name of each number. For a multi-label npz: source: the names of the columns,
+            by default their numbers.
         target_shard_mib: Wanted size of a shard, in MiB.
-        max_bad_fraction: Share of the inputs that may be unreadable; these are set aside and listed.
+        max_bad_fraction: Largest share of unreadable inputs; these are set aside and listed in the manifest.
         num_workers: Processes to use; 0 means one per available CPU.
         engine: How a pipeline writes records: `local` in one step, `fan_out` in `engine_tasks` parallel steps and a
             merge step, or `beam` in an Apache Beam job. All write the same bytes. The command of the step is
@@ -174,23 +174,23 @@ class WriteParams:
 
     @property
     def image_rule(self) -> ImageRule:
-        """Rule by which the images of the source are read at their own sizes."""
+        """Rule that reads the source's images without resizing them."""
         return ImageRule(None, self.channels, upright=self.apply_rotation)
 
     @property
     def asked(self) -> str:
-        """The task of a model of these data: `task`, or for a corpus: source the language model's."""
+        """Task of a model of these data: `language_model` for a corpus: source, else `task`."""
         return LANGUAGE_MODEL if split_source(self.source)[0] == CORPUS else self.task
 
     def without_columns_beyond(self, names: Sequence[str]) -> Self:
-        """Return parameters without the `columns` that a source lacks: to be predicted, it needs no label and no id."""
+        """Return a copy without the `columns` that a source lacks, because predictions need no label and no id."""
         there = {name: column for name, column in self.columns.items() if column in names}
         return dataclasses.replace(self, columns=there)
 
 
 @dataclasses.dataclass(frozen=True)
 class WriteResult:
-    """The written records: examples in all and per split, inputs set aside, and the content's fingerprint."""
+    """Numbers of written examples, of inputs set aside and of shards, and the fingerprint of the content."""
 
     num_examples: int
     split_examples: dict[str, int]

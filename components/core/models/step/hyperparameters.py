@@ -53,7 +53,7 @@ class Stage:
     Attributes:
         epochs: Passes over the training split.
         frozen: Layers that are not trained in this stage, with their sublayers: names, or patterns such as `block_*`.
-        learning_rate: Peak learning rate for one replica; 0 is the training's.
+        learning_rate: Peak learning rate for one replica; 0 uses that of the training.
     """
 
     epochs: Positive
@@ -73,65 +73,66 @@ class TrainParams:
         model_parameters: Hyper-parameters of the model.
         epochs: Largest number of passes over the training split.
         batch_size_per_replica: Examples per replica and step; the global batch is this times the replicas.
-        optimizer: An optimizer of Keras: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, …;
-            `auto` is the one that the model is compiled with, if no other setting of optimizer or learning rate is
-            changed, else `adam`.
+        optimizer: A Keras optimizer: `adam`, `adamw`, `sgd` (here with Nesterov momentum 0.9), `lion`, `muon`, …;
+            `auto` uses the optimizer that the model is compiled with, or `adam` if the model is not compiled or another
+            setting of optimizer or learning rate is changed.
         optimizer_parameters: Parameters of the optimizer by Keras's names, such as `beta_1`, `global_clipnorm` or
             `gradient_accumulation_steps`.
         learning_rate: Peak learning rate for one replica.
-        learning_rate_scaling: Growth of the learning rate with the replicas: `linear`, `sqrt`, `none`; `auto` is linear
-            for sgd, else sqrt.
+        learning_rate_scaling: Scaling of the learning rate by the number of replicas: `linear`, `sqrt` or `none`;
+            `auto` is `linear` for sgd and `sqrt` for other optimizers.
         learning_rate_schedule: `constant`, `cosine` down to zero after the last step, or a schedule of Keras, such as
             `exponential_decay`.
         schedule_parameters: Parameters of the schedule by Keras's names; a number of steps may be given in epochs, as
             `decay_epochs` for `decay_steps`.
         warmup_epochs: Epochs over which the learning rate rises from zero.
         stages: Stages of the training, in order, each with `epochs`, `frozen` (layers that are not trained, by name or
-            pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty is a single stage.
+            pattern) and `learning_rate`; schedule, warm-up and optimizer restart in each. Empty means a single stage.
         initial_model: Model whose weights the training starts with: `REGISTRY/MODEL@VERSION`, in a configuration also
-            `MODEL@VERSION` from the configuration's registry, or a folder that train_model wrote, here or on gs://.
+            `MODEL@VERSION` from the configuration's registry, or a folder that train_model wrote, local or on gs://.
             VERSION is a number or an alias, as in `digits@champion`. If the alias has no version yet, or this parameter
             is empty, the training starts with new weights. Layers, inputs and classes must be the same.
         weight_decay: Decoupled weight decay per step as in AdamW, multiplied by the learning rate. Biases, parameters
             of normalisation layers and slopes of activations have none.
-        loss: A loss of Keras, such as `categorical_focal_crossentropy`; `auto` is the model's own, a function `loss` in
-            its file or what it is compiled with, else that of the data's task. For a regression, any loss but the
-            task's is computed in the targets' own units.
+        loss: A Keras loss, such as `categorical_focal_crossentropy`; `auto` uses the function `loss` in the model's
+            file, or the loss that the model is compiled with, or else the default loss of the task. For a regression,
+            any loss but the default is computed in the targets' own units.
         loss_parameters: Parameters of the loss by Keras's names, such as `gamma`.
-        metrics: Further metrics, which the gate may bound: metrics of Keras with their parameters, as
-            `{"f1_score": {"average": "macro"}}`, or names of those that the model brings, as `{"my_metric": {}}`.
+        metrics: Additional metrics, for which the gate may set bounds: Keras metrics with their parameters, as
+            `{"f1_score": {"average": "macro"}}`, or metrics that come with the model, as `{"my_metric": {}}`.
         balance_classes: Weigh every class in the loss by the inverse of its share of the training examples, so that
             rare classes count as much as common ones.
-        class_weights: Weights of classes in the loss, by name; 1 where a class has none. They multiply those of
-            `balance_classes`.
+        class_weights: Weights of classes in the loss, by class name; 1 for classes that are not listed. They are
+            multiplied with the weights of `balance_classes`.
         random_flip: Flip half of the training images: `none`, `horizontal`, `vertical` or `horizontal_and_vertical`.
         random_crop_pixels: Shift training images randomly by up to this number of pixels, with mirrored edges.
         random_resized_crop: Crop a random part of training images, with an aspect ratio of 3/4 to 4/3, and resize it to
             the full size. The value is the smallest share of the area; 0.08 is usual for photos, 0 disables it.
         mixup_alpha: Mix training images and labels in pairs, with shares from Beta(alpha, alpha); 0.2 is usual.
         label_smoothing: Share of a training label that is spread evenly over all classes; 0.1 is usual.
-        ema_decay: Decay of the running average of the weights, which is validated and saved instead; 0 disables it.
-        early_stopping_epochs: Stop after this number of epochs of the last stage in which `monitor` is no better; 0
+        ema_decay: Decay of the running average of the weights. The average is validated and saved instead of the
+            weights; 0 disables it.
+        early_stopping_epochs: Stop after this number of epochs of the last stage without improvement of `monitor`; 0
             disables it.
-        monitor: Metric of the history that chooses the best epoch, such as `validation_accuracy`; `auto` is
+        monitor: Metric of the history that determines the best epoch, such as `validation_accuracy`; `auto` is
             `validation_loss`, or `loss` if there is no validation split.
         callbacks: Callbacks of Keras with their parameters, called at the end of each epoch, as
             `{"reduce_lr_on_plateau": {"monitor": "val_loss", "patience": 3}}`; those of a function `callbacks` in the
             model's file are called too.
         seed: Seed of initial weights, order, dropout and augmentation.
-        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is asked for, else tensorflow.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, else tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`, which chooses a TPU only if the configuration has a `machine`.
-        num_replicas: Number of devices; 0 is all, but one on a CPU. On a CPU any number can be simulated.
-        precision: `float32`, `mixed_bfloat16` or `auto`, which chooses for the device.
+        num_replicas: Number of devices; 0 uses all, or one on a CPU. On a CPU any number can be simulated.
+        precision: `float32`, `mixed_bfloat16` or `auto`, which depends on the device.
         in_memory_mib: Largest decoded size of a split to hold in RAM; a larger split is streamed.
         shuffle_buffer: Size of the shuffle buffer of a streamed split, in examples.
         residency: Place of the training split: `device` keeps it in device memory, with the jax backend; `host` streams
             batches from the host; `auto` is `device` if the split is held in RAM and fits beside the model.
-        steps_per_execution: Steps per call of the compiled program, with the jax backend; 0 is as many as take a
-            quarter of a second, but 1 on a CPU.
-        sharding: Weights on several devices, with the jax backend: `replicated` keeps them whole on each device;
-            `fully_sharded` keeps a part of each large weight and of its optimizer state, for models that are too large
-            otherwise.
+        steps_per_execution: Steps per call of the compiled program, with the jax backend; 0 uses as many as take
+            a quarter of a second, or 1 on a CPU.
+        sharding: Placement of weights on several devices, with the jax backend: `replicated` keeps a copy on each
+            device; `fully_sharded` keeps only a part of each large weight and of its optimizer state, for models that
+            do not fit in the memory of one device.
         checkpoint_seconds: Time between checkpoints within an epoch; each epoch ends with a checkpoint too.
         profile_steps: Number of steps to profile for TensorBoard, after the first; 0 disables it.
     """
@@ -220,7 +221,7 @@ class TrainParams:
 
     @property
     def of_optimizer(self) -> tuple[str, ...]:
-        """Settings of optimizer and learning rate that are changed; without any, a compiled model keeps its own."""
+        """Names of changed optimizer and learning-rate settings; if empty, a compiled model keeps its optimizer."""
         return tuple(name for name in _OPTIMIZER if getattr(self, name) != getattr(TrainParams(self.model), name))
 
     @property
@@ -233,7 +234,7 @@ class TrainParams:
         """Check that a global batch is not larger than the training split.
 
         Raises:
-            InputError: If it is larger.
+            InputError: If the batch is larger.
         """
         batch_size = self.batch_size_per_replica * max(self.num_replicas, 1)
         if batch_size > num_train_examples:
