@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 import re
 import signal
@@ -116,6 +117,8 @@ async def _serve(
     try:
         model = await asyncio.to_thread(load)
         is_loaded = True
+        gc.collect()
+        gc.freeze()  # A full collection stops all threads, and would look through all that was imported: some 30 ms.
         async with application.ready(model):
             print(printable(_announce(model, listener, params)), flush=True)
             await serving
