@@ -20,12 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.images import SERVED_FORMATS, OpenImage, UnreadableImageError, open_image
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, ImageInput
 from tpu_components.core.examples.text import Tokenizer
-from tpu_components.core.files.typed_json import parse_text
 from tpu_components.serving.exported import ExportedModel, PromptReader
 from tpu_components.serving.params import ServeParams
 
@@ -251,12 +251,8 @@ def load_json(body: bytes | bytearray) -> Any:
     Raises:
         InputError: If it is not JSON.
     """
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        return parse_text(body.decode(json.detect_encoding(body)), refuse)
+        return from_json(body.decode(json.detect_encoding(body)), allow_inf_nan=False)
     except ValueError as error:
         raise InputError(f'The body must be JSON, as {{"instances": […]}}. Received another body: {error}.') from error
 
@@ -460,7 +456,7 @@ def parse_infer(
 
 
 def _binary_data(tensor: Mapping[str, Any], body: bytes | bytearray, num_json_bytes: int | None) -> Any:
-    """Return the bytes after the JSON, which are the data of a binary tensor; None if the tensor is no such one."""
+    """Return the data of a binary tensor, the bytes after the JSON; None if the data are in the JSON."""
     parameters = tensor.get("parameters")
     expected = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if expected is None:

@@ -18,6 +18,7 @@ EXTRAS = {
     "model_signing": "serving",
     "prometheus_client": "serving",
     "pyarrow": "parquet",
+    "pydantic_core": "serving",
     "starlette": "serving",
     "tensorboard": "local",
     "tensorflow": "local",

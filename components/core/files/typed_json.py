@@ -28,28 +28,19 @@ def decode(content: bytes | str, constant: Callable[[str], Any] | None = None) -
         ValueError: If it is not valid JSON, is nested more than 100 levels deep, so that recursive functions would
             fail, or holds half of a surrogate pair, which UTF-8 cannot encode.
     """
-    value = parse_text(content if isinstance(content, str) else content.decode("utf-8-sig"), constant)
-    level: list[dict[str, Any] | list[Any]] = [[value]]
-    for _ in range(_DEEPEST + 1):
-        held = (node.values() if isinstance(node, dict) else node for node in level)
-        level = [item for items in held for item in items if isinstance(item, dict | list)]
-    if level:
-        raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
-    return value
-
-
-def parse_text(text: str, constant: Callable[[str], Any] | None = None) -> Any:
-    """Parse JSON like `decode`, but limit the depth only as Python's parser does, which is faster.
-
-    Raises:
-        ValueError: If it is not valid JSON, is nested too deeply, or holds half of a surrogate pair.
-    """
+    text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
         value = json.loads(text, parse_constant=constant)
     except RecursionError as error:
         raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from error
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # Raises a UnicodeEncodeError, which is a ValueError.
+    level: list[dict[str, Any] | list[Any]] = [[value]]
+    for _ in range(_DEEPEST + 1):
+        held = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [item for items in held for item in items if isinstance(item, dict | list)]
+    if level:
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
     return value
 
 
