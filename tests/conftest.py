@@ -124,7 +124,7 @@ def tiny_disk(tmp_path):
 
 
 def _stack_without_source(context: int = 1) -> list[inspect.FrameInfo]:
-    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))  # noqa: SLF001
     return [
         inspect.FrameInfo(frame, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None, None)
         for frame in frames

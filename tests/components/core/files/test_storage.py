@@ -284,7 +284,8 @@ def test_localize_takes_a_whole_bucket_and_upload_fills_one(bucket, tmp_path):
 
 def test_localize_refuses_object_names_that_climb_out(bucket, storage_server, tmp_path):
     bucket.blob("data/x.txt").upload_from_string("evil")
-    objects = storage_server._storage.objects["bucket"]  # Cloud Storage allows such names; this server refuses them.
+    # Cloud Storage allows such names; the emulator refuses them.
+    objects = storage_server._storage.objects["bucket"]  # noqa: SLF001
     objects["data/../../x.txt"] = {**objects.pop("data/x.txt"), "name": "data/../../x.txt"}
     with pytest.raises(InputError, match=r"Refused the path '../../x.txt': expected a path below"):
         storage.localize("gs://bucket/data", tmp_path / "cache")
