@@ -1,4 +1,4 @@
-"""KFP wrappers: of create_tfrecords as one step, fanned out or with Beam, and of the step that digests a source."""
+"""KFP wrappers of create_tfrecords as one step, as parallel steps or with Beam; and of the step that lists a source."""
 
 from typing import Any, Dict, List
 
@@ -78,7 +78,7 @@ def write_parts(
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
-    """Write one range of the parts that are planned; returns the number of these."""
+    """Write one range of the planned parts; returns the number of parts in the range."""
     inputs = {**data, **locals()}
     from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
@@ -106,7 +106,7 @@ def merge_parts(
     data_version: str = "",
     fingerprint: Dict[str, str] = {},
 ) -> int:
-    """Merge the parts of all ranges to records; returns the number of examples."""
+    """Merge the parts of all ranges into records; returns the number of examples."""
     inputs = {**data, **locals()}
     from tpu_components.core.step.step_record import run_component
     from tpu_components.create_tfrecords import WriteParams
@@ -141,6 +141,6 @@ def write_with_beam(
     return run_component("create_tfrecords", beam.write_with_beam, WriteParams, inputs, "records").num_examples
 
 
-# The step as the pipeline and its cache know it: what is written is the same.
+# These steps write the same records, so the pipeline and its cache know them by the same name.
 merge_parts.component_spec.name = create_tfrecords.component_spec.name
 write_with_beam.component_spec.name = create_tfrecords.component_spec.name

@@ -1,6 +1,6 @@
 """Finds duplicates and near-duplicates (pictures and texts) among the examples of a data set.
 
-Pictures are compared by perceptual hashes. Names in the code call the hash of a picture its look.
+Pictures are compared by perceptual hashes, which the code calls `looks`.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from tpu_components.core.examples.example_ids import identify
 from tpu_components.core.sources.listing import Listing
 from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
-LOOKED_AT_ONCE = 64  # Pictures: enough for arrays to pay, few enough to stay in a processor's cache.
+LOOKED_AT_ONCE = 64  # Pictures per batch: enough for fast array operations, few enough for a processor's cache.
 LOOK_SHAPE = (8, 9)  # Rows and columns of a perceptual hash; each element is the mean grey level of its part.
-# By JPEG's weights, which keeps these grey levels and blurs colours.
+# JPEG's luma weights: JPEG keeps these grey levels and blurs colours.
 _GREY_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)
 _LEAST_CONTRAST = 3.0  # Standard deviation of a hash. Pictures below it are plain, and would all be near-duplicates.
 _LEAST_CORRELATION = 0.996
@@ -92,7 +92,7 @@ def find_alike(looks: np.ndarray) -> np.ndarray:
 
 
 def _outlines(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pictures that are not plain, and their gradient bits.
+    """Return the pictures that have contrast, and their gradient bits.
 
     Returns:
         int[num_shown], indices into `looks`; and uint64[num_shown], whose 64 bits say for each pixel of a hash whether
@@ -123,21 +123,21 @@ def same_words(words: Iterable[bytes]) -> bytes:
 
 
 def pairs_of_equal(values: np.ndarray) -> np.ndarray:
-    """Return int[num_pairs, 2]: indices of each repeated element, and of the last equal element before it."""
+    """Return the pairs of an element and the next equal element, as indices into `values`: int[num_pairs, 2]."""
     order = np.argsort(values, kind="stable")
     equal = values[order[:-1]] == values[order[1:]]
     return np.stack([order[:-1][equal], order[1:][equal]], axis=1)
 
 
 def connect(num_examples: int, pairs: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """Return the connected components of a graph of pairs that have at least two examples.
+    """Return the connected components, of two or more examples, of the graph whose edges are `pairs`.
 
     Args:
         num_examples: Number of examples.
-        pairs: int[num_pairs, 2] each: edges between examples.
+        pairs: Edges between examples: int[num_pairs, 2] each.
 
     Returns:
-        int[…] each, sorted; the component of the first example comes first.
+        Sorted examples of each component, int[…]; the components are ordered by their first example.
     """
     parent: dict[int, int] = {}
 
@@ -192,7 +192,7 @@ class Copies:
         return cls(listing, [examples[members] for members in sets], are_equal, len(equal), num_near)
 
     def without_leaks(self, splits: np.ndarray) -> np.ndarray:
-        """Return the splits without leaks: of each set of copies, only those in the most held-out split are kept.
+        """Return splits without leaks: each set of copies stays in one split (test, else validation, else train).
 
         The other copies get LEFT_OUT; no example moves to another split. The split of an example depends only on the
         example itself. A test example is therefore never trained on, even if examples are added or further copies are
@@ -222,7 +222,7 @@ class Copies:
         return result
 
     def in_training_too(self, splits: np.ndarray) -> np.ndarray:
-        """Return bool[num_examples]: whether an example of another split has a copy in training."""
+        """Return for each example whether it is in another split and has a copy in training, bool[num_examples]."""
         result = np.zeros(len(splits), bool)
         for members in self.sets:
             trains = splits[members] == SPLITS.index(TRAIN)

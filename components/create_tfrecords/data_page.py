@@ -1,4 +1,4 @@
-"""Writes an HTML report of the data, to look at before a training is paid for."""
+"""Renders `data.html`, a report of the data set to check before paying for a training."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ _TEXT = markupsafe.Markup('<blockquote title="{}">{}</blockquote>')
 def choose_samples(
     listing: Listing, stored: Mapping[str, np.ndarray], params: WriteParams
 ) -> dict[str, markupsafe.Markup]:
-    """Show the first few stored examples of each class; for a regression, of each fifth of its first target.
+    """Render the first few training examples of each class; for a regression, of each fifth of the first target.
 
     Args:
         listing: The source.
@@ -44,7 +44,7 @@ def choose_samples(
         params: Parameters to read the examples.
 
     Returns:
-        Examples by class, for a limited number of classes.
+        HTML by class name, for at most 20 classes.
     """
     examples = stored[TRAIN] if TRAIN in stored else next(iter(stored.values()), np.empty(0, int))
     per_class = _PER_CLASS if listing.kind != TEXT else max(1, _SHOWN_TEXTS // max(len(listing.class_names), 1))
@@ -60,7 +60,7 @@ def choose_samples(
 
 
 def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every class, and which examples belong to it, bool[num_examples]."""
+    """Yield each class (or range of the first target), and a mask of its examples, bool[num_examples]."""
     names = listing.class_names
     if task == CLASSIFICATION:
         yield from ((name, labels == number) for number, name in enumerate(names))
@@ -84,7 +84,7 @@ def _show(listing: Listing, params: WriteParams, example: int) -> str:
 
 
 def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, markupsafe.Markup]) -> str:
-    """Render the page; equal data give the same bytes.
+    """Return the HTML of the report; equal data give the same bytes.
 
     Args:
         manifest: Manifest of the records.
@@ -130,7 +130,7 @@ def _numbers(manifest: Manifest, copies: Mapping[str, Any], num_examples: int) -
 
 
 def _balance(manifest: Manifest) -> list[Block]:
-    """Return the classes with their numbers of examples by split, the largest first; of many, only the extremes."""
+    """Return a table of examples per class and split, largest class first; of over 60 classes, first and last 30."""
     if manifest.task == REGRESSION:
         return []
     by_class = zip(*(split.class_counts for split in manifest.splits.values()), strict=True)
@@ -165,7 +165,7 @@ def _targets(manifest: Manifest) -> list[Block]:
 
 
 def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
-    """Return histograms of each figure by split, and a table of its statistics."""
+    """Return histograms and statistics, by split, of each measurement of the examples, such as brightness."""
     charts, rows, measured = [], [], 0
     for figure in (*FIGURES.get(manifest.input.kind, ()), LABELS):
         by_split = {
@@ -177,7 +177,7 @@ def _charts(manifest: Manifest, num_examples: int) -> list[Block]:
             name = figure.name.replace("_", " ")
             charts.append(_CHART.format(name, figure.unit, draw_histograms(name, by_split, _COLOURS)))
             rows += [(name, *pair) for pair in by_split.items()]
-            # The first figure: the last one, the number of labels, is counted in all examples.
+            # The number of measured examples of the first figure: the last figure, labels, is counted in all examples.
             measured = measured or sum(distribution.num_examples for distribution in by_split.values())
     if not charts:
         return []

@@ -44,9 +44,9 @@ class EncodedExample:
     """An example as it is stored.
 
     Attributes:
-        fields: Fields of its record, without label and key.
+        fields: Fields of the record, without label and key.
         counts: Counts that are summed over the split for its statistics, in the order of `measuring.COUNTS`.
-        identity: Bytes that are equal for equal examples.
+        identity: Example ID, 8 bytes; equal for equal examples.
         picture: Small picture of an image, from which its perceptual hash and grey levels are computed; otherwise None.
         figures: Measurements of the example, in the order of `measuring.FIGURES` and without those of `picture`. For
             images: height and width. For texts: words, unknown words in thousandths, and bytes per word in tenths. None
@@ -157,12 +157,12 @@ class CorpusEncoder:
     input: CorpusInput
 
     def store(self, key: str, content: bytes, known: bytes | None) -> EncodedExample:
-        """Store the IDs of a passage; `content` is the result of `Corpus.passage`."""
+        """Return a passage as it is stored; `content` are the bytes of the result of `Corpus.passage`."""
         return EncodedExample({CorpusInput.feature: content}, identify(content))
 
 
 Encoder = ImageEncoder | TextEncoder | CorpusEncoder
-"""A way to check and encode examples; it travels to the workers."""
+"""Checks and encodes examples; it is sent to the worker processes."""
 
 
 def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[int]) -> InputError:
@@ -179,12 +179,12 @@ def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[i
 
 
 def choose_encoder(params: WriteParams, plan: DatasetPlan, counts: Counter[bytes] | None) -> tuple[Encoder, int]:
-    """Choose how to encode the examples of a plan; returns the estimated bytes of a record too.
+    """Choose how to encode the examples of a plan; returns the encoder and the estimated bytes of a record.
 
     Args:
         params: Parameters of the records.
         plan: Examples to encode.
-        counts: Number of times that each word occurs in the training split; None for other examples.
+        counts: For texts, the number of times that each word occurs in the training split; otherwise None.
 
     Raises:
         InputError: If no example can be encoded with `params`.
@@ -222,7 +222,7 @@ def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[Image
     listing = plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
     margin = _margin(size, params.crop_margin)
-    if size:  # In records pictures have their margin.
+    if size:  # Stored pictures include the margin.
         size = size[0] + margin[0], size[1] + margin[1]
     image = dataclasses.replace(params.image_rule, image_size=size, reduced=listing.images is None)
     if listing.images is not None:

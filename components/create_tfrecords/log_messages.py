@@ -16,11 +16,11 @@ from tpu_components.create_tfrecords.planning import DatasetPlan, require_few
 
 STEP = "create_tfrecords"
 _SHOWN, _CLASSES_SHOWN = 5, 10
-_LISTED = 100  # Of bad inputs, when there are too many of them.
+_LISTED = 100  # Number of bad inputs to list if there are more than `max_bad_fraction` allows.
 
 
 def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
-    """Say how many words are known, and how many texts were cut or padded."""
+    """Log the size of the vocabulary, and how many texts of each split were cut or padded."""
     texts = encoder.input
     side = "first" if texts.truncate == END else "last"
     progress.say(
@@ -36,7 +36,7 @@ def say_statistics(encoder: TextEncoder, manifest: Manifest) -> None:
 
 
 def say_corpus(manifest: Manifest) -> None:
-    """Say how many characters and passages each split has."""
+    """Log how many characters and passages each split has."""
     for name, split in manifest.splits.items():
         characters, unknown = (split.statistics[count] for count in ("num_characters", "num_unknown"))
         passages = f"{split.num_examples:,} passages of {manifest.input.shape[0]}"
@@ -45,7 +45,7 @@ def say_corpus(manifest: Manifest) -> None:
 
 
 def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarray, splits: np.ndarray) -> None:
-    """Say how many examples are copies, and which of them flatter the result."""
+    """Log how many examples are copies, were left out, have a copy in training, or have copies of other labels."""
     plural = manifest.input.plural
     if summary["sets"]:
         equal = f"{summary['exact']:,} {plural} are equal to another one, {summary['near']:,} nearly so"
@@ -64,7 +64,7 @@ def say_copies(manifest: Manifest, summary: Mapping[str, Any], is_copy: np.ndarr
 
 
 def say_content(manifest: Manifest) -> None:
-    """Say how many examples there are, of what, in which splits."""
+    """Log the number of examples, in all, by class and by split."""
     splits = manifest.splits
     line = f"{sum(split.num_examples for split in splits.values()):,} {manifest.input.plural}"
     if manifest.task in (CLASSIFICATION, MULTI_LABEL):
@@ -80,7 +80,7 @@ def say_content(manifest: Manifest) -> None:
 
 
 def say_shares(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
-    """Say which share of the examples, and of each class, was wanted for a split, and which it has got."""
+    """Log the share of the examples, and of each class, in test and validation, and the share that was requested."""
     own, told = plan.listing.splits, []
     drawn = [split for name, split in manifest.splits.items() if own is None or name == TRAIN or name not in own]
     total = sum(split.num_examples for split in drawn)
@@ -100,10 +100,10 @@ def say_shares(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> No
 
 
 def check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
-    """Say what was left out or set aside.
+    """Log the inputs that were set aside, with the reasons, and check that they are few.
 
     Raises:
-        InputError: If that is more than `max_bad_fraction`, or all of a split.
+        InputError: If their share is larger than `max_bad_fraction`, or a split has no examples left.
     """
     bad, total = sorted(manifest.quarantined, key=lambda item: item.key), plan.listing.num_inputs
     for note in plan.listing.notes:

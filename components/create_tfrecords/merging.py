@@ -1,4 +1,4 @@
-"""Merges the parts that workers wrote into the shards, and collects the metadata of the examples."""
+"""Appends the parts, which workers write, to the shards, and collects the metadata of the examples."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
 
 def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
-    """Write the records of a merger again, with the splits and order of another plan.
+    """Write existing records again, in the splits and order of another plan; returns the merger of the new records.
 
     The records are copied and not encoded again, because a record does not contain its split.
 
@@ -56,7 +56,7 @@ def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each
 
 
 def _read_records(records: Spans, numbers: np.ndarray) -> list[memoryview]:
-    """Return the records with some numbers. The memory maps close when all returned views are deleted."""
+    """Return the framed records at indices of `records`. Their memory maps close when all views are deleted."""
     files = records.files[numbers]
     maps = {file: np.memmap(records.paths[file], np.uint8, "r").data for file in np.unique(files).tolist()}
     rows = zip(files.tolist(), records.offsets[numbers].tolist(), records.sizes[numbers].tolist(), strict=True)
@@ -111,12 +111,12 @@ class Merger:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
     def books(self, places: np.ndarray) -> Part:
-        """Return the metadata of some examples; `places` are their indices in the order in which they are stored."""
+        """Return the metadata of the examples at some positions in storage order, int[…]; the digests are empty."""
         own = {name: self._columns[name].rows()[places] for name in BOOKS if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
 
     def move_records(self, folder: Path) -> Spans:
-        """Move the shards to another folder; returns the framed records in them, in the order of the shards."""
+        """Move the shards to another folder; returns file, offset and size of each framed record, in storage order."""
         for shard in self._shards:
             os.rename(self._directory / shard.name, folder / shard.name)
         paths = tuple(str(folder / shard.name) for shard in self._shards)
@@ -127,14 +127,14 @@ class Merger:
 
     @property
     def examples(self) -> np.ndarray:
-        """Indices into the listing of the stored examples, in the order in which they are stored: int[kept]."""
+        """The stored examples in storage order: int[kept], indices into the listing."""
         return self._columns["examples"].rows()
 
     def by_split(self, column: str) -> dict[str, np.ndarray]:
-        """Return a column of the metadata by split, in the order in which the examples are stored.
+        """Return a column of the metadata by split name, in storage order; {} if the examples lack the column.
 
         Args:
-            column: `examples`, indices into the listing, or one of `BOOKS`; texts have no `num_pixels`.
+            column: `examples` (indices into the listing), or one of `BOOKS`; texts, for example, lack `num_pixels`.
         """
         if column not in self._columns:
             return {}
@@ -157,7 +157,7 @@ class Merger:
             left_out: Texts that were not written because they are copies: int[…], indices into the listing.
 
         Returns:
-            The copies; and the split of every example of the listing, int8[num_examples].
+            The copies; and the split of every example of the listing: int8[num_examples], see `without_retired`.
         """
         splits = np.full(len(listing.keys), LEFT_OUT, np.int8)
         for split, examples in self.by_split("examples").items():
@@ -176,11 +176,11 @@ class Merger:
         """Return the splits, int8[num_examples], with `LEFT_OUT` for the examples of retired test sets.
 
         Args:
-            splits: int8[num_examples], places in `SPLITS`, of all the listing's examples.
-            retired: uint64[num_retired], identities of the examples of retired test sets.
+            splits: Split of every example of the listing: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
+            retired: Example IDs of retired test sets, uint64[num_retired].
 
         Raises:
-            InputError: If nothing is left of a split.
+            InputError: If a split has no examples left.
         """
         result = splits.copy()
         result[self.examples[np.isin(self._columns["identities"].rows(), retired)]] = LEFT_OUT
@@ -189,12 +189,12 @@ class Merger:
         return result
 
     def fingerprint(self, class_names: Sequence[str], encoder: Encoder) -> str:
-        """Return the SHA-256 of everything added."""
+        """Return the SHA-256 of all records and split names, the class names and the encoder's input, in hex."""
         self._digest.update(repr((class_names, encoder.input)).encode())
         return self._digest.hexdigest()
 
     def splits(self, task: str, listing: Listing) -> dict[str, Split]:
-        """Return the manifest's entry of each split."""
+        """Return the manifest's entries by split name: counts, shards and statistics."""
         if listing.corpus is not None:
             return {split: self._count_characters(split, listing) for split in self.by_split("examples")}
         counts, figures = self.by_split("counts"), self.by_split("figures")

@@ -1,4 +1,4 @@
-"""Parts, the unit of work: ranges of a shard's examples, each encoded into a file by a worker, and checked."""
+"""Tasks, which are ranges of a shard's examples; and parts, the files into which workers encode them."""
 
 import array
 import dataclasses
@@ -81,11 +81,11 @@ def plan_shards(
     Args:
         split: The split's name, the first part of the file names.
         num_examples: Examples to write. Must be positive.
-        total_bytes: Their serialized size, in bytes; may be an estimate.
+        total_bytes: Serialized size of the examples, in bytes; may be an estimate.
         target_shard_mib: Wanted shard size, in MiB.
 
     Returns:
-        Half-open ranges, by the shards' file names, that cover [0, num_examples) once; sizes differ by at most one.
+        Half-open ranges by shard file name. They cover [0, num_examples) once; their sizes differ by at most one.
 
     Example:
         >>> list(plan_shards("train", num_examples=5, total_bytes=80 * 2**20).values())
@@ -104,7 +104,7 @@ def count_per_task(bytes_each: int) -> int:
 
 
 def share_out(num_examples: int, most: int, num_workers: int) -> int:
-    """Return the number of examples in a task: at most `most`, and such that each worker gets several tasks.
+    """Return the number of examples in a task: at most `most`, and few enough that each worker gets several tasks.
 
     With several small tasks per worker, no worker waits long for the others at the end.
 
@@ -118,7 +118,7 @@ def share_out(num_examples: int, most: int, num_workers: int) -> int:
 def cut_into_tasks(
     order: Mapping[str, np.ndarray], bytes_each: int, target_shard_mib: int, task_examples: int
 ) -> Iterator[Task]:
-    """Yield every task, in order; a shard has one or more tasks."""
+    """Yield the tasks of all shards, in storage order; a shard has one or more tasks."""
     for split, indices in order.items():
         for name, (start, end) in plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib).items():
             for at in range(start, end, task_examples):
@@ -134,7 +134,7 @@ def write_part(
     hashes: np.ndarray | None,
     weights: np.ndarray | None = None,
 ) -> Part:
-    """Check and encode the examples of a task; runs in a worker process.
+    """Check and encode the examples of a task in a worker process; returns their metadata.
 
     An existing file at `path` is overwritten from its start and not truncated, because allocating the pages of a new
     file costs more than writing them. The records are at the start of the file.
@@ -145,11 +145,11 @@ def write_part(
         labels: Labels of the examples.
         keys: Keys of the examples.
         contents: Contents of the examples; None reads them from their files.
-        hashes: Hashes of the examples that are known already, one row per example, or None.
+        hashes: Results of `identify`, one row per example, if the source has computed them; otherwise None.
         weights: Weights of the examples, or None.
 
     Raises:
-        InputError: If an image is of another shape than the others.
+        InputError: If images differ in shape.
     """
     kind, digests = encoder.input.kind, bytearray()
     kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
@@ -268,7 +268,7 @@ def read_part(uri: str, file: bytes) -> tuple[Part, bytes]:
 
 
 def check_part(part: Part, content: bytes, listing: Listing, indices: np.ndarray) -> None:
-    """Check that each example of a task is in its part, with its name and label, or has been set aside.
+    """Check that each example of a task is in its part, with its key, label and weight, or has been set aside.
 
     The encoded pictures and texts themselves are not checked, because they would have to be encoded again.
 
@@ -279,7 +279,7 @@ def check_part(part: Part, content: bytes, listing: Listing, indices: np.ndarray
         indices: Examples of the task: int[…], indices into the listing.
 
     Raises:
-        InputError: If the part holds anything else.
+        InputError: If the part does not match the task.
     """
     left = np.ones(len(indices), bool)
     try:

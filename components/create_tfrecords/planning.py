@@ -33,7 +33,7 @@ class DatasetPlan:
             examples. Empty splits are left out.
         split_rule: Rule that assigns the splits, in words.
         rule_version: Version of that rule.
-        whole: Order of all examples, of which the order of each split is a part: indices into the listing.
+        whole: All examples in stored order, whatever their split: indices into the listing.
         left_out: Examples that are in no split because they are copies: int[…], indices into the listing.
     """
 

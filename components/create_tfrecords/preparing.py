@@ -58,7 +58,7 @@ class Survey:
 
 
 def list_common(counts: Counter[bytes]) -> dict[str, int]:
-    """Return the counts of the most frequent words; the empty name has the count of all other words."""
+    """Return the counts of the most frequent words; the key `""` has the count of all other words."""
     ranked = heapq.nsmallest(_MOST_COMMON, counts.items(), key=lambda item: (-item[1], item[0]))
     common = {word.decode(): count for word, count in ranked}
     return {**common, "": counts.total() - sum(common.values())}
@@ -68,7 +68,7 @@ def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, S
     """Read every text once, and count the words of the training split, from which the vocabulary is made.
 
     Returns:
-        The result of `divide_by_words`, and the words.
+        The plan from `divide_by_words`, and the survey.
     """
     listing, planned = plan.listing, np.concatenate(list(plan.order.values()))
     splits, train = plan.splits, SPLITS.index(TRAIN)
@@ -96,7 +96,7 @@ def divide_by_words(params: WriteParams, plan: DatasetPlan, words: np.ndarray) -
 def _read_texts(
     params: WriteParams, listing: Listing, examples: np.ndarray, are_counted: np.ndarray
 ) -> tuple[bytes, Counter[bytes]]:
-    """Read the words of texts in worker processes, and count the words of those texts that a mask selects."""
+    """Return the result of `_read_words` for some texts, which are read by worker processes."""
     hashes, counts = bytearray(), Counter[bytes]()
     chunks = [examples[i : i + TASK_EXAMPLES] for i in range(0, len(examples), TASK_EXAMPLES)]
     if not chunks:
@@ -114,7 +114,7 @@ def _read_texts(
 def _read_words(
     root: str, keys: Sequence[str], texts: Sequence[bytes | Span] | None, are_counted: Sequence[bool]
 ) -> tuple[bytes, Counter[bytes]]:
-    """Return a hash of eight bytes for the words of each text, and the counts of words in the texts to count.
+    """Return a hash of 8 bytes for the words of each text, and the word counts of the texts with `are_counted`.
 
     A text that cannot be read, is not UTF-8 or has no words gets the hash of its key; `store` sets it aside.
     """
@@ -139,7 +139,7 @@ class Prepared:
     Attributes:
         params: The parameters.
         plan: Examples of each split. Texts with the same words are in the same split.
-        encoder: Encoder of its examples.
+        encoder: Encoder of the examples.
         bytes_each: Estimated size of a record, in bytes.
         survey: Word counts of the texts, from `survey_texts`; None for images.
     """
@@ -165,7 +165,7 @@ class Prepared:
         return 1 if self.plan.listing.corpus is not None else -(-self._num_examples // self._most_per_task)
 
     def cut(self, num_workers: int) -> list[Task]:
-        """Cut the data set into tasks, in order, several for each worker."""
+        """Cut the data set into tasks, in storage order, several for each worker."""
         task_examples = share_out(self._num_examples, self._most_per_task, min(num_workers, self._num_useful_workers))
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.params.target_shard_mib, task_examples))
 
@@ -173,11 +173,11 @@ class Prepared:
         """Yield the part and the framed records of every task, in order, written by processes of this machine.
 
         Args:
-            tasks: Runs of its examples.
+            tasks: Results of `cut`, all or some.
             folder: Folder for temporary files.
 
         Raises:
-            InputError: If an image is of another shape than the others.
+            InputError: If images differ in shape.
         """
         num_workers = max(min(count_workers(self.params), len(tasks), self._num_useful_workers), 1)
         with tempfile.TemporaryDirectory(prefix=".parts.", dir=folder, ignore_cleanup_errors=True) as parts:
@@ -199,7 +199,7 @@ class Prepared:
 
 
 def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None) -> Prepared:
-    """Decide how the examples of a plan are encoded.
+    """Prepare a plan for writing: count the words of texts, and choose the encoder.
 
     Args:
         params: Parameters of the plan.

@@ -54,7 +54,7 @@ def assign_splits(
         own: Split names from the source, str[num_examples], or None. Fractions apply only to splits that are not in it.
         validation_fraction: Share of the training examples to hold out for validation.
         test_fraction: Share of all examples to hold out for testing.
-        seed: Salt.
+        seed: Salt of the hashes.
         stratify: See above; ignored with `groups`.
         groups: One group name per example.
 
@@ -185,10 +185,10 @@ def require_examples(before: np.ndarray, after: np.ndarray, reason: str) -> None
     Args:
         before: Splits that were drawn: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
         after: Splits in which some examples are left out.
-        reason: Why, as the end of the message.
+        reason: Why they are left out, as the end of the message.
 
     Raises:
-        InputError: If nothing is left of a split.
+        InputError: If a split has no examples left.
     """
     for number, name in enumerate(SPLITS):
         if (had := np.count_nonzero(before == number)) and not np.any(after == number):

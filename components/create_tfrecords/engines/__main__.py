@@ -1,4 +1,4 @@
-"""Records by several commands or Beam: `python -m tpu_components.create_tfrecords.engines plan|write|merge|…`."""
+"""Write records with several commands or Beam: `python -m tpu_components.create_tfrecords.engines plan|write|…`."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Writes ranges of parts with a pipeline of Apache Beam, on any of its runners, using the functions of `fan_out`.
+"""Writes records with a pipeline of Apache Beam on any runner; each worker writes some ranges of the parts.
 
-TEMP/JOB   tasks and finished parts, see `resume_state`; only this process lists the source
+TEMP/JOB   tasks and finished parts, see `resume_state`; only the step's own process lists the source
 """
 
 import importlib.util
@@ -44,7 +44,7 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
         directory: Folder to write; appears whole or not at all.
 
     Raises:
-        InputError: If Apache Beam is not installed, its options are wrong, or `write_records` says so.
+        InputError: If Apache Beam is not installed, its options are wrong, or as in `write_records`.
         PlatformError: If the runner's job fails.
     """
     if importlib.util.find_spec("apache_beam") is None and (python := _python_with_beam()):
@@ -73,7 +73,7 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
 
 
 def _python_with_beam() -> str:
-    """Return the Python of an environment with Beam; empty if there is no such environment."""
+    """Return the path of the Python interpreter of an environment with Beam; empty if there is none."""
     usual = Path(sys.prefix).parent / ".beam" / "bin" / "python"
     return os.environ.get(_PYTHON_VARIABLE, "") or (str(usual) if usual.is_file() else "")
 
@@ -132,10 +132,10 @@ def write_range(number: int, encoder: Any, key: str, place: str) -> int:
         number: Number of the range.
         encoder: Encoder of the examples; `Any`, since Beam checks the types of arguments.
         key: Digest of everything that the content of the parts depends on.
-        place: Folder of the job.
+        place: Folder of the job, TEMP/JOB.
 
     Raises:
-        InputError: If an image is of another shape than the others.
+        InputError: If images differ in shape.
     """
     parts = ResumeState(place)
     tasks = dict(load_tasks(parts.task(number), key))

@@ -1,7 +1,7 @@
-"""Records written by several commands: each writes a range of the parts to a folder, and another merges them.
+"""Writes records with several commands: one plans, each of several writes a range of the parts, and one merges them.
 
 PLAN/plan.json           digest of everything that the parts depend on, and the number of ranges
-PLAN/words.npz           for texts: their words, which are read once, before any part is written
+PLAN/words.npz           for texts: counts of their words, which are read once, before any part is written
 PARTS/whole/000007.npz   a part; PARTS is a folder of finished pieces, see `resume_state`
 
 PLAN and PARTS are local or mounted folders, or folders in buckets.
@@ -39,12 +39,12 @@ _WITHOUT_EFFECT = ("engine", "num_workers", "beam_options")
 
 @dataclasses.dataclass(frozen=True)
 class PartsPlan(JsonFile, name=_PLAN_FILE, what="a plan of parts", step="plan_parts"):
-    """`plan.json`.
+    """Content of `plan.json`.
 
     Attributes:
         key: Digest of the data, the parameters and the code that the parts depend on.
-        num_ranges: Number of commands that write the parts.
-        num_parts: Number of parts.
+        num_ranges: Number of ranges; one command writes each.
+        num_parts: Number of parts in all ranges.
     """
 
     key: str
@@ -65,9 +65,9 @@ class RangeResult:
     """A range of parts that has been written.
 
     Attributes:
-        first: Number of its first part.
-        num_parts: Number of its parts.
-        num_kept: Number of parts that existed already and were not damaged.
+        first: Index of the first part of the range among all parts.
+        num_parts: Number of parts in the range.
+        num_kept: Number of these that existed already and were not damaged.
     """
 
     first: int
@@ -76,7 +76,7 @@ class RangeResult:
 
 
 def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
-    """Plan a data set. Reads everything that must be known about all examples before the first one is written.
+    """Plan the parts of a data set: list the source, assign splits, and count the words of texts.
 
     Args:
         params: Source to read, and how to divide it; `engine_tasks` is the number of ranges.
@@ -96,7 +96,7 @@ def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
 
 
 def prepare_parts(params: WriteParams) -> tuple[PartsPlan, Prepared]:
-    """Plan the parts of a data set and prepare it like `plan_parts`, but write nothing."""
+    """Plan the parts of a data set like `plan_parts`, but write nothing; returns the plan and the prepared data set."""
     plan = plan_dataset(params)
     prepared = prepare(params, plan)
     planned = PartsPlan(_key(params, plan), params.engine_tasks, len(prepared.cut(params.engine_tasks)))
@@ -135,7 +135,7 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
 
 
 def merge_parts(params: WriteParams, plan_dir: str, folders: Sequence[str], directory: Path) -> WriteResult:
-    """Merge the parts of all ranges to records, with the same bytes as those that one machine writes.
+    """Merge the parts of all ranges into records; the bytes are those that one machine writes.
 
     Args:
         params: Parameters that `plan_parts` and `write_parts` were called with.
@@ -165,7 +165,7 @@ def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], direct
 
 
 def part_name(number: int) -> str:
-    """Return the name of a part's file."""
+    """Return the file name of a part, such as `000007.npz`."""
     return f"{number:06d}.npz"
 
 
