@@ -1,4 +1,4 @@
-"""Train a Keras model on TFRecords, on a TPU, GPU or CPU. A killed job that is restarted continues where it was."""
+"""Train a Keras model on TFRecords, on a TPU, GPU or CPU. A restarted job continues from its last checkpoint."""
 
 from tpu_components.train_model.params import TrainParams, TrainResult
 from tpu_components.train_model.training import train_model

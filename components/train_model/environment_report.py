@@ -1,6 +1,6 @@
-"""Environment report of a training: user, permissions in the bucket's mount, devices, libraries.
+"""Writes the environment report of a training: user, permissions in the bucket's mount, devices, libraries.
 
-`tpu-pipelines smoke` asks for the report, to test what the documentation of a platform leaves open.
+`tpu-pipelines smoke` requests the report, to test what the documentation of a platform does not say.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tpu_components.core.machines.device import Device, describe_host
 from tpu_components.core.machines.hosts import tell_hosts
 
 REPORT_VARIABLE = "TPU_PIPELINES_SURROUNDINGS_URI"  # Destination of the report; unset: no report is written.
-# Of TPU VMs, https://cloud.google.com/tpu/docs/run-in-container, and of NVIDIA's driver.
+# Device files of TPU VMs, https://cloud.google.com/tpu/docs/run-in-container, and of NVIDIA's driver.
 _DEVICE_FILES = ("accel*", "vfio/*", "nvidia*")
 _LOCKED_BYTES = 68_719_476_736_000  # From use-tpu#custom_container; `ulimit -l` counts in KiB.
 _LIBRARIES = ("jax", "libtpu", "keras", "tensorflow", "tensorflow-cpu")
@@ -73,7 +73,7 @@ def leave_report(device: Device, folder: Path, result: Any, started: float) -> N
 
 
 def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
-    """Return user, devices, host, library versions and the permissions in a folder, ready for JSON."""
+    """Return user, devices, host, library versions and the permissions in a folder, as JSON values by name."""
     import resource  # A smoke test runs on Linux.
 
     device_files = [path for pattern in _DEVICE_FILES for path in sorted(Path("/dev").glob(pattern))]
@@ -102,7 +102,7 @@ def describe_environment(device: Device, folder: Path) -> dict[str, Any]:
 
 
 def probe_folder(folder: Path) -> dict[str, str]:
-    """Try file operations in a folder; return `yes` or the system's error for each. Leaves no file behind.
+    """Try file operations in a folder; return `yes` or the system's error, by operation. Leaves no file behind.
 
     Example:
         >>> import tempfile

@@ -27,9 +27,9 @@ class _Session:
 
     Attributes:
         start: Start of the session.
-        end: Its last heartbeat.
-        began: End of its first step; None if it has finished no step.
-        kept: Time of the last checkpoint that a later session continued from; None if there is none.
+        end: Last heartbeat of the session.
+        began: End of the first step of the session; None if it has finished no step.
+        kept: Time of the session's last checkpoint that a later session continued from; None if there is none.
     """
 
     start: float
@@ -39,7 +39,7 @@ class _Session:
 
     @property
     def start_up_seconds(self) -> float:
-        """Seconds until the end of the first step; 0 if a checkpoint shows that it ended but not when."""
+        """Seconds until the end of the first step; 0 if a checkpoint shows that the step ended at an unknown time."""
         if self.began is None and self.kept is not None:
             return 0.0
         return max((self.end if self.began is None else self.began) - self.start, 0.0)
@@ -82,8 +82,8 @@ class Sessions:
         """Return the earlier sessions with the same settings.
 
         Files of older versions are read too. In some, `early` has two entries: the settings, and the sessions that
-        ended before the model was built. The oldest have neither `early` nor `steps`; of their sessions no start-up and
-        no lost time are counted.
+        ended before the model was built. The oldest have neither `early` nor `steps`; their sessions count no start-up
+        and no lost time.
         """
         early = content.get("early", {"settings": self._settings, "sessions": []})
         if content.get("settings", early["settings"]) != self._settings:
@@ -98,7 +98,7 @@ class Sessions:
         self._earlier = []
 
     def accept(self, continued_from: float) -> None:
-        """Record that this session trains: it then counts even if it fails.
+        """Record that this session trains: the session then counts even if it fails.
 
         Args:
             continued_from: Time of the checkpoint that this session continues from, in seconds since 1970; 0 if there
@@ -116,12 +116,12 @@ class Sessions:
 
     @property
     def count(self) -> int:
-        """Sessions so far, this one included."""
+        """Number of sessions so far, this one included."""
         return len(self._earlier) + 1
 
     def beat(self) -> None:
         """Record a heartbeat of this session in the file. Errors are ignored: they must not fail the training."""
-        with self._lock, contextlib.suppress(OSError, InputError):  # The latter of a full disk.
+        with self._lock, contextlib.suppress(OSError, InputError):  # InputError if the disk is full.
             self._now.end = self._clock()
             sessions = [*self._earlier, self._now]
             content = {
@@ -133,7 +133,7 @@ class Sessions:
                 storage.write_bytes(self._path, json.dumps(content).encode())
 
     def paid_seconds(self, trained: float, waiting: float) -> dict[str, float]:
-        """Return how the seconds of all sessions were used. Names in capitals are terms of ml-goodput-measurement.
+        """Return the seconds of all sessions by use. Names in capitals are terms of ml-goodput-measurement.
 
         - `trained`: Steps that are part of the result. Their share of the total is the goodput.
         - `start_up`: Start of each session to the end of its first step: TPU_INITIALIZATION, TRAINING_PREP,

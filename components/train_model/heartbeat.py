@@ -1,7 +1,7 @@
 """Heartbeats: a file that a process rewrites every few seconds while it is alive.
 
-The step that waits for the hosts of a JobSet writes one to the shared volume, and the hosts end without it. A step that
-is killed cannot delete its JobSet, and Kubernetes deletes the JobSet only with its owner, which may be hours later.
+The step that waits for the hosts of a JobSet writes one to the shared volume, and the hosts end if it stops. A killed
+step cannot delete its JobSet, and Kubernetes deletes the JobSet only with its owner, which may be hours later.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ LONGEST_SECONDS = 300.0
 
 @contextlib.contextmanager
 def repeated(action: Callable[[], Any], seconds: float) -> Iterator[None]:
-    """Call `action` every `seconds` in a background thread while the block runs, until it returns True."""
+    """Call `action` every `seconds` in a background thread while the block runs, until `action` returns True."""
     is_over = threading.Event()
 
     def repeat() -> None:

@@ -20,12 +20,12 @@ from tpu_components.train_model.params import STEP
 
 @dataclasses.dataclass(frozen=True)
 class InitialModel:
-    """A trained model.
+    """A trained model whose weights a training starts with.
 
     Attributes:
-        name: `MODEL@NUMBER` of a version, or the folder.
+        name: `MODEL@NUMBER` of a registered version, or the folder that the user named.
         digest: SHA-256 of the model; see `model_digest`.
-        directory: The folder, on this machine.
+        directory: Folder of the model on this machine.
     """
 
     name: str
@@ -33,10 +33,10 @@ class InitialModel:
     directory: Path
 
     def weights(self, model: Any) -> list[np.ndarray]:
-        """Return the weights of its best epoch, in the order of `model.weights`.
+        """Return the weights of the trained model's best epoch, in the order of `model.weights`.
 
         Args:
-            model: The keras.Model that takes them.
+            model: The keras.Model that starts with these weights.
 
         Raises:
             InputError: If the two models do not have weights of the same names and shapes.
@@ -59,17 +59,16 @@ def _shapes(model: Any) -> list[str]:
 
 
 def find_initial_model(named: str, manifest: Manifest, scratch: Path) -> InitialModel | None:
-    """Return the model that `TrainParams.initial_model` names; None if that is empty, or an alias that no version has.
+    """Return the model that `TrainParams.initial_model` names; None if `named` is empty, or an alias without version.
 
     Args:
-        named: A folder, here or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
+        named: A folder, local or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`.
         manifest: Data set of the training.
         scratch: Folder for a model on gs://.
 
     Raises:
         InputError: If there is no such model or version, a file of the version was changed after registration, or the
-            model has other inputs, task or classes than the data set. For texts, the vocabulary must be equal too: it
-            maps words to ids.
+            model has other inputs, task or classes than the data set, or for texts another vocabulary.
     """
     if not named:
         return None

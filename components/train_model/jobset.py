@@ -111,7 +111,7 @@ def train_on_hosts(
 
 
 def _run() -> str:
-    """Return the part of the pod's name that all attempts of this step in this run share; empty outside KFP.
+    """Return the part of the pod's name that is equal in all attempts of this step in this run; empty outside KFP.
 
     A pod is named WORKFLOW-TEMPLATE-HASH (argo-workflows workflow/util/pod_name.go: GeneratePodName).
     """
@@ -119,7 +119,7 @@ def _run() -> str:
 
 
 def _raise_again(failure: Path) -> None:
-    """Raise the error with which the hosts failed in an earlier attempt of this run, so that it is not paid for twice.
+    """Raise the error of the hosts in an earlier attempt of this run, so that a training that fails is not paid twice.
 
     Raises:
         InputError: If the failure was a user's mistake.
@@ -169,7 +169,7 @@ class State:
 
     Attributes:
         is_complete: Whether all hosts have succeeded.
-        failure: Message of the cluster, if the JobSet has failed and is not restarted; else None.
+        failure: Message of the cluster if the JobSet has failed and is not restarted; otherwise None.
         restarts: Number of times that all hosts were restarted.
     """
 
@@ -179,7 +179,7 @@ class State:
 
 
 class JobSet:
-    """A JobSet of the cluster that this process runs in, or else of the cluster in kubectl's configuration.
+    """A JobSet in the cluster that this process runs in or, outside a cluster, in the current cluster of kubectl.
 
     Args:
         name: Its name; it need not exist yet.
@@ -220,7 +220,7 @@ class JobSet:
         self._client.rest_client.pool_manager.clear()
 
     def state(self) -> State | None:
-        """Ask the cluster for the state of the JobSet; None if there is none."""
+        """Return the state of the JobSet in the cluster; None if it does not exist."""
         try:
             jobset = self._ask(self._objects.get_namespaced_custom_object, *self._place, self.name)
         except MissingError:
@@ -299,7 +299,7 @@ class JobSet:
                     self._tell_failure(pod, code)
 
     def _print_new(self, pod: Any) -> None:
-        """Print the lines of a pod's log that are not printed yet. Their timestamps tell equal lines apart."""
+        """Print the new lines of a pod's log. Timestamps distinguish equal lines."""
         name, now = pod.metadata.name, time.monotonic()
         # Fetch only the new end of a long log. After the node has rotated the log, fetch all of the new one.
         recent = {"since_seconds": math.ceil(now - self._asked[name]) + OVERLAP_SECONDS} if name in self._asked else {}

@@ -76,7 +76,7 @@ class ResidentFeed:
     def open(self, epoch: int, start_step: int) -> None:
         """Start an epoch at a step, 0 for a whole epoch. The next epoch's order is drawn in the background.
 
-        The program's carry holds the step.
+        This feed ignores `start_step`, because the program's carry holds the step.
         """
         order = self._drawn.pop(epoch, None) or self._pool.submit(self._draw, epoch)
         self._drawn = {epoch + 1: self._pool.submit(self._draw, epoch + 1)}
@@ -99,11 +99,11 @@ class StreamedFeed:
         self._batches: Iterator[tuple[np.ndarray, ...]] = iter(())
 
     def open(self, epoch: int, start_step: int) -> None:
-        """See `ResidentFeed`."""
+        """Start an epoch at a step, 0 for a whole epoch."""
         self._batches = iter(self._reader.batches(epoch, start_step).as_numpy_iterator())
 
     def take(self, limit: int) -> tuple[Any, int]:
-        """See `ResidentFeed`. The last block of an epoch is padded; the program ignores the padding."""
+        """See `ResidentFeed.take`. The last block of an epoch is padded; the program ignores the padding."""
         arrays = self._program.source
         source, count = next(self._batches), 1
         if self._program.block_steps:
@@ -116,9 +116,9 @@ class StreamedFeed:
 
 
 def put(array: Any, mesh: Any, axis: int | None = None) -> Any:
-    """Return an array on the devices of a mesh (None: the one device): sharded along an axis, or replicated.
+    """Return an array on the devices of a mesh, or on the only device: sharded along an axis, or replicated.
 
-    On several hosts each passes the whole array and puts its own part on its devices.
+    Every host passes the whole array, and puts its own part on its devices.
     """
     if jax.process_count() == 1:
         return jax.device_put(array, shared(mesh, axis))
@@ -158,9 +158,9 @@ def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> A
 
 
 class _Pace:
-    """Number of steps per block: `steps_per_execution` if it is set, else increased until a block takes 0.25 seconds.
+    """Number of steps per block: `steps_per_execution` if it is set, otherwise as many as take 0.25 seconds.
 
-    All hosts use the number of host 0. They agree on it less and less often.
+    All hosts use the number of host 0, which they exchange after blocks 1, 2, 4, 8, …
     """
 
     def __init__(self, params: TrainParams, company: ProcessGroup) -> None:
@@ -170,11 +170,11 @@ class _Pace:
         self._num_blocks = 0
 
     def learn(self, seconds: float) -> None:
-        """Adapt the number to the duration of the last block."""
+        """Adapt `steps` to the duration of the last block."""
         if self._is_fixed:
             return
         self._num_blocks += 1
-        if self._company.hosts.count > 1 and self._num_blocks.bit_count() > 1:  # Agree only at blocks 1, 2, 4, 8, …
+        if self._company.hosts.count > 1 and self._num_blocks.bit_count() > 1:
             return
         if seconds < self._seconds / 2:
             self.steps *= 2
@@ -194,7 +194,7 @@ class DeviceLoop:
         self._to_profile = 0  # Steps until the end of the profile.
 
     def run_epoch(self, bar: Progress) -> dict[str, float]:
-        """See `FitLoop`."""
+        """See `FitLoop.run_epoch`."""
         session, clock = self._session, self._session.stopwatch
         if session.stage is not self._stage:
             self._stage, self._run = session.stage, self._program.jit(self._mesh)
@@ -237,7 +237,7 @@ class DeviceLoop:
                 session.save_checkpoint(step)
         self._leave(carry)
         metrics = {name: float(value) for name, value in self._model.get_metrics_result().items()}
-        return {**metrics, "loss": float(watch.loss)}  # A training step of the model's own may keep no mean.
+        return {**metrics, "loss": float(watch.loss)}  # A custom `train_step` may keep no mean of the loss.
 
     def _begin(self, step: int) -> tuple[Any, Watch]:
         state = tuple([variable.value for variable in kind] for kind in state_of(self._model))
@@ -248,7 +248,7 @@ class DeviceLoop:
         """Wait for a step and return its loss.
 
         Raises:
-            InputError: If this loss or one since the last check is not finite.
+            InputError: If this loss, or a loss since the last check, is not finite.
         """
         finite_steps, loss = int(watch.finite_steps), float(watch.loss)
         self._session.end_first_step()

@@ -1,4 +1,4 @@
-"""Result of a training. Its parameters are `TrainParams`, the hyper-parameters in `core.models.step`."""
+"""Result of a training; its parameters, `TrainParams`, are in `core.models.step.hyperparameters`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class TrainResult:
         steps: Optimizer steps.
         examples_seen: Examples that contributed to a gradient; every epoch counts each example exactly once.
         seconds: Seconds of training in all sessions, without start-up.
-        examples_per_second: Median over the epochs.
+        examples_per_second: Training examples per second, median over the epochs.
         metrics: Metrics of the last epoch on the training split, measured while the weights change: `loss`, without
             penalties, and for classes `accuracy`.
         backend: Backend used.
@@ -38,7 +38,7 @@ class TrainResult:
         sessions: Number of starts: 1 plus the number of interruptions.
         goodput: Share of the paid time of all sessions that was spent on steps that are part of the result, that is,
             not on start-up, waiting, validation, or steps that a kill has lost.
-        paid_seconds: Paid time by use: `trained`, `start_up` of every session, `waiting` for input and checkpoints,
+        paid_seconds: Seconds of all sessions by use: `trained`, `start_up`, `waiting` for input and checkpoints,
             `lost` by kills, and `other` (validation and saving the model). A killed session counts to its last
             heartbeat, at most 10 seconds before the kill.
     """

@@ -1,4 +1,4 @@
-"""Time of a training on the host: a stopwatch by kind of wait, and a profile of a few steps for TensorBoard."""
+"""Measures what the host waits for during a training, and profiles a few steps for TensorBoard."""
 
 import contextlib
 import time
@@ -19,10 +19,10 @@ class Stopwatch:
     """Measures seconds by what the host waits for. Time outside of `measure` counts as `host`.
 
     Args:
-        kinds: Kinds to measure, besides `host`.
+        kinds: Kinds of wait to measure: `compute`, `input`, `checkpoint`.
 
     Attributes:
-        waited_seconds: Seconds of input and checkpoints; `take` does not reset it.
+        waited_seconds: Seconds of `input` and `checkpoint`; `take` does not reset the sum.
     """
 
     def __init__(self, *kinds: str) -> None:
@@ -90,7 +90,7 @@ class StepProfile:
             self._end()
 
     def update(self, count: int, note: str = "") -> None:
-        """Add a number of trained examples; starts or stops the profile when it is time."""
+        """Update the progress bar by a number of examples; starts the profile after the first step, and stops it."""
         self._bar.update(count, note)
         self._epoch_left -= count
         if self._is_on:

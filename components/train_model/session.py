@@ -1,4 +1,4 @@
-"""Session of a training, from the start to the end of one process: the model, its progress and its checkpoints."""
+"""Session of a training, from the start to the end of one process: model, progress and checkpoints."""
 
 import dataclasses
 import functools
@@ -47,9 +47,9 @@ def fixed_parameters(params: TrainParams, initial: InitialModel | None) -> list[
 
 
 def digest(*facts: Any) -> str:
-    """Return the SHA-256 of facts about a run.
+    """Return the SHA-256 of the values that identify a run, in hex.
 
-    By repr and not by `digest_of`: checkpoints of earlier versions hold it, and would not be continued.
+    It hashes their `repr`, unlike `digest_of`, so that checkpoints of earlier versions can be continued.
     """
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
@@ -62,19 +62,19 @@ class Session:
         manifest: Manifest of the records.
         device: Device to train on.
         checkpoint_dir: Folder of the checkpoints.
-        unchanged: Verification of the records; checkpoints wait for it.
+        unchanged: Future of the verification of the records; checkpoints wait for it.
         company: Process group of the hosts.
         sessions: Record of this session and of earlier ones.
         initial: Model whose weights the training starts with; None for new weights.
 
     Attributes:
         initial: Model whose weights the training started with; None for new weights.
-        class_weights: See `weigh_classes`.
+        class_weights: Weight of each class in the loss, see `weigh_classes`; empty if all are equal.
         model: The keras.Model, compiled for `stage`.
         progress: Progress of the run.
         steps: Steps of an epoch.
         batch_size: Examples per step, of all replicas together.
-        first_step_at: Time at which the first step of this session ended, by `time.monotonic`; None before.
+        first_step_at: Time at which this session's first step ended, by `time.monotonic`; None until then.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Session:
 
     def _compile(self, stage: PlannedStage) -> None:
         """Compile the model for a stage: its trainable layers and a new optimizer."""
-        if stage is not self.stages[0]:  # Makes random draws independent of the step that the session started at.
+        if stage is not self.stages[0]:  # Random draws must not depend on the step that the session started at.
             keras.utils.set_random_seed((self.params.seed + stage.number) % 2**32)
         self.stage, self.num_trainable = stage, self.freezer.freeze(stage.frozen)
         with self.device.scope():
@@ -145,7 +145,7 @@ class Session:
         self.judged = {f"weight/{i:05d}": names[id(variable)] for i, variable in enumerate(judged)}
 
     def enter_stage_of(self, epoch: int) -> None:
-        """Compile the model for the stage of an epoch (from 0), if it is another one."""
+        """Compile the model for the stage of an epoch (from 0), if this is not the present stage."""
         if (stage := stage_of(self.stages, epoch)) is not self.stage:
             self._compile(stage)
 
@@ -163,7 +163,7 @@ class Session:
         return {name: variable for name, variable in self.variables().items() if name in self.judged}
 
     def assign_weights(self, arrays: Mapping[str, Array]) -> None:
-        """Assign the values of these names to the weights."""
+        """Assign to each weight the array of its name."""
         weights = self.weights()
         with self.device.scope():
             checkpoint.restore(weights, {name: arrays[name] for name in weights})
@@ -179,7 +179,7 @@ class Session:
         return self._epoch_begun
 
     def end_first_step(self) -> None:
-        """Record that a step has ended; only the first one of the session counts."""
+        """Record the end of the session's first step; later calls do nothing."""
         if self.first_step_at is None:
             self.first_step_at = time.monotonic()
             self.progress.start_seconds += self.first_step_at - self._epoch_begun
@@ -188,15 +188,15 @@ class Session:
 
     @property
     def waited_seconds(self) -> float:
-        """`waited_seconds` of the run, with the present epoch so far."""
+        """Seconds in which the run has waited for input and checkpoints after first steps."""
         return self.progress.waited_seconds + self.stopwatch.waited_seconds - self._waited_before
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due: `checkpoint_seconds` after the last one, or at once after SIGTERM.
 
         Host 0 decides for all hosts. Another host that receives SIGTERM informs host 0 and continues until all end.
-        If weights are sharded, all hosts save at the same step; else only host 0 saves. The end of an epoch has a
-        checkpoint of its own.
+        If weights are sharded, all hosts save at the same step; otherwise only host 0 saves. The last step of an epoch
+        is never due, because the end of the epoch writes a checkpoint.
         """
         if step >= self.steps:
             return False
@@ -216,7 +216,7 @@ class Session:
 
         Raises:
             InputError: If a value of the previous checkpoint was not finite.
-            Terminated: If SIGTERM has come; the checkpoint is written.
+            Terminated: If SIGTERM was received, after the checkpoint is written.
         """
         seconds = self.progress.seconds + time.monotonic() - self._epoch_begun
         waited_seconds = self.waited_seconds
@@ -231,7 +231,7 @@ class Session:
 
         Args:
             arrays: The state to write.
-            best: Best weights, if they are new since the last checkpoint.
+            best: Weights of the best epoch, if they are new since the last checkpoint; otherwise None.
             changes: Fields of `progress` to change.
 
         If weights are sharded, all hosts write their parts first.
@@ -259,7 +259,7 @@ class Session:
             self.parts.clean(checkpoint.manifest_of(self.checkpoint_dir / file) for file in files)
 
     def end_if_asked(self) -> None:
-        """Raise Terminated if SIGTERM has come, once the checkpoint is written."""
+        """Wait for the checkpoint and raise Terminated, if SIGTERM was received."""
         if self.is_writer and self._ends():
             self.writer.wait()
             progress.say(
@@ -286,10 +286,10 @@ class Session:
         )
 
     def restore(self, replay: Callable[[Mapping[str, float]], None]) -> bool:
-        """Resume from the checkpoint of this run, if host 0 has one; returns whether it has.
+        """Resume from the checkpoint of this run, if host 0 has one; returns whether the session was resumed.
 
-        `replay` is called with the entry of each finished epoch, before any variable is restored.
-        Each host reads the parts of its devices if weights are sharded; else host 0 sends the arrays to the others.
+        `replay` is called with the history entry of each finished epoch, before any variable is restored.
+        If weights are sharded, each host reads the parts of its devices; otherwise host 0 sends the arrays to all.
         """
         loaded = self._load() if self.is_writer or self.parts is not None else None
         sent = self.company.share(json.dumps(None if loaded is None else dataclasses.asdict(self.progress)).encode())
@@ -336,7 +336,7 @@ class Session:
         progress.say(STEP, f"the checkpoint is of another number of replicas; a batch has {self.batch_size} now")
 
     def _load(self) -> dict[str, Array] | None:
-        """Load checkpoint and progress of this run; returns the arrays, None if there is no checkpoint of this run."""
+        """Load the checkpoint and set `progress`; returns the arrays, or None if the run has no checkpoint."""
         path = self.checkpoint_dir / checkpoint.CHECKPOINT_FILE
         if not path.is_file():
             return None

@@ -1,4 +1,4 @@
-"""Trains a model: resume or start, run epochs, validate, stop early, write the model's folder."""
+"""Trains a model: resumes or starts, runs epochs, validates, stops early, and writes the model's folder."""
 
 import dataclasses
 import functools
@@ -66,7 +66,7 @@ _LOG_DIR = "AIP_TENSORBOARD_LOG_DIR"  # Set by Vertex for a job: custom_job.prot
 
 
 def default_checkpoint_dir(output: Path) -> Path:
-    """Return the folder of checkpoints: the platform's (Vertex sets AIP_CHECKPOINT_DIR), else one beside `output`."""
+    """Return the folder of checkpoints: AIP_CHECKPOINT_DIR, which Vertex AI sets, or a folder beside `output`."""
     uri = os.environ.get("AIP_CHECKPOINT_DIR", "")
     return storage.mounted(uri) if uri else output.parent / f"{output.name}-checkpoints"
 
@@ -91,7 +91,7 @@ def train_model(
         hosts: Hosts that train together, with the index of this one; None reads them from the environment.
 
     Raises:
-        InputError: If parameters, data and device do not fit, or training diverges; the last good checkpoint is kept.
+        InputError: If parameters, data and device do not match, or training diverges; the last good checkpoint is kept.
         Terminated: If the platform ends a host, or a host is lost. The next start continues from the checkpoint.
     """
     begun, started = time.monotonic(), time.time()
@@ -169,7 +169,7 @@ class _Training:
         if VALIDATION in manifest.splits:
             self._validation = Validation(records_dir, manifest, session.batch_size, params.in_memory_mib, share)
         self._metrics = [adapt(metric, manifest.interface) for metric in measured_by(session.model)]
-        # The metric that decides the best epoch and early stopping, and 1 where more of it is better, else -1.
+        # The metric that decides the best epoch and early stopping; and 1 if higher is better, -1 if lower is.
         self._judged_by, self._sign = self._judge(params.monitor)
         self._callbacks = make_callbacks(session.model, params, self._known)
         self._loop = self._make_loop()
@@ -185,7 +185,7 @@ class _Training:
 
     @property
     def _known(self) -> dict[str, int]:
-        """Metrics that the history of every epoch has, and which is better, more or less of them."""
+        """Metrics in the history of every epoch, by name: 1 if higher is better, -1 if lower is, 0 if unknown."""
         task = self._session.manifest.interface.task
         own = {"loss": LOWER, task.metric: direction(task.metric) or HIGHER}
         own |= {metric.name: direction_of(metric) for metric in self._metrics}
@@ -246,7 +246,7 @@ class _Training:
         return Program(session.model, batch, session.num_examples, session.params, self._is_resident, accelerator)
 
     def run(self) -> None:
-        """Train to the end."""
+        """Train from the checkpoint or the start to the end."""
         session = self._session
         if self._validation is None and session.params.monitor == AUTO:
             progress.say(STEP, "there is no validation split: the best epoch is that of the lowest training loss")
@@ -299,7 +299,7 @@ class _Training:
             session.end_if_asked()
 
     def _call_callbacks(self, entry: Mapping[str, float]) -> None:
-        """Call the callbacks at the end of an epoch, with Keras's names of metrics beside those of the history."""
+        """Call the callbacks at the end of an epoch, with metrics under both Keras's names and the history's names."""
         logs = {re.sub("^validation_", "val_", name): value for name, value in entry.items()} | {**entry}
         for callback in self._callbacks:
             callback.on_epoch_end(int(entry["epoch"]) - 1, dict(logs))
@@ -315,12 +315,12 @@ class _Training:
             )
 
     def _end_epoch(self, logs: dict[str, float], seconds: float, num_examples: int, curves: Any) -> None:
-        """Validate, judge the epoch, write checkpoint and curves.
+        """Validate, compare the epoch with the best one, and write checkpoint and curves.
 
         Args:
             logs: Metrics of the epoch.
-            seconds: Time of the epoch in this session.
-            num_examples: Examples of the epoch in this session.
+            seconds: Time that this session spent on the epoch.
+            num_examples: Number of examples of the epoch that this session trained on.
             curves: TensorFlow's summary writer.
         """
         session, stopwatch = self._session, self._session.stopwatch
@@ -332,7 +332,7 @@ class _Training:
             "epoch": now.epoch + 1,
             **({"stage": session.stage.number} if session.stage.number else {}),
             **self._losses(logs),
-            # A training step of the model's own may leave metrics out.
+            # A custom `train_step` may leave metrics out.
             **{name: logs[name] for name in (metric, *(own.name for own in self._metrics)) if name in logs},
             "learning_rate": learning_rate_at(session.model.optimizer, steps_of_stage - 1),
             "examples": session.num_examples,
@@ -357,7 +357,7 @@ class _Training:
         if self._callbacks:
             self._call_callbacks(entry)  # They may change the learning rate, or weights.
             arrays = checkpoint.snapshot(session.variables())
-        # Time after this line counts to the next epoch: this entry is written now.
+        # This entry is written now, so time after this line counts to the next epoch.
         now.history.append(entry | {f"{kind}_seconds": spent for kind, spent in stopwatch.take().items()})
         now.epoch, now.step, now.seconds = now.epoch + 1, 0, now.seconds + seconds
         is_best = now.best_loss is None or self._sign * (judged - now.best_loss) > 0
@@ -386,7 +386,7 @@ class _Training:
                 storage.write_bytes(self._published / path.relative_to(self._tensorboard_dir), path.read_bytes())
 
     def _losses(self, logs: Mapping[str, float]) -> dict[str, float]:
-        """Return an epoch's mean loss per example, without the regularization loss, and that loss."""
+        """Return `loss`, the mean per example without regularization, and `penalty`, the regularization loss."""
         session = self._session
         # Keras divides the loss by the size of full batches, though padding has weight zero.
         full = session.steps * session.batch_size / self._counted_examples
@@ -394,7 +394,7 @@ class _Training:
         return {"loss": loss * full} | ({"penalty": logs["loss"] - loss} if UNPENALIZED_LOSS in logs else {})
 
     def _validate(self, validation: Validation) -> dict[str, float]:
-        """Return loss and metric of the validation split; every host evaluates its share."""
+        """Return loss and metrics of the validation split, by name; every host evaluates its share of the split."""
         session, losses, scores = self._session, [], []
         answers: list[list[np.ndarray]] = []
         task = session.manifest.interface.task

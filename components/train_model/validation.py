@@ -1,4 +1,4 @@
-"""Validation split, read in parts, and predictions on several devices and hosts."""
+"""Reads the validation split in parts, and predicts on several devices and hosts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,11 @@ from tpu_components.core.examples.records import Examples
 from tpu_components.core.models.step.sharding import shared
 from tpu_components.train_model.loop import put_part
 
-PART_BYTES = 256 << 20  # Inputs, or predictions, in memory at a time.
+PART_BYTES = 256 << 20  # Bytes of inputs, or of predictions, in memory at a time.
 
 
 class Validation:
-    """A host's share of the validation split: held in RAM if it is small enough, else read again every epoch.
+    """A host's share of the validation split: held in RAM if it is small enough, otherwise read again every epoch.
 
     Args:
         directory: Folder of the records.
@@ -53,7 +53,7 @@ class Validation:
         return records.decoded_bytes(self._manifest, VALIDATION) if self.held is not None else 0
 
     def parts(self) -> Iterator[tuple[range, Examples]]:
-        """Yield ranges of positions with the host's examples at them.
+        """Yield ranges of positions in the host's share, each with the examples at these positions.
 
         All hosts get the same ranges; a host may have one example fewer. Each range starts at a batch.
         """

@@ -1,1 +1,1 @@
-"""Checkpoints of a training, whole or in one file per host."""
+"""Checkpoints of a training: one file, or a file per host if weights are sharded over hosts."""

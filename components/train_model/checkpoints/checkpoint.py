@@ -35,7 +35,7 @@ class TrainingProgress:
         seconds: Training time so far.
         best_epoch: Epoch (from 1) with the lowest validation loss so far, 0 before the first.
         best_loss: Loss of `best_epoch`.
-        history: One mapping per finished epoch.
+        history: Metrics and times of each finished epoch, by name.
         batch_size: Examples per step, of all replicas together.
         start_seconds: Part of `seconds` until the end of each session's first step, compilation included.
         waited_seconds: Part of `seconds`, after first steps, in which the host waited for input and checkpoints.
@@ -58,13 +58,13 @@ class TrainingProgress:
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
-    """Return a copy of every variable's value, by name; of a variable that is sharded over hosts, this host's parts."""
+    """Return a copy of each variable's value, by name; of a variable sharded over hosts, only this host's parts."""
     if keras.backend.backend() != "jax":
         # Convert to a tensor first: NumPy cannot read a variable that is mirrored on several devices.
         tensors = {name: keras.ops.convert_to_tensor(variable) for name, variable in variables.items()}
         return {name: np.array(np.asarray(tensor)) for name, tensor in tensors.items()}
     values = {name: variable.value for name, variable in variables.items()}
-    # Starts all copies from the device at once. On a CPU nothing is copied, and the next step would change the memory.
+    # `device_get` starts all copies at once. On a CPU it copies nothing, and the next step would change the memory.
     copies = jax.device_get({name: _parts_here(value) for name, value in values.items()})
     return {
         name: ArrayInParts(values[name].shape, values[name].dtype, {at: np.array(part) for at, part in copy.items()})
@@ -75,7 +75,7 @@ def snapshot(variables: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _parts_here(value: Any) -> Any:
-    """Return a value that is whole on this host; else the parts of this host by their bounds."""
+    """Return the value if this host has all of it; otherwise the parts that this host has, by their bounds."""
     if value.is_fully_addressable or value.is_fully_replicated:
         return value
     return {bounds_of(part.index, value.shape): part.data for part in value.addressable_shards}
@@ -93,7 +93,7 @@ def all_finite(arrays: Mapping[str, Array]) -> bool:
 class Writer:
     """Runs write jobs in a background thread, one at a time, so that training does not wait for slow storage.
 
-    `submit` and `wait` raise the error of the job before, if it failed.
+    `submit` and `wait` raise the error of the previous job, if it failed.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Writer:
         self._job = self._pool.submit(job)
 
     def wait(self) -> None:
-        """Wait until the job is done; raises its error."""
+        """Wait until the job is done; raises the error of the job."""
         job, self._job = self._job, None
         if job is not None:
             job.result()
@@ -148,11 +148,11 @@ def load_arrays(path: Path) -> tuple[dict[str, Array], TrainingProgress | None]:
 
 
 def _read(path: Path, only: str = "") -> tuple[dict[str, Array], PartsManifest | None, TrainingProgress | None]:
-    """Return what `save_arrays` wrote: the arrays, the manifest of parts and the progress.
+    """Return the arrays, the manifest of parts and the progress in a file that `save_arrays` wrote.
 
     Args:
         path: The file.
-        only: Name of the only array to read; empty reads all. What is not read is missing or None.
+        only: Name of the only entry to read; empty reads all. Other entries are missing or None.
 
     Raises:
         InputError: If the file is damaged.
@@ -172,7 +172,7 @@ def _read(path: Path, only: str = "") -> tuple[dict[str, Array], PartsManifest |
 
 
 def restore(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Assign saved values.
+    """Assign saved values to the variables of the same names.
 
     Raises:
         ValueError: If names differ: the checkpoint is of another model.

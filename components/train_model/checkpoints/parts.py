@@ -3,8 +3,8 @@
 Host 0 publishes the manifest last, when all files are durable, so the checkpoint is complete at any moment. A restarted
 host reads only the parts that its own devices need, whatever number of hosts wrote them.
 
-Orbax works in the same way. It is not used: its 13 packages (mainly tensorstore) take 93 MB of an image that may have
-3,000, and single hosts and replicated weights would still need the present format.
+Orbax works in the same way. It is not used: its 13 packages (mainly tensorstore) take 93 MB of the 3,000 MB that the
+image may have, and single hosts and replicated weights would still need the present format.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class ArrayInParts:
 
     Args:
         shape: Shape of the whole array.
-        dtype: Type of its values.
+        dtype: Type of the values.
         pieces: Parts by their bounds; each is an array or a function that reads one.
     """
 
@@ -93,7 +93,7 @@ class PartsManifest:
 
     Attributes:
         files: Size in bytes of every host's file, by its name in the folder of the parts.
-        arrays: Shape and type of every sharded array, by name.
+        arrays: Shape and NumPy type string of every sharded array, by name.
     """
 
     files: Mapping[str, int]
