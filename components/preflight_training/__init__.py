@@ -1,4 +1,4 @@
-"""Compile the training step for a TPU before anyone pays for one: does it fit, how long, what does it cost."""
+"""Compile the training step for a TPU without a TPU, to know whether it fits, how long it takes and what it costs."""
 
 from tpu_components.preflight_training.examining import preflight_training
 from tpu_components.preflight_training.params import PreflightParams, PreflightResult

@@ -144,7 +144,7 @@ def _most_of_the_data(report: MachineReport, data: DataFacts) -> int:
 
 
 def _with_more_memory(report: MachineReport, paid: PaidMachine) -> str:
-    """Name the nearest machine with as many devices on which the program fits; empty if there is none."""
+    """Return advice to take the smallest machine of as many devices with enough memory; empty if there is none."""
     needed = report.peak_bytes
     larger = [
         entry
@@ -160,13 +160,13 @@ def _with_more_memory(report: MachineReport, paid: PaidMachine) -> str:
 
 
 def _is_smallest(paid: PaidMachine) -> bool:
-    """Return whether the generation has no smaller slice."""
+    """Return whether the catalogue has no smaller slice of the machine's generation."""
     alike = (entry for entry in load_catalogue().slices if entry.generation == paid.slice.generation)
     return all(entry.devices >= paid.slice.devices for entry in alike)
 
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:
-    """Return advice which of several machines to take."""
+    """Return advice on which of several machines to take; () for one machine, or if none passed."""
     passed = [report for report in reports if report.passed and report.epoch]
     best = cheapest(passed)
     if len(reports) < 2 or best is None:

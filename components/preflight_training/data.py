@@ -23,7 +23,7 @@ _MOST_SECONDS = 10.0
 MEASURED_BYTES = 256 << 20  # Decoded; enough for a steady rate, little enough to hold beside a compilation.
 FEED_BATCH = 1024  # Batch size of the measurement; the rate hardly depends on it.
 
-# Work to do between the interface and the measurement: gets the interface and the sizes of the training and the
+# Function to call before the measurement, with the interface and the number of examples of the training and the
 # validation split.
 Meanwhile = Callable[[Interface, int, int], None]
 
@@ -38,7 +38,7 @@ class HostRate:
 
     Attributes:
         read_per_second: Examples per second that are read from the files, parsed and decoded.
-        feed_per_second: Examples per second during training: from memory if the split is held there, else from files.
+        feed_per_second: Examples per second that are read as in training: from memory if `in_memory`, else from files.
         in_memory: Whether the training split is held in memory.
         cpus: Number of CPUs that this process may use.
         low_per_second: `feed_per_second` of the slowest pass; 0 if there was one pass.
@@ -70,7 +70,7 @@ class DataFacts:
     """Facts about a data set.
 
     Attributes:
-        interface: Input and output of a model for it.
+        interface: Input and output of a model for the data set.
         num_examples: Number of examples in the training split.
         decoded_bytes: Bytes of the training split in memory.
         host: Rates of this machine.
@@ -120,7 +120,7 @@ def remembered(cache_dir: Path, key: Sequence[Any], find: Callable[[], DataFacts
 
     Args:
         cache_dir: Folder that keeps measurements.
-        key: Values that decide the facts beside the machine and this module's code.
+        key: Values that the facts depend on, besides the machine and this module's code.
         find: Measures the facts.
     """
     digest = digest_of([*key, platform.node(), available_cpus(), code_of([__name__]).digest])
@@ -140,7 +140,7 @@ def measure(
     shuffle_buffer: int,
     meanwhile: Meanwhile = do_nothing,
 ) -> DataFacts:
-    """Measure the rates: read the first shards of the training split from their files, then as training does.
+    """Measure how fast this machine reads the first shards of the training split, from files and as in training.
 
     Args:
         records_dir: Folder that create_tfrecords wrote: the data set, or a sample of it.
@@ -182,7 +182,7 @@ def measure(
 
 
 def _first_shards(manifest: Manifest) -> Manifest:
-    """Return the manifest of the first shards of the training split alone."""
+    """Return a manifest of only the first shards of the training split."""
     split = manifest.split(TRAIN)
     share = min(1.0, MEASURED_BYTES / max(records.decoded_bytes(manifest, TRAIN), 1))
     count = max(1, int(len(split.shards) * share))

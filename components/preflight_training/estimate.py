@@ -1,10 +1,10 @@
-"""Time of a compiled program's step and epoch: arithmetic only.
+"""Estimates the time of a step and of an epoch from the cost of a compiled program.
 
-Time on the device is the number of cycles that the compiler estimates over the chip's clock. The compiler assumes that
-every operation runs alone and at its best. Communication is a ring all-reduce over the slowest links of the slice. It
-is an upper bound, because nothing hides it behind computation. Both times are multiplied by the generation's factor,
-which follows from step times that others published: `python -m tests.benchmarks.truth` derives the factors and names
-every step time with its source. A test compares the table with what it derives.
+Time on the device is the compiler's estimate of cycles, divided by the chip's clock rate. The compiler assumes that
+every operation runs alone and at full speed. Communication is a ring all-reduce over the slowest links of the slice. It
+is an upper bound, because it is not overlapped with computation. Both times are multiplied by the generation's factor,
+which follows from published step times: `python -m tests.benchmarks.truth` derives the factors and names every step
+time with its source. A test compares the table below with the derived factors.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tpu_components.preflight_training.compiling.hlo import SUBLANES, LayerCost,
 # A hop from chip to chip takes about a microsecond (https://jax-ml.github.io/scaling-book/tpus/).
 _HOP_SECONDS = 1e-6
 
-_FEW_PROGRAMS = 3  # With fewer, the step times of other generations decide much of the interval.
+_FEW_PROGRAMS = 3  # With fewer programs, the interval depends much on the step times of other generations.
 # Cross-validation: number of published step times inside the interval that is computed without their own program, and
 # number of all.
 HELD_OUT = (76, 81)
@@ -31,16 +31,16 @@ INTERVALS = (
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """Step times of a generation, as multiples of the compiler's estimate.
+    """Ratio of published step times of a TPU generation to the compiler's estimates.
 
     Attributes:
-        factor: Expected factor.
+        factor: Expected ratio.
         low: Lower end of the 90% interval.
         high: Upper end of the 90% interval.
         steps: Number of published step times of this generation.
-        programs: Number of compiled programs that they were compared with.
+        programs: Number of compiled programs whose estimates these step times were compared with.
         held_out: Cross-validation: number of these step times inside the interval that is computed without their own
-            program; None if not tried.
+            program; None without cross-validation.
     """
 
     factor: float
@@ -65,7 +65,7 @@ class Accuracy:
         )
 
 
-_UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # Of GPUs, whose time is not estimated.
+_UNKNOWN = Accuracy(1.0, 1.0, 1.0, 0, 0)  # For GPUs, whose time is not estimated.
 _ACCURACIES = {
     "v2": Accuracy(0.9, 0.7, 1.17, 1, 1, 1),
     "v3": Accuracy(0.92, 0.72, 1.18, 7, 3, 7),
@@ -78,7 +78,7 @@ _ACCURACIES = {
 
 
 def accuracy_of(generation: Generation) -> Accuracy:
-    """Return the accuracy of the estimates for a generation of the catalogue."""
+    """Return the accuracy of time estimates for a TPU generation; a factor of 1 for a GPU."""
     return _ACCURACIES.get(generation.name, _UNKNOWN)
 
 
@@ -88,12 +88,12 @@ class StepTime:
 
     Attributes:
         compute_ms: Time of the computation.
-        communication_ms: Time of the sums over replicas; None if the speed of the links is not known.
-        guessed_share: Share of `compute_ms` that is guessed, because the compiler estimates no time for its operations.
+        communication_ms: Time of communication between replicas; None if the speed of the links is not known.
+        guessed_share: Share of `compute_ms` for which the compiler has no estimate; computed from the bytes moved.
         mxu_utilization: Share of the matrix units' peak that the step reaches while it computes.
         flops: Operations of all matrix products on one device.
-        low_ms: Lower end of the 90% interval.
-        high_ms: Upper end of the 90% interval.
+        low_ms: Lower end of the 90% interval of `total_ms`.
+        high_ms: Upper end of the 90% interval of `total_ms`.
     """
 
     compute_ms: float
@@ -106,7 +106,7 @@ class StepTime:
 
     @property
     def total_ms(self) -> float:
-        """Computation and communication, one after the other."""
+        """Time of computation and communication, one after the other."""
         return self.compute_ms + (self.communication_ms or 0.0)
 
     @property
@@ -123,7 +123,7 @@ class LayerTime:
         name: Name of the layer; the optimizer is one layer, loss and metrics are another.
         ms: Time in milliseconds.
         share: Share of the step's computation.
-        mxu_utilization: Share of the peak during the layer's matrix products; None without matrix products.
+        mxu_utilization: Share of the matrix units' peak in the layer's matrix products; None without matrix products.
         padding_ms: Time that the matrix unit spends on the padding of tiles.
         notes: Dimensions that do not fill a tile, in words.
     """
@@ -143,7 +143,7 @@ class EpochTime:
     Attributes:
         steps: Number of steps.
         device_seconds: Time that the device needs.
-        seconds: Time of the epoch: that of the device or that of the host, whichever is longer.
+        seconds: Time of the epoch: the device's or the host's, whichever is longer.
         needed_per_second: Examples per second that keep the device busy.
         host_wait: Share of the epoch in which the device waits for data.
         low_seconds: Lower end of the 90% interval.

@@ -111,11 +111,11 @@ def order_rate(num_examples: int, global_batch: int) -> float:
 
 
 class Examination:
-    """Preflight of one training for some machines: first compile, then report once the data are measured.
+    """Preflight of one training on several machines: first `compile`, then `report` with the measured data.
 
     Args:
-        params: Training to compile; `machines` replace its own machine.
-        machines: Machines, each with the region and the kind of price that it is judged by.
+        params: Training to compile; `machines` replaces `params.paid`.
+        machines: Machines, each with the settings that determine its price.
         cache_dir: Folder that keeps compilations between runs.
     """
 
@@ -160,7 +160,7 @@ class Examination:
         """Return the report for measured data; compiles first if `compile` was not called.
 
         Raises:
-            InputError: As `compile`.
+            InputError: If `compile` raises it.
         """
         if not self._outcomes:
             self.compile(data.interface, data.num_examples, data.num_validation)
@@ -181,17 +181,17 @@ class Examination:
         )
 
     def _compile(self, machines: Sequence[Slice], batch_size: int, is_resident: bool) -> list[Outcome]:
-        """Compile for slices, with a batch size per replica; then check what else has to fit beside the program."""
+        """Compile for slices, with a batch size per replica; then check that all data fit beside the program."""
         compilations = [Compilation(machine, batch_size, is_resident and not machine.is_gpu) for machine in machines]
         limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
         outcomes = sandbox.compile_all(self._task, compilations, limits, self._cache_dir)
         return [self._within(*each) for each in zip(outcomes, compilations, strict=True)]
 
     def _within(self, outcome: Outcome, compilation: Compilation) -> Outcome:
-        """Return an outcome with the data that the program does not hold; it may not fit because of them.
+        """Return the outcome with the memory of data outside of the program; the verdict may become DOES_NOT_FIT.
 
-        A resident training split takes the validation split beside it. On a GPU, what is known to be needed may exceed
-        the memory.
+        If the training split lies in device memory, a validation split that is held in memory lies there too. On a GPU,
+        the lower bound may exceed the memory.
         """
         capacity, is_resident = compilation.machine.generation.hbm_usable_bytes, compilation.is_resident
         beside = self._validation_bytes if is_resident and outcome.verdict == FITS else 0
@@ -270,7 +270,7 @@ class Examination:
         return dataclasses.replace(report, advice=advice, worth_it=worth_it)
 
     def _cost(self, paid: PaidMachine, epoch: EpochTime | None, timeout: int) -> Cost | None:
-        """Return the prices; without the time of an epoch, those of an hour and of the time limit."""
+        """Return the prices; without the time of an epoch, only those of an hour and of the time limit."""
         price, epochs = paid.price, self._params.run_epochs
         if price is None:
             return None
@@ -357,7 +357,7 @@ class Examination:
 
 
 def _most_fed(data: DataFacts) -> float:
-    """Return the examples per second that decoding reaches at most, with any number of CPUs."""
+    """Return the highest rate at which a host decodes, in examples per second, with any number of CPUs."""
     inputs = data.interface.input
     if not isinstance(inputs, ImageInput) or inputs.encoding == RAW or data.host.in_memory:
         return math.inf

@@ -62,7 +62,7 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """Expected price of a run, and the interval that contains it in 90% of cases; else the price of an hour."""
+        """Expected price of a run, with its 90% interval; the price of an hour if the time of a run is unknown."""
         if self.usd_per_run is None or self.low_usd_per_run is None or self.high_usd_per_run is None:
             return f"{dollars(self.usd_per_hour)} an hour"
         return dollars_within(self.usd_per_run, self.low_usd_per_run, self.high_usd_per_run)
@@ -74,7 +74,7 @@ class Cost:
 
     @property
     def run(self) -> str:
-        """Expected and highest price of a run, and the price list."""
+        """Expected and highest price of a run, and the platform whose prices these are, in words."""
         expected = "" if self.usd_per_run is None else " a run expected, plus start-up"
         return f"{self.text}{expected}{self.at_most}, at {billed_by(self.target)}"
 
@@ -83,7 +83,7 @@ LEFT_OUT = (
     "expected is the time of the epochs: start-up, compilation, validation and checkpoints are paid for too; "
     "at most is the machine until its training is stopped; both leave out the other steps, disks, storage and network"
 )
-# Fields of an interval, missing in older files, and the figure that takes their place there.
+# Fields of a 90% interval, which older files lack; there, the first field of each tuple takes their place.
 _INTERVALS = {
     "step": ("compute_ms", "low_ms", "high_ms"),
     "epoch": ("seconds", "low_seconds", "high_seconds"),
@@ -105,7 +105,7 @@ class MachineReport:
         hosts: Number of virtual machines.
         verdict: `fits`, `may_fit` (a GPU, for which nothing is compiled), `does_not_fit`, `does_not_compile`,
             `timed_out`, `out_of_memory` (of this machine), `crashed`.
-        reason: Reason of the compiler, unless the training fits or may fit.
+        reason: Why the training does not fit or compile; empty if it fits or may fit.
         layer: Layer that the reason names; empty if none.
         source: `file:line` of the model that the reason names; empty if none.
         compile_seconds: Time of the compilation.
@@ -132,9 +132,10 @@ class MachineReport:
         host_cpus: Number of CPUs of each host; 0 if not published.
         feed_per_second: Examples per second that the hosts are estimated to read.
         stage: Stage of the training whose step was compiled, for example `2 of 2`; empty for a training without stages.
-        is_resident: Whether the training split lies in the devices' memory; the host then gives only the order.
+        is_resident: Whether the training split lies in the devices' memory; the host then sends only the order of
+            the examples.
         has_namesakes: Whether the report has another machine of the same name and target.
-        target: Platform that trains, if the report compares several; else empty.
+        target: Platform that trains; empty unless the report compares several platforms.
     """
 
     machine: str
@@ -182,7 +183,7 @@ class MachineReport:
 
     @staticmethod
     def upgrade(raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a file of any version, or of a run's summary, which has no layers."""
+        """Return the fields of a report of any version, with values for fields that older versions lack."""
         unknown = {"factor": 1.0, "low": 1.0, "high": 1.0, "steps": 0, "programs": 0}
         intervals = {
             part: {name: raw[part].get(expected) for name in names} | raw[part]
@@ -208,7 +209,7 @@ class MachineReport:
         return self.epoch.seconds if self.epoch else math.inf
 
     def fed_by(self, measured: HostRate) -> str:
-        """Describe the rate of the hosts, how it was measured, and what was assumed of an unmeasured host."""
+        """Describe the examples per second that the hosts feed, and the measurement on this machine behind it."""
         whose = f"its {self.hosts} hosts" if self.hosts > 1 else "its host"
         if self.is_resident:
             return f"from the devices' own memory, their order at {self.feed_per_second:,.0f} by {whose}"
@@ -228,7 +229,7 @@ class MachineReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the training fits, as far as that is known, and keeps every budget."""
+        """Whether the training fits, or on a GPU may fit, and keeps every budget."""
         return self.verdict in PASSING and not self.broken
 
     @property
@@ -258,7 +259,7 @@ class MachineReport:
 
 
 def cheapest(machines: Sequence[MachineReport]) -> MachineReport | None:
-    """Return the cheapest machine that passed; among equals, and where no price is known, the fastest."""
+    """Return the cheapest machine that passed, None if none did; of equally cheap or unpriced ones, the fastest."""
     passed = [report for report in machines if report.passed]
     return min(passed, key=lambda report: (report.usd_per_run, report.epoch_seconds), default=None)
 
@@ -275,7 +276,7 @@ class PreflightReport(JsonFile, name=PREFLIGHT_FILE, what="a preflight report", 
         compiler: Versions of libtpu, JAX and Keras.
         data: Data set of the training.
         machines: Report of each machine, in the requested order.
-        advice: Advice which of several machines to take.
+        advice: Advice on which of several machines to take.
         run: Name of the run; empty if unknown.
         created: Time of the report.
         learning_rate: Peak learning rate of the training, for one replica.

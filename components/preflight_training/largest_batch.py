@@ -26,14 +26,14 @@ class Trial:
 
 
 def find_largest_batch(attempt: Callable[[int], Trial], first: int, capacity_bytes: int) -> LargestBatch | None:
-    """Find a batch that fits and whose successor does not.
+    """Find the largest batch per replica that fits.
 
     The search begins at a guess from the memory of the first batch. It continues in strides that double until the limit
     lies between two batches, and then by bisection.
 
     Args:
-        attempt: Tries a batch.
-        first: Batch to try first.
+        attempt: Compiles the program with a batch size.
+        first: Batch size to try first.
         capacity_bytes: Available memory, in bytes.
 
     Returns:
@@ -68,11 +68,11 @@ def find_largest_batch(attempt: Callable[[int], Trial], first: int, capacity_byt
 def estimate_largest_batch(
     attempt: Callable[[int], Trial], first: int, num_bytes: int, capacity_bytes: int
 ) -> LargestBatch | None:
-    """Estimate the largest batch from the memory of one that fits and of one 16 times as large, which is tried.
+    """Estimate the largest batch from the memory of a batch that fits and of one 16 times as large.
 
     Args:
-        attempt: Tries a batch.
-        first: Batch that fits.
+        attempt: Compiles the program with a batch size.
+        first: Batch size that fits.
         num_bytes: Memory of that batch, in bytes.
         capacity_bytes: Available memory, in bytes.
 
@@ -117,5 +117,5 @@ def _between(low: int, high: int) -> int:
     middle = (low + high) // 2
     if _whole(middle) > low:
         return _whole(middle)
-    # Where no whole step lies between them, the first of the next step decides.
+    # If no multiple of 128 lies between them: the batch after a multiple takes the memory of the next multiple.
     return low + 1 if low % _LANES == 0 else middle

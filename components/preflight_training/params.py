@@ -36,14 +36,15 @@ class PreflightParams:
         training: Parameters of train_model: model, hyper-parameters, backend, precision, and input pipeline. The `jax`
             backend compiles the step of all replicas, `tensorflow` the step of one replica; `auto` is jax. A precision
             of `auto` is mixed_bfloat16, as on a TPU.
-        epochs: Passes over the training split, for the time and price of a run; 0 is the training's number.
+        epochs: Passes over the training split, for the time and price of a run; 0 takes the epochs of the training.
         paid: The TPU slice that is paid for: `machine`; `region`, `spot` and `target` (the platform), which decide its
             price; `timeout_seconds`, after which the training is stopped (0 derives it from the estimate); `attempts`,
             the number of times that a platform starts it.
-        find_largest_batch: Find the largest batch per replica that fits, by compiling several. Otherwise it is
+        find_largest_batch: Find the largest batch per replica that fits, by compiling several. If false, that batch is
             estimated from two sizes if the configured batch fits, and searched for if it does not.
-        max_step_ms: Refuse a step that takes longer on the device, in milliseconds; 0 is no limit.
-        max_price_usd: Refuse a run that is expected to cost more, at the target's price; 0 is no limit.
+        max_step_ms: Refuse a training whose step takes longer than this on the device, in milliseconds; 0 is no limit.
+        max_price_usd: Refuse a run whose expected price, at the target's prices, is above this number of US dollars; 0
+            is no limit.
         max_host_wait: Refuse a run in which the device waits for data for more than this share of the time; 0 is no
             limit.
         compile_timeout_seconds: Time limit of one compilation, in seconds.
@@ -77,10 +78,10 @@ class PreflightResult:
     Attributes:
         passed: Whether the training step compiles for the machine, fits its memory and keeps every budget.
         machine: The machine's short name.
-        verdict: `fits`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
+        verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
         reasons: Reasons for which the training did not pass; empty if it passed.
-        step_ms: Time of a step on the device.
-        epoch_seconds: Time of an epoch, including waiting for data.
+        step_ms: Time of a step on the device; 0 if unknown.
+        epoch_seconds: Time of an epoch, including waiting for data; 0 if unknown.
         usd_per_run: Expected price of a run; 0 if no price is known.
         timeout_seconds: Time limit of the training; 0 if its time is unknown.
         footprint: Fields of the training's `Footprint`; empty if the training does not fit.

@@ -1,4 +1,4 @@
-"""Presentation of a preflight: text for the terminal, a JSON file, and a page that needs no network and no script."""
+"""Presents a preflight as text for the terminal, a JSON file, and an HTML page without network access or scripts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,14 +65,14 @@ def write_report(report: PreflightReport, directory: Path) -> None:
     names and reasons unchanged, whatever characters they contain.
 
     Raises:
-        ValueError: If a figure is not finite.
+        ValueError: If a number in the report is not finite.
     """
     report.save(directory)
     storage.write_bytes(directory / PREFLIGHT_REPORT_FILE, _render(report).encode())
 
 
 def as_text(report: PreflightReport) -> str:
-    """Return one machine in full, or a comparison of several with advice about the best, in at most 110 columns."""
+    """Return the report as text of at most 110 columns: all of one machine, or a comparison of several with advice."""
     machines = report.machines
     if len(machines) == 1:
         verdict, on, blocks = _verdict(machines[0]), f" on {machines[0].machine}", _describe(report, machines[0], True)
@@ -84,7 +84,7 @@ def as_text(report: PreflightReport) -> str:
 
 
 def _render(report: PreflightReport) -> str:
-    """Return the report as an HTML page. It shows what the terminal shows, and each machine and layer when unfolded."""
+    """Return the report as an HTML page: the text of the terminal, and a folding section for each machine."""
     machines = report.machines
     shown = cheapest(machines) or machines[0]
     title = f"Preflight: {report.model} on {', '.join(machine.machine for machine in machines)}"
@@ -109,7 +109,7 @@ def _render(report: PreflightReport) -> str:
 
 
 def _decision(report: PreflightReport) -> Sentences:
-    """Return the verdict about all machines, its reasons, and the advice which machine to take."""
+    """Return the verdict about all machines, its reasons, and the advice on which machine to take."""
     best, (first, *others) = cheapest(report.machines), report.machines
     texts = _reasons(report.machines)
     if others:
@@ -129,7 +129,7 @@ def _reasons(machines: Sequence[MachineReport]) -> list[str]:
 
 
 def _figures_of(machine: MachineReport) -> list[Block]:
-    """Return the key figures of a machine; empty unless the training fits."""
+    """Return step time, epoch time, price, memory, waiting and utilization of a machine; [] if no time is known."""
     step, epoch, cost = machine.step, machine.epoch, machine.cost
     if step is None or epoch is None:
         return []
@@ -200,7 +200,7 @@ def _advice(machines: Sequence[MachineReport]) -> Sentences:
 
 
 def _origins(report: PreflightReport) -> list[tuple[str, str]]:
-    """Describe where the figures come from and what they leave out."""
+    """Describe how the numbers of the report were computed, and what they leave out."""
     estimated = [machine for machine in report.machines if machine.step]
     catalogue = load_catalogue()
     accuracies = [machine.accuracy.words(catalogue.find(machine.machine).generation.name) for machine in estimated]
@@ -225,7 +225,7 @@ def _origins(report: PreflightReport) -> list[tuple[str, str]]:
 
 
 def _describe(report: PreflightReport, machine: MachineReport, is_short: bool = False) -> list[Block]:
-    """Describe a machine; the short form has the longest layers only."""
+    """Return the findings about a machine; the short form lists only the eight longest layers."""
     return [
         *([machine.reason] if machine.reason else []),
         Sentences(machine.broken),
@@ -258,7 +258,7 @@ def _figures(machine: MachineReport, host: HostRate) -> list[tuple[str, str]]:
 
 
 def _untimed(machine: MachineReport) -> list[tuple[str, str]]:
-    """Return the price of a machine on which no time is known; empty if that is not known either."""
+    """Return the price of a machine whose step time is unknown, such as a GPU; [] if the price is unknown too."""
     cost = machine.cost
     return [("price", f"{cost.run}; in {cost.region} ({cost.date})")] if cost else []
 
@@ -288,7 +288,7 @@ def _parts(step: StepTime) -> str:
 
 
 def _step_parts(machine: MachineReport, step: StepTime) -> Table:
-    """Return the time of a step by part: matrix products, their padding, the rest and communication."""
+    """Return a table of a step's time by part: matrix products, their padding, the rest and communication."""
     padding = sum(layer.padding_ms for layer in machine.layers)
     products = sum(layer.ms for layer in machine.layers if layer.mxu_utilization is not None) - padding
     parts = {
@@ -306,7 +306,7 @@ def _step_parts(machine: MachineReport, step: StepTime) -> Table:
 
 
 def _layers(layers: Sequence[LayerTime], is_short: bool) -> list[Block]:
-    """Return the layers; in the short form the longest ones, and the share of the others."""
+    """Return a table of the layers' times; in the short form, of the eight longest, and the share of the others."""
     if not layers:
         return []
     places = decimals(layers[0].ms)

@@ -1,1 +1,1 @@
-"""The TPU compiler without a TPU: a process that compiles training steps, and what is read from its programs."""
+"""Runs the TPU compiler, without a TPU, in a process of its own, and reads costs from the compiled programs."""

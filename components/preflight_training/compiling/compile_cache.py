@@ -1,6 +1,6 @@
 """Cache of the results of compilations and measurements: JSON files of this user, which are checked before use.
 
-A file is ignored if it is damaged, has another name, or may have been written by another user.
+A file is ignored if it is damaged, was renamed, or may have been written by another user.
 """
 
 import errno
@@ -16,7 +16,7 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.files import storage, typed_json
 
 _MAX_BYTES = 64 * 2**20  # A hundred times the size of the result for a program of a thousand layers.
-# Also a home that is a file, or a file in the way.
+# Also errors if the home directory, or a folder of the cache, is a file.
 _MAY_NOT = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 

@@ -41,7 +41,7 @@ from tpu_components.preflight_training.compiling import compile_cache, hlo
 from tpu_components.preflight_training.compiling.hlo import ProgramCost, layer_of, read_cost
 
 FITS, DOES_NOT_FIT, DOES_NOT_COMPILE = "fits", "does_not_fit", "does_not_compile"
-MAY_FIT = "may_fit"  # Of a GPU, for which nothing is compiled: what is known to be needed fits.
+MAY_FIT = "may_fit"  # On a GPU, for which nothing is compiled: the lower bound of the memory fits.
 _MAX_REASON = 600
 
 
@@ -85,17 +85,18 @@ class Outcome:
     """The outcome of a compilation.
 
     Attributes:
-        verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`; or what ended the process, see `sandbox`.
-        reason: Reason of the compiler, unless the program fits.
+        verdict: `fits`, `may_fit`, `does_not_fit`, `does_not_compile`, `timed_out`, `out_of_memory`, `crashed`.
+        reason: Why the program does not fit or compile; empty if it fits or may fit.
         layer: Layer that the reason names; empty if none.
         source: `file:line` in the model's code; empty if unknown.
         compile_seconds: Time of the compilation.
         peak_bytes: Peak memory use of a device; the memory that is needed, if the program does not fit; a
             lower bound, if it may fit; 0 if unknown.
-        held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless it fits.
+        held_bytes: Memory that training counts when it decides whether data fit beside the program; 0 unless the
+            program fits.
         cost: Cost of the program; None unless it fits.
         parameters: Number of trainable parameters.
-        objection: Reason for which train_model would refuse a model that fits; empty if it would not.
+        objection: Reason for which train_model would refuse a model that fits; empty if there is none.
         stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
         is_resident: Whether the training split lies in the devices' memory.
         is_cached: Whether the outcome was taken from the cache.
@@ -117,7 +118,7 @@ class Outcome:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of libtpu, JAX and Keras, as far as they are installed."""
+    """Return the installed versions of libtpu, jax, jaxlib and keras, by name."""
     installed = {}
     for name in ("libtpu", "jax", "jaxlib", "keras"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -126,7 +127,7 @@ def versions() -> dict[str, str]:
 
 
 def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
-    """Return the built and compiled Keras model in its largest stage, and the number of the stage."""
+    """Return the Keras model, compiled for the stage with the most trainable parameters, and the stage's number."""
     model = build_model(task.training.model, task.interface, task.training.model_parameters)
     steps, replicas = steps_per_epoch(task.num_examples, compilation.batch_size), compilation.machine.devices
     stage = freeze_least(model, task.training)
@@ -145,13 +146,13 @@ def _without_values(make: Callable[[], Any]) -> Any:
 
     try:
         jax.eval_shape(run)
-    except Exception:  # A model may want values while it is built; then it gets them.
+    except Exception:  # The model needs values while it is built.
         return make()
     return made[0]
 
 
 def _objection(task: Task) -> str:
-    """Return the reason for which train_model would refuse a model that compiles; empty if it would not."""
+    """Return the reason for which train_model would refuse a model that compiles; empty if there is none."""
     from keras.src.utils import module_utils
 
     # Otherwise Keras imports TensorFlow, which takes 3 s, to check whether a part of the model is one of TensorFlow's.
@@ -174,7 +175,7 @@ Lowered = tuple[str, Callable[[], tuple[str, Any]]]
 
 
 def _devices_of(machine: Slice) -> list[Any]:
-    """Return the devices of a slice, which the TPU compiler knows by name."""
+    """Return abstract devices of a slice, from the TPU compiler's description of its topology."""
     from jax.experimental import topologies
 
     options = {
@@ -203,7 +204,7 @@ def trace_program(model: Any, task: Task, compilation: Compilation, devices: Seq
     Args:
         model: Model after `compile_model`; its variables may be abstract.
         task: Training.
-        compilation: Batch size and place of the data.
+        compilation: Batch size, and whether the training split lies in the devices' memory.
         devices: Devices of one kind; they may be abstract.
         accelerator: Kind of the devices.
     """
@@ -262,7 +263,7 @@ def _drop_copies(module: Any, ir: Any) -> None:
 
 
 def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outcome:
-    """Compile one step, or return the kept outcome of the same program, slice and compiler.
+    """Compile one step, or return the cached outcome of the same program, slice and compiler.
 
     Raises:
         InputError: If the model does not exist or does not fit its parameters or the data.
@@ -309,9 +310,9 @@ def _count_parameters(model: Any) -> int:
 
 
 def _least_memory(model: Any, task: Task, compilation: Compilation) -> Outcome:
-    """Return a lower bound of a GPU's memory: weights, optimizer state and a batch. Activations come on top.
+    """Return a lower bound of the memory on a GPU: weights, optimizer state and a batch, without activations.
 
-    No compiler for GPUs runs without one. On the JAX backend, tracing the step finds mistakes of the model.
+    The compiler for GPUs needs a GPU. On the JAX backend, tracing the step finds mistakes of the model.
     """
     if task.training.backend == "jax":
         alone = dataclasses.replace(compilation, machine=dataclasses.replace(compilation.machine, devices=1))

@@ -15,7 +15,7 @@ import numpy as np
 
 from tpu_components.core.models.step.program import LOOP_NAME
 
-SUBLANES = 8  # Rows of a vector register; a column has 128, as the matrix unit does on most chips.
+SUBLANES = 8  # Rows of a vector register; it has 128 columns, like the matrix unit of most chips.
 _BYTES = {
     **dict.fromkeys(("pred", "s4", "u4", "s8", "u8"), 1),
     **dict.fromkeys(("s16", "u16", "bf16", "f16"), 2),
@@ -144,10 +144,10 @@ class ProgramCost:
     """The cost of one step of a program on one device.
 
     Attributes:
-        cycles: Cycles of the computation, loops counted by trip.
+        cycles: Cycles of the computation, with every iteration of its loops.
         guessed_cycles: Part of `cycles` for which the compiler has no estimate; computed from the bytes moved.
         layers: Costs by layer.
-        collectives: Bytes that each device gives in a transfer between devices, and how often it runs in a step.
+        collectives: For each collective, the bytes that a device sends and the number of runs in a step.
         unknown_loops: Number of loops whose trip count is unknown; their operations count once.
         host_calls: Operations that call the host in every step.
     """
@@ -161,7 +161,7 @@ class ProgramCost:
 
 
 def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-    """Return the computations of a module by name, each as its instructions by name, and the name of the entry."""
+    """Return the computations of a module by name, as instructions by name; and the name of the entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", ""
     for line in text.splitlines():
@@ -177,7 +177,7 @@ def parse_hlo(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
 
 
 def layer_of(op_name: str, layers: Collection[str]) -> str:
-    """Return the innermost layer in an operation's path; the optimizer's and other operations have names of their own.
+    """Return the innermost layer in an operation's path, `OPTIMIZER`, or `OTHER` for an operation of no layer.
 
     Args:
         op_name: The path.
@@ -209,7 +209,7 @@ def layer_of(op_name: str, layers: Collection[str]) -> str:
 
 
 def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
-    """Return the matrix product of a `convolution`, the form of every product in a TPU program."""
+    """Return the matrix product of a `convolution`; every matrix product in a TPU program is one. None if unknown."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     parts = [*map(scope.get, instruction.operands[:2]), instruction]
     shapes = [part.arrays[0][1] for part in parts if part is not None and part.arrays]
@@ -245,7 +245,7 @@ def _product(instruction: Instruction, scope: Scope) -> MatrixProduct | None:
 
 @functools.lru_cache(maxsize=1024)
 def _pairs(size: int, kernel: int, out: int, pad: int, stride: int, dilation: int, kernel_dilation: int) -> int:
-    """Count the pairs of output and kernel tap along an axis that use an input value, not padding or dilation zeros."""
+    """Count, along an axis, the pairs of output and kernel tap that read an input, not padding or dilation zeros."""
     at = np.arange(out) * stride - pad
     count = 0
     for tap in range(kernel):
@@ -304,7 +304,7 @@ class _Program:
         return (instruction.num_bytes + sum(read)) / self._bytes_per_cycle, True
 
     def collectives(self, instruction: Instruction, scope: Scope, times: int) -> Iterator[tuple[int, int]]:
-        """Yield bytes and repetitions of an operation if it is a collective, or of those in what it calls.
+        """Yield bytes and number of runs of a collective, or of the collectives in the computations that it calls.
 
         An all-gather or reduce-scatter takes half the time of an all-reduce of the same array. It counts as an
         all-reduce of half the bytes.
@@ -344,7 +344,7 @@ _CYCLES, _TARGET = r'"estimated_cycles":"(\d+)"', r'custom_call_target="([^"]*)"
 
 
 def _is_transfer(instruction: Instruction) -> bool:
-    # 7x has separate cores for sums: their calls run in parallel with the computation.
+    # TPU 7x has separate cores for collectives: calls of these cores run in parallel with the computation.
     opcode = instruction.opcode
     return opcode.removesuffix("-start") in (*_COLLECTIVES, "async") or opcode == "call-start"
 

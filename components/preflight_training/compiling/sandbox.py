@@ -1,4 +1,4 @@
-"""Compilations in child processes with limits on time and memory; the death of a child is an outcome."""
+"""Compiles in child processes with limits on time and memory; a child that dies gives an outcome, not an error."""
 
 import contextlib
 import dataclasses
@@ -47,7 +47,7 @@ class Limits:
 
 
 def default_cache_dir() -> Path:
-    """Return the folder that keeps outcomes between runs: in the user's cache, or in TPU_PIPELINES_CACHE_DIR."""
+    """Return the folder that caches outcomes: below TPU_PIPELINES_CACHE_DIR, or by default in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     directory = Path(os.environ.get(CACHE_VARIABLE) or f"{home}/tpu-pipelines") / "preflight"
     return directory if compile_cache.is_own(directory) else directory.with_name(f"preflight-{compile_cache.user_id()}")
@@ -57,7 +57,7 @@ def require_compiler(machines: Iterable[Slice]) -> None:
     """Check that JAX is installed and, if one of the machines is a TPU, the TPU compiler.
 
     Raises:
-        InputError: If one is not; says what to install.
+        InputError: If one of them is not installed; the message says what to install.
     """
     needed = {"jax", *("libtpu" for machine in machines if not machine.is_gpu)}
     if needed - compiler.versions().keys():
@@ -70,7 +70,7 @@ def require_compiler(machines: Iterable[Slice]) -> None:
 def compile_all(task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> list[Outcome]:
     """Compile each program in turn, or take its outcome from the cache without starting a process.
 
-    The cache keeps whether a program fits, under everything that decides it. Other outcomes are tried again.
+    Only outcomes that say whether a program fits are cached. Other programs are compiled again by the next call.
 
     Raises:
         InputError: If the model cannot be built.
@@ -97,7 +97,7 @@ def _key(task: Task, compilation: Compilation) -> str:
 
 
 def run_child(task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> Iterator[Outcome]:
-    """Yield the outcome of each compilation, up to the one that ended the process, if one did."""
+    """Yield the outcomes of compilations in one child process, until all are done or the process has ended."""
     request = pickle.dumps((task, compilations, cache_dir, os.getpid()))
     environment = {"KERAS_BACKEND": task.training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
     receiving, sending = multiprocessing.Pipe(duplex=False)
