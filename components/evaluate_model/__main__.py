@@ -1,4 +1,4 @@
-"""Command line: `python -m tpu_components.evaluate_model --records DIR --model DIR --output DIR`."""
+"""Evaluate from the command line: `python -m tpu_components.evaluate_model --records DIR --model DIR --output DIR`."""
 
 import sys
 
@@ -7,7 +7,7 @@ from tpu_components.evaluate_model import EvaluateParams, evaluate_model
 
 
 def main() -> int:
-    """Run the step; returns the exit code, 3 if the gate says no."""
+    """Run the step; returns the exit code, 3 if the gate does not promote the model."""
     return command_line.run_step(
         evaluate_model,
         EvaluateParams,

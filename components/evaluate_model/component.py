@@ -42,7 +42,7 @@ def evaluate_model(
         for name, value in result.metrics.items():
             metrics.log_metric(name, value)
         # A Vertex AI task may return 131,072 bytes of JSON, which a matrix of 200 classes alone exceeds.
-        matrix = scored.challenger.get("confusion_matrix")  # Only one class of several has one.
+        matrix = scored.challenger.get("confusion_matrix")  # Only a classification has one.
         if matrix and len(matrix) <= 100:
             classification.log_confusion_matrix(list(scored.class_names), matrix)
         if points := scored.challenger.get("roc"):
@@ -63,4 +63,4 @@ def evaluate_model(
 @in_place_of_shell
 @dsl.component(base_image=STEPS_IMAGE, install_kfp_package=False)
 def mark_promoted(model: dsl.Input[dsl.Model]) -> None:
-    """Do nothing but run where the gate let the model through: a platform tells which steps ran, not what they gave."""
+    """Do nothing. The step runs only if the gate promotes the model: platforms show which steps ran, not outputs."""

@@ -70,14 +70,14 @@ from tpu_components.evaluate_model.params import CLASS, LENGTH, EvaluateParams, 
 from tpu_components.evaluate_model.report import render_report, show_examples, show_passages
 
 _LABEL = 63  # Characters of a digest that every registry keeps.
-_CHUNK_BYTES = 256 << 20  # Decoded inputs, or answers, held in memory at a time.
+_CHUNK_BYTES = 256 << 20  # Bytes of decoded inputs, or of predictions, in memory at a time.
 
 
 def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, output: Path) -> EvaluateResult:
-    """Score a model and, if there is one, the champion on one split, and judge it.
+    """Score a model and, if there is one, the champion on one split, and decide whether to promote the model.
 
-    Every example counts once. The figures do not depend on the batch size or the number of replicas, but for rounding.
-    If a model was trained on examples of the split, all models are judged without these, unless none would be left.
+    Every example counts once. Metrics depend on the batch size and the number of replicas only by rounding. The
+    decision leaves out examples that one of the models was trained on, unless no example would be left.
 
     Args:
         params: The split, the champion and the rules of the gate.
@@ -86,8 +86,8 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         output: Folder for the evaluation, the predictions and the report; it appears whole or not at all.
 
     Raises:
-        InputError: If the split is empty, a model is damaged or does not fit the data set, or a metric that is asked
-            for is another task's.
+        InputError: If the split is empty, a model is damaged or does not fit the data set, or a metric in the rules
+            does not exist for the task.
     """
     storage.require_output(output, EVALUATION_FILE)
     manifest = Manifest.load(records_dir)
@@ -120,7 +120,7 @@ def evaluate_model(params: EvaluateParams, records_dir: Path, model_dir: Path, o
         compared = dict(zip(digests, rivals, strict=True))
         try:
             held_out.record(digest, evaluation.gate.promote, evaluation.metrics, compared)
-        except (OSError, InputError) as error:  # The decision stands, as where the registry may only be read.
+        except (OSError, InputError) as error:  # The decision is valid anyway. The registry may be read-only.
             progress.say("evaluate_model", f"this decision on the test set is not counted: {error}")
     decision = evaluation.gate
     verdict = "passed the gate" if decision.promote else "did not pass the gate"
@@ -210,7 +210,7 @@ def _judge(
 
 
 def _find_held_out(params: EvaluateParams, records_dir: Path, digest: str, champion: "Champion") -> HeldOutSet | None:
-    """Return the decisions that the test set has taken for the champion's registry; None without a registry."""
+    """Return the record of gate decisions on this test set in the champion's registry; None without a registry."""
     if champion.place is None or params.split == TRAIN:
         return None
     identities = load_identities(records_dir, params.split)
@@ -227,7 +227,7 @@ def _find_best(
 ) -> "Champion":
     """Return the best model that was ever promoted, by the first metric of `max_regression` with a margin above 0.
 
-    The result is empty, `Champion(None)`, if there is no such model besides the champion and the one that is judged.
+    The result is empty, `Champion(None)`, if this model is unknown, or is the champion or the challenger.
     """
     metric = next((name for name, margin in params.max_regression.items() if margin), "")
     best = held_out.find_best(metric, direction(metric)) if metric else ""
@@ -250,7 +250,7 @@ def _describe_groups(groups: np.ndarray | None, metric: str, figures: Figures) -
 
 
 def _compute_figures(params: EvaluateParams, manifest: Manifest, scores: "Scores") -> list[Figures]:
-    """Return the figures of every model."""
+    """Return the metrics and details of each model."""
     task, names = manifest.interface.task, manifest.class_names
     targets, groups, further = scores.targets, scores.groups, [*scores.further.values()]
     return [compute_figures(task, targets, outputs, names, params.top_k, groups, further) for outputs in scores.outputs]
@@ -280,10 +280,10 @@ class Champion:
     """A model to beat.
 
     Attributes:
-        directory: Folder of the champion, as train_model wrote it; None if there is none.
-        registered: Answer of the registry; None where none was asked.
-        registry: The registry; None where none was asked, or it has no champion.
-        place: Folder for the decisions of test sets, beside the versions of the registry.
+        directory: Folder of the model, written by train_model; None without a model.
+        registered: Version and digest of the model; empty if the registry has no champion, None without a registry.
+        registry: The registry; None without a registry, or if it has no champion.
+        place: Folder for the decisions on test sets, beside the versions of the registry; None like `registry`.
     """
 
     directory: Path | None
@@ -293,17 +293,16 @@ class Champion:
 
 
 def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
-    """Return the model that `EvaluateParams.champion` names.
+    """Return the model that `EvaluateParams.champion` names; empty if an alias has no version, as before the first run.
 
     Args:
-        champion: A folder, here or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`, where REGISTRY may be
+        champion: A folder, local or on gs://, or `REGISTRY/MODEL@VERSION_OR_ALIAS`, where REGISTRY may be
             `projects/PROJECT/locations/REGION/models`; empty for none.
-        digest: Digest of the challenger. Where the challenger is the champion itself, it meets the one that it beat.
+        digest: Digest of the challenger. If the challenger is the champion, the model that it replaced is returned.
         scratch: Folder for the files of a model on gs://.
 
     Raises:
-        InputError: If the model cannot be read, or a file of a version is not as it was registered. An alias without a
-            version, as before the first run, is no champion.
+        InputError: If the model cannot be read, or a file of a version was changed after registration.
     """
     if not champion:
         return Champion(None)
@@ -320,13 +319,13 @@ def find_champion(champion: str, digest: str, scratch: Path) -> Champion:
 
 
 def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelInfo:
-    """Return the description of a model, of the role `model` or `champion`.
+    """Return the metadata of a model; `role` is `model` or `champion`.
 
     Raises:
-        InputError: If it does not fit the data set.
+        InputError: If the model does not fit the data set.
     """
     info = ModelInfo.load(model_dir)
-    # A champion of texts has the words of the data that it was trained on.
+    # A champion for texts may have another vocabulary than the data set.
     if not (info.understands(manifest) if role == "champion" else info.fits(manifest)):
         raise InputError(
             f"The {role} in {model_dir} does not fit the data set: {info.compare_with(manifest)}. Evaluate it on the "
@@ -337,10 +336,10 @@ def load_matching_info(model_dir: Path, manifest: Manifest, role: str) -> ModelI
 
 
 def check_slices(params: EvaluateParams, manifest: Manifest, records_dir: Path) -> None:
-    """Check that the examples can be divided as the parameters say.
+    """Check that the examples have every property in `EvaluateParams.slices`.
 
     Raises:
-        InputError: If they do not have a property that is asked for.
+        InputError: If a property is missing.
     """
     known = [CLASS, *([LENGTH] if isinstance(manifest.input, TextInput) else [])]
     kept = [*known, *load_slices(records_dir, params.split)]
@@ -353,11 +352,11 @@ def check_slices(params: EvaluateParams, manifest: Manifest, records_dir: Path) 
 
 
 def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: Sequence[Path]) -> np.ndarray | None:
-    """Return bool[models, examples]: which examples each model was trained on; None where none was trained on any.
+    """Return which examples each model was trained on, bool[models, examples]; None if no model was trained on any.
 
-    Near copies of what it was trained on count for a model of these very records. Nothing of the training split counts,
-    since it is scored on purpose. A model of an older version, which does not say what it was trained on, has seen
-    nothing.
+    For a model of these records, near-duplicates of its training examples count too. For the training split, which is
+    scored on purpose, the result is None. Models of older versions do not list their training examples, and count as
+    trained on none.
     """
     identities = None if split == TRAIN else load_identities(records_dir, split)
     if identities is None:
@@ -374,19 +373,19 @@ def find_seen_examples(split: str, records_dir: Path, fingerprint: str, models: 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """The answers of every model to a split, in the order of the records.
+    """The predictions of every model for a split, in the order of the records.
 
     Attributes:
-        keys: A name for each example.
-        targets: [examples] or [examples, …].
-        outputs: [models, examples, …]: answers of the model and, if there is one, of the champion. An answer that was
-            not finite is replaced by the one that says nothing; of a language model see `score_passages`.
-        properties: Arrays of all examples by name: `length`, int[examples], the tokens of a text that a model reads;
-            and what the records keep, see `load_slices`.
-        groups: int[examples]: the group that each example belongs to; None where the data set names none.
-        num_not_finite: Examples for which the model gave NaN or infinity.
+        keys: Names of the examples.
+        targets: Targets of the examples: [examples] or [examples, …].
+        outputs: Predictions of the model, and of other models if there are any: [models, examples, …]. Predictions that
+            are not finite are replaced by `_no_answer`. For a language model, results of `score_passages`.
+        properties: Properties of all examples, by name: those of `load_slices`; for texts also `length`, int[examples],
+            the number of tokens that a model reads.
+        groups: Group of each example: int[examples]; None if the data set has no groups.
+        num_not_finite: Number of examples for which the model predicted NaN or infinity.
         predictions: Content of predictions.npz.
-        further: Further metrics of the model by name, of Keras.
+        further: Further Keras metrics of the model, by name.
     """
 
     keys: Sequence[str]
@@ -399,7 +398,7 @@ class Scores:
     further: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def select(self, rows: np.ndarray) -> Self:
-        """Return the examples at these places, without the predictions."""
+        """Return the scores of the examples at some indices, with `predictions` empty."""
         return dataclasses.replace(
             self,
             keys=[self.keys[i] for i in rows.tolist()],
@@ -414,7 +413,7 @@ class Scores:
 def score(
     params: EvaluateParams, device: devices.Device, records_dir: Path, manifest: Manifest, model_dirs: Sequence[Path]
 ) -> Scores:
-    """Let every model answer every example of a split once."""
+    """Predict every example of a split once with every model."""
     with device.scope():
         models = [load_trained_model(directory) for directory in model_dirs]
     further = {metric.name: adapt(metric, manifest.interface) for metric in measured_by(models[0])}
@@ -437,7 +436,7 @@ def score(
                 columns[LENGTH].append((fields[manifest.input.feature] != PADDING).sum(axis=1))
             for model, read, so_far in zip(models, readers, outputs, strict=True):
                 answers = predict(model, read(fields), params.batch_size_per_replica, device.num_replicas)
-                # A row that is not finite is no answer. The gate refuses the model all the same.
+                # Replace predictions that are not finite; the gate refuses the model because of them.
                 bad = ~np.isfinite(answers).all(axis=tuple(range(1, answers.ndim)))
                 answers[bad] = no_answer
                 so_far.append(score_passages(targets, answers) if is_language else answers)
@@ -466,7 +465,7 @@ def score(
 
 
 def _no_answer(manifest: Manifest) -> np.ndarray:
-    """Return float32[…] of the shape of a model's answer: every class alike, or every target's mean."""
+    """Return a prediction without information, float32[…]: equal probabilities, or the mean of every target."""
     interface = manifest.interface
     if manifest.task == REGRESSION:
         return np.array(interface.mean, np.float32)
@@ -475,7 +474,7 @@ def _no_answer(manifest: Manifest) -> np.ndarray:
 
 
 def _input_reader(model_dir: Path, manifest: Manifest) -> Callable[[Mapping[str, Any]], np.ndarray]:
-    """Return a function from a batch to a model's inputs: the records', or tokens of its own where its words differ."""
+    """Return a function from a batch to a model's inputs; texts are tokenized again if its vocabulary differs."""
     wanted = ModelInfo.load(model_dir).input
     if not isinstance(wanted, TextInput) or wanted == manifest.input:
         return lambda fields: fields[manifest.input.feature]

@@ -1,4 +1,4 @@
-"""The figures of a model on a set of examples and on slices of it, and those of the best constant answer."""
+"""Computes the metrics of a model on examples and on slices of them, and of the best constant prediction."""
 
 import dataclasses
 import functools
@@ -48,27 +48,27 @@ _ROUNDING = 1e-2
 # At most one in twenty models that know no more than the baseline seem to beat it by more than this many standard
 # errors: the one-sided 95% quantile of a normal distribution.
 _QUANTILE = 1.645
-# Outputs of a regression that differ by less than this share of their target's deviation are one answer.
+# Outputs of a regression that differ by less than this share of their target's standard deviation count as equal.
 _SAME = 1e-6
 _LISTED_LABELS = 3
 _PER_TARGET = ("mean_absolute_error", "root_mean_squared_error", "median_absolute_error", "r2")
-# The figure of a slice: one that a single class, and a handful of examples, has as well.
+# Metric of a slice by task: each is also defined for a single class and for few examples.
 SLICED: Mapping[str, str] = {CLASSIFICATION: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "loss"}
 _UNITS: Mapping[str, str] = {LENGTH: "tokens", SIZE: "pixels"}
 _NUM_QUARTERS = 4
-# Property and its value, number of examples that have it, and what selects their part of an array of all examples.
+# Property, its value, number of examples with this value, and their index in an array of all examples.
 _Part = tuple[str, str, int, np.ndarray | tuple[slice, slice]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """The figures of a model on some examples.
+    """Metrics of a model on some examples, and details such as the confusion matrix.
 
     Attributes:
         task: Name of the task.
         num_examples: Number of scored examples; for a language model, of passages.
         estimates: The metrics of the task that are defined, by name.
-        details: Figures that are no metrics, as JSON values by name; see `_DETAILS`.
+        details: Results that are not scalar metrics, as JSON values by name; see `_DETAILS`.
         directions: For each further metric among the estimates, 1 if more is better, -1 if less is.
     """
 
@@ -80,7 +80,7 @@ class Figures:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics by name."""
+        """Values of the metrics, by name."""
         return {name: estimate.value for name, estimate in self.estimates.items()}
 
     @property
@@ -90,7 +90,7 @@ class Figures:
         return {name: interval for name, interval in intervals.items() if interval}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as `evaluation.json` holds them: a metric that is undefined is None."""
+        """Return `num_examples`, metrics and details as `evaluation.json` holds them; an undefined metric is None."""
         metrics = {**dict.fromkeys(task_metrics(self.task)), **self.metrics}
         return {"num_examples": self.num_examples, **metrics, **self.details}
 
@@ -104,20 +104,21 @@ def compute_figures(
     groups: np.ndarray | None = None,
     further: Sequence[Any] = (),
 ) -> Figures:
-    """Compare the answers of a model with the truth.
+    """Compute the metrics of a model's predictions.
 
     Args:
         task: The task.
         targets: Targets of at least one example, each shaped as `Interface.target_shape` says.
-        outputs: Answers of a model to them, all finite, each shaped as `Interface.output_shape` says; of a language
-            model what `score_passages` makes of them.
+        outputs: Finite predictions for these examples, each shaped as `Interface.output_shape` says; for a language
+            model, results of `score_passages`.
         names: Names of the classes, labels or targets.
-        top_k: Classes to look at for `top_k_accuracy`; lowered to num_classes - 1, since all of them always hit.
-        groups: int[examples]: the group that each example belongs to; None if all are independent.
-        further: Further metrics, of Keras; see `measuring.adapt`.
+        top_k: Number of most probable classes for `top_k_accuracy`; lowered to num_classes - 1, because all classes
+            always contain the true one.
+        groups: Group of each example: int[examples]; None if all are independent.
+        further: Further Keras metrics; see `measuring.adapt`.
 
     Raises:
-        InputError: If an answer of a classification or of multi-label data is no probability.
+        InputError: If an output of a classification or of multi-label data is not a probability.
 
     Example:
         >>> from tpu_components.core.examples.interface import TASKS
@@ -151,15 +152,15 @@ def _require_probabilities(task: str, outputs: np.ndarray) -> None:
 
 
 def _rows(names: Sequence[str], **columns: Any) -> list[dict[str, Any]]:
-    """Return for each name a mapping of its figures; columns are arrays or lists."""
+    """Return a mapping for each name, with `name` and its value in every column."""
     lists = [np.asarray(column, object).tolist() for column in columns.values()]
     return [dict(zip(("name", *columns), row, strict=True)) for row in zip(names, *lists, strict=True)]
 
 
 def _describe_names(names: Sequence[str], hits: Any, true: Any, predicted: Any, **more: Any) -> dict[str, Any]:
-    """Return per class or label how many examples have it, and its precision, recall and F1; 0 where undefined.
+    """Return the number of classes without examples, and support, precision, recall and F1 per class or label.
 
-    Hits, truths and predictions are [examples, names] of 0 and 1.
+    Undefined values are 0. `hits`, `true` and `predicted` are arrays of 0 and 1: [examples, names].
     """
     right, support, answered = (counted.sum(axis=0) for counted in (hits, true, predicted))
     rows = _rows(
@@ -186,7 +187,7 @@ def _describe_classes(labels: np.ndarray, probabilities: np.ndarray, names: Sequ
 
 
 def _roc_points(positive: np.ndarray, scores: np.ndarray) -> list[dict[str, float]]:
-    """Return at most 200 points of the ROC curve, by falling threshold, the last at (1, 1); none without both kinds.
+    """Return at most 200 points of the ROC curve, by falling threshold, the last at (1, 1); [] for a single class.
 
     A point has the rates that result when a score of at least `threshold` is called positive.
     """
@@ -220,7 +221,7 @@ def _describe_numbers(targets: np.ndarray, values: np.ndarray, names: Sequence[s
 
 
 def _describe_passages(targets: np.ndarray, scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    # A model can only predict that an unknown character comes: one that the training split lacks.
+    # Characters that the training split lacks are UNKNOWN; a model can only predict that one of them follows.
     return {
         "num_characters": int((targets != PADDING).sum()),
         "num_unknown": int((targets == UNKNOWN).sum()),
@@ -236,9 +237,9 @@ _DETAILS: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], dict[st
 
 
 def compare_figures(challenger: Figures, champion: Figures, confidence: float) -> dict[str, Difference]:
-    """Return how a model stands to the champion on the same examples, by metric, with the bounds of the differences.
+    """Return the differences of a model from the champion on the same examples, by metric, with confidence bounds.
 
-    A metric that is undefined, or decided by too few examples, is left out.
+    Metrics that are undefined, or have too few examples to compare, are left out.
     """
     differences = {
         name: compare(estimate, champion.estimates[name], sign, confidence)
@@ -258,7 +259,7 @@ def find_probabilities(figures: Figures, bounds: Mapping[str, float]) -> dict[st
 
 
 def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:
-    """Return remarks on the macro figures of `Figures.as_dict`, by name; none if all classes have examples."""
+    """Return notes on macro-averaged metrics about classes without examples, by metric; {} if all have examples."""
     absent = figures.get("num_absent_classes", 0)
     present = [item for item in figures["per_class"] if item["support"]] if absent else []
     text = f"{absent:,} of {len(present) + absent:,} classes have no examples and count 0; the mean of the others is"
@@ -272,10 +273,10 @@ def macro_notes(figures: Mapping[str, Any]) -> dict[str, str]:
 def find_baseline(
     task: Task, targets: np.ndarray, outputs: np.ndarray, names: Sequence[str], groups: np.ndarray | None = None
 ) -> Baseline:
-    """Return how a model stands to the best constant answer: what it has to beat before it is worth anything.
+    """Compare a model with the best constant prediction, which a useful model has to beat.
 
-    That answer is fitted to the very examples that are scored: the most frequent class, the set of labels with the
-    greatest F1, the mean of every target, the frequency of every character.
+    The constant prediction is fitted to the scored examples: the most frequent class, the set of labels with the
+    highest F1, the mean of every target, or the frequency of every character.
 
     Args:
         task: The task.
@@ -353,16 +354,16 @@ def find_slices(
     properties: Mapping[str, np.ndarray],
     groups: np.ndarray | None = None,
 ) -> tuple[Slice, ...]:
-    """Return the figures of every slice that has examples; a language model has no slices.
+    """Return the metric of every slice that has examples, beside the champion's; () for a language model.
 
-    All bounds together hold with the gate's confidence: that of each is higher, by Bonferroni's rule.
+    All bounds together hold with the gate's confidence: each has a higher one, by the Bonferroni correction.
 
     Args:
         params: Properties by which to divide, and the confidence.
         manifest: The data set.
         labels: Targets of all examples, each shaped as `Interface.target_shape` says.
-        outputs: float32[models, examples, ...]: answers of the model and, if there is one, the champion.
-        properties: Arrays of all examples by name, see `Scores`.
+        outputs: Predictions of the model and, if there is one, of the champion: float32[models, examples, …].
+        properties: Properties of all examples, by name; see `Scores`.
         groups: See `compute_figures`.
     """
     parts = [part for name in params.slices for part in _divide(name, manifest, labels, properties)]
@@ -389,12 +390,12 @@ def _divide(name: str, manifest: Manifest, labels: np.ndarray, properties: Mappi
 
 
 def _by_value(values: np.ndarray, unit: str) -> tuple[list[str], np.ndarray]:
-    """Return the names of texts, or of quarters of numbers, and which of them each example has, int[num_examples]."""
+    """Return the distinct texts, or names of quarters of numbers, and each example's index into them, int[examples]."""
     if values.dtype.kind == "U":
         names, places = np.unique(values, return_inverse=True)
         return names.tolist(), places
     edges = np.unique(np.quantile(values, np.linspace(0, 1, _NUM_QUARTERS + 1)[1:], method="inverted_cdf"))
-    places = np.searchsorted(edges, values)  # The first edge that the value is not above.
+    places = np.searchsorted(edges, values)  # Index of the first edge that is not below the value.
     parts = [values[places == i] for i in range(len(edges))]
     return [f"{part.min():,} to {part.max():,} {unit}" for part in parts], places
 
@@ -409,7 +410,7 @@ def _judge(
 ) -> Slice:
     by, name, num_examples, chosen = part
     metric = SLICED[task.name]
-    if groups is not None and isinstance(chosen, np.ndarray):  # A label has all examples, and their groups.
+    if groups is not None and isinstance(chosen, np.ndarray):  # The slice of a label has all examples.
         groups = groups[chosen]
     estimates = (estimators(task, labels[chosen], answers[chosen], groups=groups)[metric]() for answers in outputs)
     ours, *others = [estimate for estimate in estimates if estimate]

@@ -1,4 +1,4 @@
-"""May the challenger be promoted? A pure function of numbers, with its reasons in words."""
+"""Decides from metrics whether the challenger may be promoted, with the reasons in words."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from tpu_components.core.results.evaluation_info import (
 from tpu_components.core.results.metric_table import BY_NAME, NO_CONFIDENCE, direction
 from tpu_components.evaluate_model.params import EvaluateParams
 
-# Share of a value below which a difference is rounding: sums of the same numbers in another order.
+# Relative difference below which values count as equal: the same numbers may be summed in another order.
 _TOLERANCE = 1e-9
 _LISTED_SLICES = 5
 
@@ -28,9 +28,9 @@ class Best:
     """The best model that was ever promoted.
 
     Attributes:
-        number: Number of its version.
-        metrics: Its metrics on the same examples.
-        differences: The challenger beside it, by metric.
+        number: Version number of the model.
+        metrics: Metrics of the model on the same examples.
+        differences: Differences of the challenger from the model, by metric.
     """
 
     number: str
@@ -54,24 +54,24 @@ def decide(
     best: Best | None = None,
     directions: Mapping[str, int] = {},
 ) -> Decision:
-    """Judge a challenger's metrics.
+    """Decide from a challenger's metrics whether it may be promoted.
 
     Args:
-        params: The thresholds.
-        challenger: Metrics by name.
-        champion: The champion's on the same examples, or None if there is no champion.
-        num_not_finite: Examples for which the challenger gave NaN or infinity; one is too many.
-        baseline: Comparison of the challenger with the best constant answer.
-        notes: Remarks on metrics, by name; said where the metric is bounded.
-        differences: The challenger beside the champion, by metric, and what chance leaves of it.
-        slices: Parts of the examples, each with bounds that hold for all together.
-        unseen: The examples that these figures are of, where some are left out.
-        probabilities: For every bounded metric how often a model that is truly at the bound comes out as far from it;
-            None where so few examples cannot say.
+        params: Thresholds and confidence levels.
+        challenger: Metrics of the challenger, by name.
+        champion: Metrics of the champion on the same examples; None without a champion.
+        num_not_finite: Number of examples for which the challenger predicted NaN or infinity; has to be 0.
+        baseline: Comparison of the challenger with the best constant prediction.
+        notes: Notes for the reasons of `minimum` and `maximum`, by metric.
+        differences: Differences of the challenger from the champion, by metric, with confidence bounds.
+        slices: Metrics of slices of the examples, with bounds that hold for all slices together.
+        unseen: Examples that the metrics are of; None unless some were left out.
+        probabilities: Results of `find_probability` for bounded metrics, by name: how often a model that is truly at
+            the bound scores as far from it; None if there are too few examples.
         groups: Groups of examples that depend on each other; None if all are independent.
-        test_set: Decisions that the test set has taken; None if they are not counted.
-        best: The best model that was ever promoted, if that is not the champion.
-        directions: Further metrics of the model, and which is better, more or less.
+        test_set: Number of decisions on the test set, and their error rate; None if they are not counted.
+        best: The best model that was ever promoted; None if unknown, or if it is the champion.
+        directions: For each further metric of the model, 1 if higher is better, -1 if lower is, 0 if unknown.
 
     Returns:
         The decision. Every threshold is checked and gives a reason, also when an earlier one has failed.
@@ -85,11 +85,11 @@ def decide(
             probability = (probabilities or {}).get(metric)
             rules.append(_check_bound(metric, value, bound, word, note, probability, params.bound_confidence))
     if champion is None:
-        # None at all, or the challenger itself, where it is judged again.
+        # No model was promoted before, or only the challenger.
         rules.append(Rule(True, "", "there is no other champion to beat"))
     else:
         rivals = [("the champion's", champion, differences or {})]
-        if best:  # Else margins add up: each model worse by less than the margin, for years.
+        if best:  # Otherwise margins add up, if each model is a little worse than the one before.
             whose = f"that of version {best.number}, the best that was promoted:"
             rivals.append((whose, best.metrics, best.differences))
         for metric, allowed in params.max_regression.items():
@@ -179,7 +179,7 @@ def _is_no_worse(difference: Difference, allowed: float, confidence: float, sure
 
 
 def _check_slices(params: EvaluateParams, slices: Sequence[Slice]) -> list[Rule]:
-    """Say which slices are too low, or worse than the champion's, for sure; or of each rule that none is."""
+    """Return a failed rule for each slice that is significantly too low or worse; passed rules if there is none."""
     sure = f"with {level(params.confidence)} confidence in all {len(slices):,} slices"
     rules = []
     if slices and params.slice_minimum:

@@ -1,4 +1,4 @@
-"""What a user may set, and what comes back."""
+"""Parameters and result of an evaluation."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from tpu_components.core.machines.device import ACCELERATORS, BACKENDS
 from tpu_components.core.results.evaluation_info import Rule
 from tpu_components.core.results.metric_table import BY_NAME, HIGHER, LOWER, NEITHER, NO_CONFIDENCE, task_metrics
 
-# Where a threshold belongs, by the direction of its metric.
+# Direction of the metrics that may have each kind of bound.
 _SIDES = {"minimum": HIGHER, "maximum": LOWER}
 CLASS, LENGTH = "class", "length"  # Slices that every data set, or every text, has.
 Confidence = Annotated[float, Range(NO_CONFIDENCE, below=1)]
@@ -25,43 +25,43 @@ class EvaluateParams:
     """The split to score and the rules of the gate; one field per component input.
 
     Attributes:
-        champion: Model to beat: a folder as train_model wrote it, here or on gs://, or `REGISTRY/MODEL@champion` (or
-            `@0001`) for one from a registry, which may be `projects/PROJECT/locations/REGION/models` on Vertex AI;
-            empty for none. In a configuration, empty is the champion of the registry that the deploy section names, and
-            none without one.
-        minimum: Least value of a metric where higher is better, such as {"accuracy": 0.97}.
-        maximum: Greatest value of a metric where lower is better, such as {"loss": 0.5}.
-        max_regression: Margin by which a metric may be worse than the champion's; 0 means that it has to be better.
-            Both are tested at the level `confidence`. With a margin and a registry, the model is also compared with the
-            best that was ever promoted. In a configuration, the default is the task's own metric:
-            accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
+        champion: Model to beat: a folder that train_model wrote, local or on gs://, or `REGISTRY/MODEL@champion` (or
+            `@0001`) for a version in a registry, which may be `projects/PROJECT/locations/REGION/models` on Vertex AI;
+            empty for none. In a configuration, empty is the champion in the registry of the deploy section, if there is
+            one.
+        minimum: Lowest allowed value of each metric for which higher is better, such as {"accuracy": 0.97}.
+        maximum: Highest allowed value of each metric for which lower is better, such as {"loss": 0.5}.
+        max_regression: Margin by which each metric may be worse than the champion's; with 0, it has to be better. Both
+            are tested with the confidence level `confidence`. With a margin above 0 and a registry, the model is also
+            compared with the best model that was ever promoted. In a configuration, the default is 0 for the task's own
+            metric: accuracy, micro_f1 of multi-label data, r2 of a regression, bits_per_character of a language model.
         confidence: Confidence level of the comparison with the champion. With 0.95, at most about one in twenty of the
-            models that are no better, or are worse by the margin, is promoted. 0.5 compares the figures as they are,
-            and promotes a tie.
+            models that are no better, or are worse by the margin, is promoted. 0.5 compares the measured values without
+            a significance test, and promotes a tie.
         test_decisions: Number of decisions on one test set that share the error rate, 1 - `confidence`. With 52, a
             retraining every week makes a false promotion in at most one of twenty years. With 1, each decision has the
-            whole rate. They are counted in the registry of the champion.
-        bound_confidence: Confidence level of `minimum` and `maximum`: 0.95 passes about one in twenty, or fewer, of the
-            models that are truly at the bound. 0.5 compares the figure as it is; the reason says how often such a model
-            scores as high.
-        slices: Properties by which the examples are divided into parts that are judged separately, so that a better
-            mean does not hide a part that became worse: `class` (for multi-label data, each label), `length` of texts
-            and `size` of images (pixels of their files), in quarters, and what `data.slice_columns` keeps.
-        slice_minimum: Least accuracy of every slice; for multi-label data, least F1; not for a regression or a
-            language model. A slice fails if it is significantly below.
+            whole rate. Decisions are counted in the registry of the champion.
+        bound_confidence: Confidence level of `minimum` and `maximum`. With 0.95, at most about one in twenty of the
+            models whose true value is the bound passes. 0.5 compares the measured value; the reason says how often a
+            model at the bound scores as high.
+        slices: Properties that divide the examples into slices, which are judged separately, so that a better mean does
+            not hide a slice that became worse: `class` (for multi-label data, each label), `length` of texts and `size`
+            of images (pixels of their files), both in quarters, and the columns of `data.slice_columns`.
+        slice_minimum: Lowest allowed accuracy of every slice, or F1 for multi-label data; not for a regression or a
+            language model. A slice fails if it is significantly lower.
         max_slice_regression: Margin by which accuracy (or F1, or the loss of a regression) may be worse than the
-            champion's in a slice. A slice fails if it is significantly worse by more.
-        beat_baseline: Refuse a model that is no better, by more than chance explains, than the best constant answer:
-            the most frequent class, the mean, the frequency of every character.
+            champion's in a slice. A slice fails if it is significantly worse by more than the margin.
+        beat_baseline: Refuse a model that is not significantly better than the best constant prediction: the most
+            frequent class, the best set of labels, the mean, or the frequency of every character.
         split: The split to score.
         top_k: A prediction counts in top_k_accuracy if the true class is among the `top_k` most probable.
-        batch_size_per_replica: Examples per replica and step; changes speed and memory, and the result by rounding at
-            most:
-            kernels for other sizes may sum in another order. The number of replicas changes nothing at all.
-        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is asked for, else tensorflow.
+        batch_size_per_replica: Examples per replica and step; changes speed and memory, and the metrics only by
+            rounding, because kernels for other sizes may sum in another order. The number of replicas does not change
+            the metrics.
+        backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is requested, otherwise tensorflow.
         accelerator: `cpu`, `gpu`, `tpu` or `auto`.
-        num_replicas: Devices to use; 0 is all, and one on a CPU.
-        num_pictures: Wrong predictions that the report shows.
+        num_replicas: Number of devices to use; 0 is all of them, or one on a CPU.
+        num_pictures: Number of wrong predictions that the report shows.
     """
 
     champion: str = ""
@@ -93,14 +93,15 @@ class EvaluateParams:
                     raise InputError(f"{name}.{metric} cannot be above {most:g}. Received: {value!r}.{advice}")
 
     def check_task(self, task: str, measured: Mapping[str, int | None] = {}) -> None:
-        """Check that every metric that is asked for is measured, and slices have the figure that is bounded.
+        """Check that every metric in the rules exists and has a bound of the right side, and `slice_minimum` applies.
 
         Args:
             task: Task of the data.
-            measured: Further metrics of the model, and which is better, more or less; None if that is not known yet.
+            measured: For each further metric, 1 if higher is better, -1 if lower is, 0 if Keras does not know, None if
+                not determined yet.
 
         Raises:
-            InputError: If a metric is not measured, or is asked for on the wrong side.
+            InputError: If a rule does not fit the task or the direction of a metric.
         """
         known = {**measured, **{name: metric.direction for name, metric in task_metrics(task).items()}}
         for name in ("minimum", "maximum", "max_regression"):
@@ -128,10 +129,10 @@ class EvaluateParams:
             )
 
     def check_slices(self, kept: Sequence[str]) -> None:
-        """Check that examples have every property by which they are to be divided.
+        """Check that `kept`, the properties of the examples, contains every property in `slices`.
 
         Raises:
-            InputError: If `kept`, the properties that they have, lacks one.
+            InputError: If a property is missing.
         """
         for name in self.slices:
             if name not in kept:
@@ -143,7 +144,7 @@ class EvaluateParams:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateResult:
-    """The decision, the rules it follows from, and the scalar metrics of the challenger and of the champion, if any."""
+    """The gate's decision, the outcome of its rules, and the scalar metrics of the model and of any champion."""
 
     promote: bool
     reasons: tuple[Rule, ...]

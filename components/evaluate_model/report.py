@@ -1,6 +1,6 @@
-"""The evaluation as one HTML file that needs nothing else: no network, no script, no second file.
+"""Renders the evaluation as one HTML file without network access, scripts or further files.
 
-It shows the decision, the figures, the training, and examples: mistakes with the worst first, and right answers.
+It shows the decision, the metrics, the training, and examples: wrong predictions, worst first, and right ones.
 """
 
 import itertools
@@ -70,7 +70,7 @@ _BEST_EPOCH = {
     "validation_loss": ", the lowest validation loss",
     "loss": ", the lowest training loss: there is no validation split",
 }
-# Title and first heading of the table of classes, labels or targets, and what to know of it.
+# Title, first column heading and notes of the table of classes, labels or targets.
 _TABLES = {
     CLASSIFICATION: ("Classes, weakest first", "Class"),
     MULTI_LABEL: ("Labels, weakest first", "Label", "A label is predicted above a probability of 50%."),
@@ -104,7 +104,7 @@ _TEMPERATURES = (0.5, 1.0)
 _NUM_PROMPTS = 2
 _PROMPT_LENGTH, _SAMPLE_LENGTH = 64, 300
 _NUM_PASSAGES = 8
-_BITS_OF_FULL_COLOUR = 10.0  # One chance in a thousand.
+_BITS_OF_FULL_COLOUR = 10.0  # A probability of one in a thousand.
 _NOTES = {
     CLASSIFICATION: "the most confident first: the model's answer, the true class, and the probability of each.",
     MULTI_LABEL: "the greatest loss first: labels predicted wrongly, rightly, and missed, with their probability.",
@@ -122,16 +122,16 @@ def render_report(
     examples: Sequence[Block],
     gate: Mapping[str, Any],
 ) -> str:
-    """Return the report as one HTML document; the same content gives the same text, but for the time in its title.
+    """Return the report as one HTML document; equal arguments give equal text, except for the time in the subtitle.
 
     Args:
-        evaluation: The figures and the gate's decision.
+        evaluation: The metrics and the gate's decision.
         manifest: The data set.
         info: The model.
-        history: One mapping per epoch with `epoch`, `loss`, the task's metric and, where measured, `validation_loss`,
-            the metric with the same prefix, `learning_rate` and `examples_per_second`; empty if unknown.
+        history: One mapping per epoch with `epoch`, `loss`, the task's metric, both with the prefix `validation_` if
+            measured, `learning_rate` and `examples_per_second`; empty if unknown.
         examples: Sections that show examples.
-        gate: Settings of the evaluation.
+        gate: Fields of `EvaluateParams`.
     """
     title, subtitle, facts = describe_run(evaluation.split, manifest, info)
     decision = "Passed the gate" if evaluation.gate.promote else "Did not pass the gate"
@@ -181,7 +181,7 @@ def _list_settings(manifest: Manifest, info: ModelInfo, gate: Mapping[str, Any])
 
 
 def describe_run(split: str, manifest: Manifest, info: ModelInfo) -> tuple[str, str, dict[str, str]]:
-    """Return the title of a report, what tells this run from others of its name, and facts about data and training."""
+    """Return the title of a report, its subtitle, and facts about data and training in words, by name."""
     training = info.training
     title = f"{info.name.rpartition('/')[2]} on {manifest.source}"
     replicas = f"{training['num_replicas']:,} × {training['accelerator']}"
@@ -236,13 +236,13 @@ def _describe_texts(manifest: Manifest, split: str) -> dict[str, str]:
 
 
 def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
-    """Return the headline figures that are defined, each beside the champion's, with what to know of them."""
+    """Return the defined headline metrics, each with its interval, the champion's value and notes."""
     ours, baseline = evaluation.challenger, evaluation.baseline
     notes = macro_notes(ours)
     if baseline is not None and baseline.value is not None:
         value = percent(baseline.value, 2) if BY_NAME[baseline.metric].is_share else show(baseline.value)
         notes[baseline.metric] = f"baseline {value}: {baseline.answer}"
-    # The figures are those of all examples; the gate's bounds may be of others.
+    # These metrics are of all examples, but intervals and differences may be of fewer.
     known = ({}, {}) if evaluation.unseen else (evaluation.intervals, evaluation.differences)
     figures = []
     for score in list_scores(task, ours, evaluation.champion or {}, *known, ours.get("top_k")):
@@ -260,7 +260,7 @@ def _headline_figures(evaluation: Evaluation, task: str) -> list[Figure]:
 
 
 def _classification(figures: Mapping[str, Any]) -> tuple[list[Block], list[Block]]:
-    """Return the sections before and after the examples that only a classification has."""
+    """Return the sections of a classification: confusions, before the examples; calibration and ROC, after them."""
     rows, counts = figures["per_class"], figures["confusion_matrix"]
     calibration: list[Block] = [
         Section(
@@ -346,7 +346,7 @@ def _confused_pairs(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence
 
 
 def chart_training(history: History) -> list[Block]:
-    """Return a drawing for every figure that the history has, of training and validation, and one of the time."""
+    """Return a chart per metric of the history, with training and validation, and a chart of the time of epochs."""
     known = {name for row in history for name, value in row.items() if value is not None}
     if not known & {*_CURVES}:
         return ["No history of the training was recorded."]
@@ -360,7 +360,7 @@ def chart_training(history: History) -> list[Block]:
         if metric in known
     ]
     if "compute_seconds" in known:
-        # Where nobody measures the input, as with TensorFlow, it is a part of what the device takes.
+        # The TensorFlow backend does not measure waiting for input separately from computing.
         times = _TIMES if "input_seconds" in known else (_COMPUTES_AND_IS_FED, *_TIMES[2:])
         curves.append(_draw_curve(history, "seconds", times))
     notes: list[Block] = []
@@ -375,7 +375,7 @@ def chart_training(history: History) -> list[Block]:
 
 
 def _draw_curve(history: History, name: str, lines: Sequence[tuple[str, str, str]]) -> markupsafe.Markup:
-    """Draw figures of the history by epoch, each with its label and its colour."""
+    """Draw values of the history by epoch; each of `lines` is a name in the history, a label and a colour."""
     from matplotlib.ticker import PercentFormatter
 
     def plot(axes: "page.Axes") -> None:
@@ -446,13 +446,13 @@ def show_examples(
     """Return the sections of a report that show examples.
 
     Args:
-        task: Any but a language model.
+        task: Task, except a language model.
         names: Names of the classes, labels or targets.
-        keys: A name for each example.
+        keys: Names of the examples.
         targets: Targets of all examples.
-        models: Answers of the model and, if there is one, the champion.
-        num_shown: Mistakes to show.
-        pick: Returns for each place in the records' order the example's image, or its text.
+        models: Predictions of the model and, if there is one, of the champion.
+        num_shown: Number of wrong predictions to show.
+        pick: Returns the images or texts of the examples at some indices, by index.
     """
     (wrong, right), *others = [_find_mistakes(task, targets, outputs) for outputs in models]
     broken, num_fixed = wrong[:0], 0
@@ -484,9 +484,9 @@ def show_examples(
 
 
 def _find_mistakes(task: Task, targets: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of the examples that are wrong, the worst first, and of those that are right.
+    """Return the indices of wrongly predicted examples, the worst first, and of rightly predicted ones.
 
-    Of a regression all are wrong.
+    All examples of a regression count as wrong.
     """
     if task.name == CLASSIFICATION:
         is_wrong, badness = outputs.argmax(axis=1) != targets, outputs.max(axis=1)
@@ -499,7 +499,7 @@ def _find_mistakes(task: Task, targets: np.ndarray, outputs: np.ndarray) -> tupl
 
 
 def _describe(task: str, names: Sequence[str], target: np.ndarray, output: np.ndarray) -> list[Figure]:
-    """Return what the model answered to an example, and the truth."""
+    """Return the model's prediction for an example, and its true class, labels or numbers."""
     if task == REGRESSION:
         return [
             line
@@ -526,7 +526,7 @@ def _describe(task: str, names: Sequence[str], target: np.ndarray, output: np.nd
 
 
 def _show(key: str, content: np.ndarray | str) -> str:
-    """Return an image, uint8[height, width, channels], as markup; of a text its beginning and end on one line."""
+    """Return an image, uint8[height, width, channels], as HTML; or the beginning and end of a text, on one line."""
     if isinstance(content, str):
         plain = " ".join(re.sub(r"<br */?>", " ", content).split())
         if len(plain) <= _TEXT_START + _TEXT_END:
@@ -536,8 +536,8 @@ def _show(key: str, content: np.ndarray | str) -> str:
 
 
 def _chart_targets(names: Sequence[str], targets: np.ndarray, values: np.ndarray) -> list[Block]:
-    """Return a section for each target: predicted by true numbers, and what is left by predicted ones."""
-    # Evenly over the examples: more dots hide each other.
+    """Return a section per target, with charts of predicted over true numbers and of errors over predicted numbers."""
+    # Evenly spaced examples: more dots would hide each other.
     shown = np.unique(np.linspace(0, len(targets) - 1, _MAX_DOTS).astype(int))
     first = f"; the first {_MAX_CHARTED_TARGETS} targets" if len(names) > _MAX_CHARTED_TARGETS else ""
     note = f"{len(shown):,} of {len(targets):,} examples, spread evenly{first}."
@@ -572,16 +572,16 @@ def show_passages(
     pick: Callable[[Sequence[int]], Mapping[int, np.ndarray]],
     model: Any,
 ) -> list[Block]:
-    """Return the sections of a language model's report: texts that it writes, and the passages that it finds hardest.
+    """Return the sections of a language model's report: generated texts, and the passages with the greatest loss.
 
     Args:
         names: Characters that the ids stand for.
-        keys: A name for each passage.
+        keys: Names of the passages.
         targets: Targets of all passages.
         scores: Scores of all passages, see `score_passages`.
-        pick: Returns for each place in the records' order the passage's input.
-        model: The model as `StepModel`. It continues two passages at two temperatures, the same every time on the same
-            machine.
+        pick: Returns the inputs of the passages at some indices, by index.
+        model: The model as `StepModel`. It continues two passages at two temperatures; on the same machine, the texts
+            are always the same.
     """
     counts, bits = targets != PADDING, scores[..., 0] / np.log(2)
     means = bits.sum(axis=1) / counts.sum(axis=1)
@@ -600,7 +600,7 @@ def show_passages(
     ]
     passages = []
     for index in hardest:
-        # A target that does not count is the next input.
+        # Characters come from the next inputs, because a target that does not count is 0.
         following = [*inputs[index][1:].tolist(), targets[index, -1].item()]
         rows = zip(following, bits[index].tolist(), counts[index].tolist(), strict=True)
         parts = [_show_character(alphabet.decode([id_]), value, counted) for id_, value, counted in rows]
