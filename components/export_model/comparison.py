@@ -32,9 +32,9 @@ _MAX_PASSAGES, _MAX_ANSWER_BYTES = 2048, 512 << 20
 
 
 def judged_metric(manifest: Manifest) -> str:
-    """Return the metric that is compared.
+    """Return the name of the metric that is compared between a format and the trained model.
 
-    For a language model it is the accuracy of the next character: quantisation lowers it as it lowers a classifier's.
+    For a language model it is the accuracy of the next character, which quantisation lowers like a classifier's.
     """
     return "accuracy" if isinstance(manifest.input, CorpusInput) else manifest.interface.task.judged
 
@@ -42,7 +42,7 @@ def judged_metric(manifest: Manifest) -> str:
 def write_examples(
     split: str, trained: TrainedModel, records_dir: Path, manifest: Manifest, work: Path
 ) -> records.Examples:
-    """Write inputs and the task to `work`, for the process of verification.py; returns the compared examples."""
+    """Write the inputs to compare, and a description of the task, for verification.py; returns the examples."""
     num_examples = manifest.split(split).num_examples
     if isinstance(manifest.input, CorpusInput):
         answer_bytes = 4 * math.prod(manifest.interface.output_shape)
@@ -74,7 +74,7 @@ def write_examples(
 
 
 def write_expected(trained: TrainedModel, examples: records.Examples, manifest: Manifest, work: Path) -> np.ndarray:
-    """Write the trained model's answers to `work`, for the process of verification.py; returns them."""
+    """Write the trained model's answers to `work`, for verification.py; returns the answers."""
     from tpu_components.core.models.trained import predict
 
     inputs = examples.inputs
@@ -116,7 +116,7 @@ class Judge:
         self._process.communicate()
 
     def add(self, name: str) -> None:
-        """Let the process answer with a format that is made; call `write_examples` before."""
+        """Let the process load a finished format and answer with it; call `write_examples` before."""
         self._send(f"{name}={FORMATS[name].file}")
 
     def measure(self) -> dict[str, dict[str, Any]]:
@@ -124,7 +124,7 @@ class Judge:
 
         Raises:
             InputError: If the process failed.
-            OSError: If it could not read or write a file: an error of this machine's disk, not of a format.
+            OSError: If the process could not read or write a file: an error of this machine's disk, not of a format.
         """
         code, answer, errors = self._finish()
         if code < 0:
@@ -156,13 +156,13 @@ def read_answers(work: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Scorer:
-    """Computes the judged metric of the trained model and of the formats.
+    """Computes the metric that is compared, for the trained model and for the formats.
 
     Args:
         task: Task of the model.
         judged: Name of the metric.
         labels: Labels of all compared examples.
-        expected: The trained model's answers to them.
+        expected: The trained model's answers to these examples.
     """
 
     def __init__(self, task: Task, judged: str, labels: np.ndarray, expected: np.ndarray) -> None:
@@ -176,10 +176,10 @@ class Scorer:
         return estimate or Estimate(math.nan, np.full(len(labels), math.nan))
 
     def score(self, answers: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
-        """Return a format's metric, and bounds of how much lower it is than the trained model's.
+        """Return `score`, the compared metric of a format, and `drop_interval`, bounds of its loss by the conversion.
 
         `score` on a sample is the trained model's metric on all examples, minus the difference on the sample. Each
-        bound of `drop_interval` has 95% confidence; it is None for one example, or where the metric is undefined.
+        bound of `drop_interval` has 95% confidence. The interval is None for one example or an undefined metric.
 
         Args:
             answers: Answers of the format.
@@ -198,7 +198,7 @@ class Scorer:
 def find_differing(
     params: ExportParams, judged: str, trained_score: float, measured: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """Return the formats that differ too much from the trained model, each with the reason.
+    """Return the formats that differ too much from the trained model, by name, with the reasons.
 
     Args:
         params: Limits.

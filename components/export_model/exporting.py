@@ -52,8 +52,8 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
         params: Required formats, and limits of their difference from the trained model.
         records_dir: Folder that create_tfrecords wrote: calibration from its train split, comparison on `params.split`.
         model_dir: Folder that train_model wrote.
-        output: Folder of export.json and of those of saved_model/, model.tflite and model_int8.tflite that can be made;
-            written atomically.
+        output: Folder, written atomically, of export.json and the formats that can be made: saved_model/,
+            model.tflite and model_int8.tflite.
 
     Raises:
         InputError: If a model or data set is damaged, or if no format, or not every required one, can be made and
@@ -100,7 +100,7 @@ def export_model(params: ExportParams, records_dir: Path, model_dir: Path, outpu
                 sketches[name] = sketch_answers(source, info.class_names, answers.argmax(axis=1), confidences)
         left_out |= find_differing(params, judged, scorer.trained, measured)
         for name in measured:
-            if (origin := FORMATS[name].quantized_from) in left_out:  # It is compared by the judged metric only.
+            if (origin := FORMATS[name].quantized_from) in left_out:  # Int8 is compared by the judged metric only.
                 left_out.setdefault(name, f"the {origin} model, of which it is made, is left out")
         _check(params, left_out)
         formats: dict[str, FormatFacts] = {
@@ -157,7 +157,7 @@ def _remove(path: Path) -> None:
 
 
 def _finite(score: float) -> float | None:
-    """Return a score, or None for one that is not defined: R² of targets that do not vary in a split."""
+    """Return a score, or None if it is undefined, such as R² of targets that do not vary in a split."""
     return score if math.isfinite(score) else None
 
 
@@ -183,12 +183,12 @@ def try_out(
     interface: Interface,
     required: Sequence[str],
 ) -> list[str]:
-    """Check before training that a model can be built, trained and exported: convert the untrained model.
+    """Check before training, by converting the untrained model, that a model can be built, trained and exported.
 
     Args:
         training: Model and hyper-parameters.
-        interface: Required input and output.
-        required: Formats that the export must hold; those that may fail are written.
+        interface: Required input and output of the model.
+        required: Formats that the export must contain; those with `may_fail` are tried.
 
     Returns:
         Warnings about parts of the model that training does not use.

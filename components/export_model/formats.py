@@ -74,7 +74,7 @@ class TrainedModel:
 
     @property
     def scale(self) -> dict[str, list[float]]:
-        """Scale and offset from standardised numbers to the units of a regression's targets; empty for other models."""
+        """`scale` and `offset` from standardised numbers to a regression's units, per target; {} for other models."""
         units = self.model.layers[-1]
         is_ours = units.name == UNITS_LAYER and hasattr(units, "scale")
         return {"scale": units.scale, "offset": units.offset} if is_ours else {}
@@ -94,7 +94,7 @@ class TrainedModel:
 
     @functools.cached_property
     def without_units(self) -> Any:
-        """The model, of a regression without its last layer; a model of images takes pixels as float32."""
+        """The model for LiteRT: a regression lacks its last layer, and a model of images takes float32 pixels."""
         from tpu_components.core.models.trained import load_trained_model
 
         is_of_images = isinstance(self.info.input, ImageInput)
@@ -103,7 +103,7 @@ class TrainedModel:
 
 
 def write_saved_model(trained: TrainedModel, path: Path) -> str:
-    """Write `saved_model/`, with the signatures that `INPUT_FACTS` lists; nothing is quantised."""
+    """Write `saved_model/`, with the signatures in `INPUT_FACTS`; returns "", because nothing is quantised."""
     module = tf.Module()
     # Keras's own ExportArchive would store every weight twice.
     module.weights = [variable.value for variable in trained.model.variables]
@@ -229,10 +229,10 @@ def write_lite(trained: TrainedModel, path: Path, is_int8: bool) -> str:
 
 
 def _trace(trained: TrainedModel) -> Any:
-    """Return the model as a TensorFlow function; of a language model one step.
+    """Return the model, or the step of a language model, as a concrete TensorFlow function.
 
     The step takes int32[batch] ids and the state, and gives float32[batch, classes + state_size]. A model with loops
-    takes one example at a time, because LiteRT knows no loop over a changing batch.
+    takes one example at a time, because LiteRT does not support loops over batches of varying size.
     """
     inputs = trained.info.input
     if isinstance(inputs, CorpusInput):
@@ -263,8 +263,8 @@ class Format:
     Attributes:
         file: Name of the file or folder.
         write: Function that writes a trained model to a path; returns what is quantised, in words, or an empty string.
-        quantized_from: Format that is quantised, without which this one is not made; empty for an unquantised one.
-        may_fail: Whether some models have no such form, so that one is tried before the model is trained.
+        quantized_from: Format that this one quantises, and without which it is not made; empty if it is not quantised.
+        may_fail: Whether some models cannot be converted, so that the conversion is tried before training.
     """
 
     file: str

@@ -1,12 +1,12 @@
 """Compares the formats of an export with the trained model, as an isolated script that knows only the exported files.
 
 Usage: python -I verification.py EXPORT_DIR WORK_DIR [NAME=FILE…]. WORK_DIR holds the inputs and the task and, once all
-formats are made, the trained model's answers. Formats that are not named are read from stdin, one per line: each is
+formats are made, the trained model's answers. Without NAME=FILE, formats are read from stdin, one per line: each is
 loaded and answers while the next one is made, and is timed when stdin ends.
 
-Prints one JSON line with the measurements by format; a format that does not load or answer has only `error`. The
-answers of the others are saved in WORK_DIR. The script must not import this project, and prevents its import. LiteRT
-files answer by the functions of the server, from a module that does not import this project either.
+Prints one JSON line with the measurements by format; a format that does not load or answer has `error` and `errno`. The
+answers of the others are saved in WORK_DIR. The script must not import this project, and prevents its import. It runs
+LiteRT files with the server's module `lite.py`, which does not import this project either.
 """
 
 import bisect
@@ -29,14 +29,14 @@ TEXTS_FILE = "texts.json"  # Strings of all examples, if the model takes strings
 _BATCH_SIZE = 64
 _REPEATS = 5  # Measurements of each time; the result is the median, with the least and the largest.
 _LATENCY_RUNS = 10
-# Number of compared examples that a format is timed with. They are answered when no format is being made any more.
+# Number of compared examples that a format is timed with, after all formats are made.
 _TIMED = 8 * _BATCH_SIZE
 _TEXTS_AT_ONCE = 4 * _BATCH_SIZE  # Batch size of untimed texts: a loop over tokens takes as long for more texts.
 _ENCODED_CHECKED = 8
 # Largest number of compared examples, for any format and for a file that takes one example at a time: each costs some
 # seconds of a core. `most_disagreeing` bounds the error of the sample.
 _SAMPLED, _SAMPLED_ONE_AT_A_TIME = 10_000, 2000
-_TIE = 1e-6  # Two characters whose probabilities differ by less are equally likely, up to rounding.
+_TIE = 1e-6  # Characters whose probabilities differ by less count as equally likely.
 # Prefixes of operations that exist only on other devices.
 _DEVICE_OPS = ("TPU", "Xla", "CollectiveReduce", "NcclAllReduce")
 
@@ -153,7 +153,7 @@ def _check_steps(loaded: Any, passages: np.ndarray, whole: Predict) -> None:
 
 
 def agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """Return whether answers have the same meaning: bool[examples], of a language model bool[examples, length].
+    """Return whether answers agree, see `ExportParams`: bool[examples]; of a language model bool[examples, length].
 
     Args:
         task: Name of the task.
@@ -172,11 +172,11 @@ def agree(task: str, answers: np.ndarray, expected: np.ndarray, scale: Any) -> n
 
 
 def differences(answers: np.ndarray, expected: np.ndarray, scale: Any) -> np.ndarray:
-    """Return the absolute differences of answers, in their shape; in units of `scale`, unless that is None."""
+    """Return the absolute differences of answers, in units of `scale` if it is not None; same shape as `answers`."""
     distances = np.abs(answers.astype(np.float64) - expected)
     if scale is None:
         return distances
-    # Two steps of float32 are no difference: around a large mean, its steps are wide.
+    # Ignore differences of up to two float32 steps: for targets around a large mean, the steps are wide.
     return np.maximum(distances - 2 * np.spacing(np.abs(expected).astype(np.float32)), 0) / scale
 
 
@@ -186,8 +186,8 @@ class Candidate:
 
     Attributes:
         path: File or folder of the format.
-        predict: Function that answers a batch.
-        examples: All examples, in the form that the format takes.
+        predict: Function from a batch of examples to its answers.
+        examples: All examples, as images, token IDs or strings, whichever the format takes.
         chosen: Indices of the examples that are compared.
         answers: Answers so far, in batches, in the order of `chosen`.
     """
@@ -199,7 +199,7 @@ class Candidate:
     answers: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def answer(self, some: np.ndarray, batch_size: int = _BATCH_SIZE) -> None:
-        """Answer these examples, by their indices."""
+        """Append the answers to the examples at some indices to `answers`."""
         for start in range(0, len(some), batch_size):
             self.answers.append(self.predict(np.asarray(self.examples[some[start : start + batch_size]])))
 
@@ -209,7 +209,7 @@ class Candidate:
         self.answer(self.chosen[:-_TIMED], _TEXTS_AT_ONCE if self.examples.dtype == object else _BATCH_SIZE)
 
     def time(self) -> dict[str, Any]:
-        """Answer the other chosen examples, and single examples, several times; returns rate and latency."""
+        """Time the answers to the other chosen examples and to single ones; returns medians and spreads by name."""
         rest = self.chosen[-_TIMED:]
         known, rates = len(self.answers), []
         for _ in range(_REPEATS):
@@ -271,7 +271,7 @@ def _load(path: Path, work: Path, task: dict[str, Any]) -> Candidate:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    """Return why a format cannot be measured, and the number of a system's error."""
+    """Return `error`, why a format cannot be measured, and `errno` of an operating system's error or None."""
     line, *_ = str(error).strip().splitlines() or [""]
     said = f"It does not answer in a fresh process: {type(error).__name__}: {line}"
     is_its_own = isinstance(error, DisagreementError)
