@@ -1,11 +1,11 @@
-"""Names of the container images: of the steps and of the server."""
+"""Names of the container images of the steps and of the server."""
 
 import copy
 import os
 from typing import Any
 
 LOCAL_IMAGE = "tpu-pipelines/python:latest"  # Built by `make image`; platforms cannot pull it.
-# Read when a pipeline is compiled; a digest is best (`…@sha256:…`), since a tag that moves defeats caching.
+# Read when a pipeline is compiled. Name it by its digest (`…@sha256:…`): after a tag moves, cached steps are stale.
 IMAGE = os.environ.get("TPU_PIPELINES_IMAGE", LOCAL_IMAGE)
 # Image of Beam's workers and of the steps that start them: Beam excludes libraries that the other steps need.
 BEAM_IMAGE = os.environ.get("TPU_PIPELINES_BEAM_IMAGE", "tpu-pipelines/beam:latest")
@@ -13,18 +13,18 @@ SERVING_IMAGE = os.environ.get("TPU_PIPELINES_SERVING_IMAGE", "tpu-pipelines/ser
 
 
 def other_steps_image() -> str:
-    """Return the image of the steps without a TPU and its compiler, if it differs from training's; else empty."""
+    """Return the image for steps that need neither a TPU nor its compiler; empty if they use the training image."""
     named = os.environ.get("TPU_PIPELINES_STEPS_IMAGE", "")
     return named if named != IMAGE else ""
 
 
-STEPS_IMAGE = other_steps_image() or IMAGE  # Smaller, where it is named.
+STEPS_IMAGE = other_steps_image() or IMAGE  # Smaller than `IMAGE`, if the variable is set.
 
 
 def in_place_of_shell(component: Any) -> Any:
-    """Return a KFP component whose Python replaces the shell that KFP starts.
+    """Make the Python process of a KFP component replace the shell that starts it; returns the component.
 
-    Platforms send SIGTERM to the first process of the container. The shell would not pass it on.
+    Platforms send SIGTERM to the first process of the container. The shell would not pass it on to Python.
     """
     command = component.component_spec.implementation.container.command
     command[:] = [word.replace("_KFP_RUNTIME=true python3", "_KFP_RUNTIME=true exec python3") for word in command]
@@ -39,11 +39,13 @@ def with_image(component: Any, image: str) -> Any:
 
 
 def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
-    """Return whether an image's name contains a registry; an image without one exists only where it was built.
+    """Return whether an image's name contains a registry.
+
+    An image without a registry exists only on the machine that built it.
 
     Args:
         image: Name of the image.
-        is_clusters_own: Whether a registry without a domain, for example of a cluster itself, counts.
+        is_clusters_own: Whether `localhost` or a host with a port counts as a registry, for example a cluster's own.
 
     Example:
         >>> is_in_registry("tpu-pipelines/python:latest"), is_in_registry("docker.io/me/python:latest")
@@ -55,7 +57,7 @@ def is_in_registry(image: str, is_clusters_own: bool = False) -> bool:
 
 
 def is_pinned(image: str) -> bool:
-    """Return whether an image is named by its digest. After a tag has moved, cached steps would be stale.
+    """Return whether an image's name contains its digest. A tag can move, which would make cached steps stale.
 
     Example:
         >>> is_pinned("tpu-pipelines/python:latest"), is_pinned("tpu-pipelines/python@sha256:0f")

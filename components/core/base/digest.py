@@ -6,7 +6,7 @@ from typing import Any
 
 
 def digest_of(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON, in hexadecimal; the order of a mapping does not matter.
+    """Return the SHA-256 of a value as JSON, in hexadecimal; the order of a mapping's keys does not matter.
 
     Values that JSON does not have, for example paths, are converted to text.
 

@@ -13,12 +13,12 @@ class InputError(ValueError):
     """A mistake of the user: bad data, a bad parameter, or a machine that is too small.
 
     The message says what failed, what was expected and received, and what to do. Command lines print it and exit with
-    code 2. Other exceptions are defects and keep their stack trace.
+    code 2. Other exceptions, except `PlatformError`, are defects and keep their stack trace.
     """
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: "Did you mean …?" with the nearest known word; empty if none is near.
+    """Return " Did you mean …?" with the most similar known word, to end an error message; empty if none is similar.
 
     Example:
         >>> did_you_mean("epoch", ["epochs", "seed"])
@@ -30,7 +30,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def reading(place: str | Path, expected: str, advice: str, *errors: type[Exception]) -> Iterator[None]:
-    """Raise an InputError for whatever is wrong with a file that the block reads.
+    """Convert exceptions of the block, which reads a file, to an InputError that names the file.
 
     An InputError that names the file already is left as it is.
 
@@ -38,7 +38,7 @@ def reading(place: str | Path, expected: str, advice: str, *errors: type[Excepti
         place: The file.
         expected: What the file should be.
         advice: What to do, as a sentence.
-        errors: Errors of a damaged file; those of JSON and of arrays if not given.
+        errors: Exceptions to convert; by default those that damaged JSON and array files raise.
 
     Example:
         >>> with reading("a.npz", "ids", "Write it."):
@@ -53,13 +53,14 @@ def reading(place: str | Path, expected: str, advice: str, *errors: type[Excepti
         if isinstance(error, InputError) and str(place) in str(error):
             raise
         received = describe(error).rstrip(".")
-        if not isinstance(error, LookupError | TypeError | AttributeError):  # Only these need their kind.
+        # The messages of other exceptions are clear without the type.
+        if not isinstance(error, LookupError | TypeError | AttributeError):
             received = received.partition(": ")[2] or received
         raise InputError(f"Cannot read {place}: expected {expected}, received {received}. {advice}") from error
 
 
 def chain_of(error: BaseException) -> list[BaseException]:
-    """Return an error and its causes: the errors that it was raised from, or while they were handled."""
+    """Return an error, followed by the chain of its causes: each `__cause__`, or else `__context__`."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
@@ -67,7 +68,7 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def describe(error: BaseException) -> str:
-    r"""Return an error's kind and the first line of its message.
+    r"""Return an error's type and the first line of its message.
 
     Example:
         >>> describe(ValueError("bad shape\nand many details"))

@@ -1,6 +1,6 @@
 """The extras of this project's package, for example `local` in `pip install 'tpu-pipelines[local]'`."""
 
-# Package that a module imports when it is needed: the smallest extra that installs it.
+# Keys: packages that are imported at their first use. Values: the smallest extra that installs each.
 EXTRAS = {
     "ai_edge_litert": "serving",
     "boto3": "s3",
@@ -27,7 +27,7 @@ EXTRAS = {
 
 
 def advice_for(module: str | None) -> str:
-    """Return advice for a module that could not be imported; empty if no extra installs it.
+    """Return an error message that names the extra to install for a module; empty if no extra installs the module.
 
     Example:
         >>> advice_for("keras.layers")

@@ -1,8 +1,8 @@
-"""Code and files that a step depends on: imports and data files of a module, found without running it.
+"""Finds the source files, libraries and data files that a module depends on, without running the module.
 
-The code of a module is its own file, all modules that are imported from it, directly or indirectly, anywhere in a file,
-and the data files that strings in these files name: templates, style sheets, catalogues, weights. Strings in templates
-count too.
+The code of a module is its own file, all modules that it imports, directly or indirectly, anywhere in a file, and the
+data files that strings in these files name: templates, style sheets, catalogues, weights. Strings in templates also
+count.
 """
 
 import ast
@@ -19,11 +19,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]  # Of the clone, or of the installed packages.
+ROOT = Path(__file__).parents[3]  # Root of the clone, or the folder of the installed packages.
 _OUR_PACKAGES = ("tpu_components", "tpu_pipelines")
-# They transfer data, retry calls and show progress; they compute nothing.
+# These libraries transfer data, retry calls and show progress; they compute nothing.
 _WITHOUT_EFFECT = frozenset({"kfp", "google", "google_crc32c", "requests", "tenacity", "tqdm"})
-_DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # Listing all takes 0.1 s.
+_DISTRIBUTIONS = {"PIL": "pillow", "yaml": "PyYAML"}  # Listing all distributions takes 0.1 s.
 _TEMPLATES = (".jinja", ".html")
 _FILE_NAME = re.compile(r"[\w./ -]{1,255}\.(?!py$)\w+")
 _JOINING = ("join", "joinpath", "Path", "PurePath")
@@ -31,17 +31,17 @@ _LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator)  # Most nodes
 
 
 References = tuple[tuple[tuple[int, str], ...], frozenset[str]]
-# References by content. They depend on the content alone, so that they can be kept for later processes.
+# References by the digest of a file's content. They depend on nothing else, so later processes may reuse them.
 references_known: dict[str, References] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """Code of a module.
+    """Files and libraries that modules depend on.
 
     Attributes:
-        files: Path of every file, by its name below its root folder.
-        libraries: Names of the imported packages outside the root folders, without Python's own.
+        files: Paths of the files, by path relative to a root folder.
+        libraries: Imported top-level packages, except those in the root folders and in Python's standard library.
     """
 
     files: dict[str, Path]
@@ -53,7 +53,7 @@ class Code:
         return digest_files(self.files)
 
     def versions(self) -> dict[str, str]:
-        """Return the installed version of every library; empty for one that is not installed."""
+        """Return the version of every library that can affect results, by name; empty for a library not installed."""
         return {name: _version(name) for name in sorted(self.libraries - _WITHOUT_EFFECT)}
 
 
@@ -71,16 +71,16 @@ def digest_files(files: dict[str, Path]) -> str:
 
 
 def code_of(modules: Iterable[str | Path], roots: Sequence[Path] = (ROOT,), data_folders: Sequence[Path] = ()) -> Code:
-    """Return the code of modules; see `Tracer`."""
+    """Return the files and libraries that modules depend on; see `Tracer`."""
     return Tracer(roots, data_folders).code_of(modules)
 
 
 class Tracer:
-    """Finds the code of modules. What it has looked up is kept, and valid while no file changes.
+    """Finds the code of modules. Caches its look-ups, so an instance is valid only while no file changes.
 
     Args:
-        roots: Folders that contain the code, in the order of search; all other modules are libraries.
-        data_folders: Folders with data files, besides those of the code.
+        roots: Folders that contain the code, in the order of search; modules elsewhere are libraries.
+        data_folders: More folders with data files; the folders of the code are always searched.
     """
 
     def __init__(self, roots: Sequence[Path] = (ROOT,), data_folders: Sequence[Path] = ()) -> None:
@@ -89,7 +89,7 @@ class Tracer:
         self._references = functools.cache(self._look_up)
 
     def code_of(self, modules: Iterable[str | Path]) -> Code:
-        """Return the code of modules.
+        """Return the files and libraries that modules depend on.
 
         Args:
             modules: Dotted names, for example `tpu_components.train_model.component`, or absolute paths of files.
@@ -112,7 +112,7 @@ class Tracer:
         return Code(files, frozenset(libraries))
 
     def _find_module(self, module: str) -> list[Path]:
-        """Return the files that importing a module runs, its own last; empty for a library."""
+        """Return the files that importing a module runs, the module's own file last; empty for a library."""
         library = module.partition(".")[0]
         # A library has precedence over a file of the same name beside the model, as in Python.
         is_library = library in sys.stdlib_module_names or _is_library(library)
@@ -131,12 +131,15 @@ class Tracer:
         return next((root for root in self._roots if path.is_relative_to(root)), None)
 
     def _name(self, path: Path) -> str:
-        """Return a file's name below the first root that holds it, or as it is named in the code."""
+        """Return a file's path relative to the first root that contains it, or unchanged if no root contains it."""
         root = self._root(path)
         return (path.relative_to(root) if root else path).as_posix()
 
     def _named(self, text: str, path: Path) -> Iterator[Path]:
-        """Yield the data files that a string names, beside its own file or in a folder above, below the root."""
+        """Yield the data files that a string in a file names.
+
+        Searches the folder of the file, its parent folders below the root, and `data_folders`.
+        """
         root = self._root(path)
         above = [folder for folder in path.parents if root and folder.is_relative_to(root) and folder != root]
         for folder in (*(above or [path.parent]), *self._data_folders):
@@ -146,7 +149,7 @@ class Tracer:
 
 
 def _references(source: bytes, is_python: bool) -> References:
-    """Return the references of a file; cached by content."""
+    """Return the imports and possible file names in a source; cached by content. See `_find_references`."""
     key = f"{'python' if is_python else 'template'} {hashlib.sha256(source).hexdigest()}"
     if key not in references_known:
         references_known[key] = _find_references(source, is_python)
@@ -179,7 +182,7 @@ def _find_references(source: bytes, is_python: bool) -> References:
 
 
 def _path_parts(node: ast.AST) -> list[str]:
-    """Return the text of a string, or the last texts of a joined path: `folder / "a" / "b"`, `os.path.join(f, "a")`."""
+    """Return a string, or the string literals that end a joined path: `folder / "a" / "b"`, `os.path.join(f, "a")`."""
     parts: list[str] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         if not (right := _path_parts(node.right)):
@@ -191,7 +194,7 @@ def _path_parts(node: ast.AST) -> list[str]:
 
 
 def _arguments(call: ast.Call) -> list[str]:
-    """Return the last text arguments of a call that joins a path."""
+    """Return the string literals that end a call that joins a path; empty for other calls."""
     function, before = call.func, list[ast.expr]()
     name = _name_of(function)
     if name == "joinpath" and isinstance(function, ast.Attribute):
@@ -204,7 +207,7 @@ def _arguments(call: ast.Call) -> list[str]:
 
 
 def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield every node of a tree, except those for type checkers alone."""
+    """Yield every node of a syntax tree, except those under `if TYPE_CHECKING`."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -221,7 +224,7 @@ def _name_of(node: ast.expr) -> str:
 
 
 def _module_files(module: str, roots: Sequence[Path]) -> list[Path]:
-    """Return the files that importing a module runs: of its packages and its own; empty for a library."""
+    """Return the files that importing a module runs: `__init__.py` of its packages and its own; empty for a library."""
     for root in roots:
         if module.partition(".")[0] not in _OUR_PACKAGES and is_installed(root):
             continue  # An installed project lies beside all libraries.
@@ -247,11 +250,11 @@ def _is_library(package: str) -> bool:
 
 def is_file(path: str | Path) -> bool:
     """Return whether a text, which may not be a valid path, is the path of a readable file."""
-    return os.path.isfile(path) and os.access(path, os.R_OK)  # Path.is_file raises for what is too long.
+    return os.path.isfile(path) and os.access(path, os.R_OK)  # Path.is_file raises if the text is too long.
 
 
 def is_installed(path: Path) -> bool:
-    """Return whether a path is below the folders of libraries or of Python's own modules."""
+    """Return whether a path is in a folder of installed libraries or of Python's standard library."""
     if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
         return True
     python = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}

@@ -1,4 +1,4 @@
-"""Formats figures for people: metrics, times, sizes in bytes, percentages and prices."""
+"""Formats metrics, durations, sizes in bytes, percentages and prices for people."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _DIGITS, _MAX_DIGITS = 4, 17  # Any two different numbers differ in 17 significa
 
 
 def decimals(value: float) -> int:
-    """Return the number of decimals that shows three significant digits; at most four."""
+    """Return the number of decimals, from 0 to 4, that shows three significant digits of a value."""
     return min(max(0, 2 - math.floor(math.log10(value))), 4) if value > 0 else 0
 
 
@@ -25,13 +25,13 @@ def number(value: float) -> str:
 
 
 def _in_units(value: float, units: Mapping[str, float]) -> str:
-    """Format a quantity in the largest unit that is not greater than it."""
+    """Format a quantity in the largest unit in which it is at least 1."""
     unit = next((unit for unit, size in units.items() if value >= size), list(units)[-1])
     return f"{number(value / units[unit])} {unit}"
 
 
 def time(seconds: float) -> str:
-    """Format a time in the unit that suits it.
+    """Format a duration in h, min, s, ms or µs.
 
     Example:
         >>> time(0.0123), time(4000)
@@ -41,7 +41,7 @@ def time(seconds: float) -> str:
 
 
 def time_within(seconds: float, low: float, high: float) -> str:
-    """Return a time and, in the same unit, the interval around it; without the interval if both ends read alike.
+    """Format a duration and, in the same unit, its interval, which is left out if both ends look equal.
 
     Example:
         >>> time_within(0.41, 0.3, 0.6), time_within(1.1, 0.9, 1.3), time_within(2, 2, 2)
@@ -52,7 +52,7 @@ def time_within(seconds: float, low: float, high: float) -> str:
 
 
 def dollars_within(usd: float, low: float, high: float) -> str:
-    """Return a price and the interval around it; without the interval if both ends read alike.
+    """Format a price and its interval, which is left out if both ends look equal.
 
     Example:
         >>> dollars_within(0.0035, 0.0026, 0.0045), dollars_within(0.00001, 0.00001, 0.00002)
@@ -66,7 +66,7 @@ def _with_interval(text: str, low: str, high: str) -> str:
 
 
 def byte_size(num_bytes: float) -> str:
-    """Format a number of bytes in the unit that suits it.
+    """Format a number of bytes in B, KiB, MiB, GiB or TiB.
 
     Example:
         >>> byte_size(2_048), byte_size(3 * 2**30)
@@ -76,10 +76,10 @@ def byte_size(num_bytes: float) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Format a share as a percentage; only exactly 0 and 1 read 0% and 100%.
+    """Format a fraction as a percentage; only exactly 0 and 1 become `0%` and `100%`.
 
     Args:
-        share: The share, usually in [0, 1].
+        share: Fraction, usually in [0, 1].
         digits: Decimals of the percentage.
 
     Example:
@@ -95,7 +95,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def level(share: float, digits: int = 4) -> str:
-    """Format a level of confidence or an error rate as a percentage with at most `digits` significant digits.
+    """Format a fraction, such as a confidence level, as a percentage with at most `digits` significant digits.
 
     Example:
         >>> level(0.95), level(0.9995), level(0.0123, 2)
@@ -105,7 +105,7 @@ def level(share: float, digits: int = 4) -> str:
 
 
 def dollars(usd: float, sign: str = "$") -> str:
-    """Format an amount in cents; an amount below ten cents with two significant digits.
+    """Format a price with two decimals; below $0.10 with two significant digits, from $1,000 without decimals.
 
     Example:
         >>> dollars(12.3), dollars(0.00345)
@@ -120,9 +120,9 @@ def dollars(usd: float, sign: str = "$") -> str:
 
 
 def show(value: float, *beside: float) -> str:
-    """Format a metric with four decimals, or more if the values shown beside it would look equal otherwise.
+    """Format a metric with four decimals, or with more if it would look equal to a different value in `beside`.
 
-    Below 0.001 these are significant digits, because errors can have any unit.
+    Values below 0.001 get significant digits instead of decimals, because errors can have any unit.
 
     Example:
         >>> show(0.9), show(0.00001234), show(0.90001, 0.9), show(float("nan"))

@@ -19,15 +19,15 @@ if not typing.TYPE_CHECKING:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            if attribute.startswith("__"):  # As doctest and inspect ask of every value of a module.
+            if attribute.startswith("__"):  # doctest and inspect read some of every value in a module.
                 raise AttributeError(attribute)
             if self._name not in sys.modules:
-                os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Without TensorFlow's log messages.
+                os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Hides TensorFlow's log messages.
             return getattr(importlib.import_module(self._name), attribute)
 
     jax, jnp, lax = map(_Later, ("jax", "jax.numpy", "jax.lax"))
     keras, ops, tf = map(_Later, ("keras", "keras.ops", "tensorflow"))
-else:  # `fingerprint` reads an `else`, so that after an upgrade of a framework no step is taken from the cache.
+else:  # `fingerprint` follows these imports, so that an upgrade of a framework invalidates cached steps.
     import jax
     import keras
     import tensorflow as tf

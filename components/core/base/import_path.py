@@ -1,7 +1,7 @@
-"""Folders that Python imports from: not the current folder, except while a user's own model is imported.
+"""Keeps the current folder out of Python's import path, except while a user's own model is imported.
 
-Otherwise anyone who can write to a folder could run code in a command that is started there, by a folder `components/`
-or a file with the name of a library.
+Otherwise anyone who can write to a folder could run code in a command that is started in that folder, by adding a
+folder `components/` or a file named like a library.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _VARIABLE = "PYTHONSAFEPATH"  # https://docs.python.org/3/using/cmdline.html#env
 
 
 def leave_current_folder() -> None:
-    """Remove the current folder, which `python -m` puts first, from the import path, unless it has our own sources."""
+    """Remove the current folder, which `python -m` adds, from the import path, unless it contains our own sources."""
     here = Path.cwd()
     if not sys.flags.safe_path and sys.path and Path(sys.path[0]).resolve() == here and here != _OWN_FOLDER:
         del sys.path[0]
@@ -30,7 +30,7 @@ def safe_children() -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables in the block, for this process and those that it starts."""
+    """Set environment variables while the block runs, for this process and processes that it starts."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

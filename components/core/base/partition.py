@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """One of several contiguous ranges, whose sizes differ by at most one.
+    """One of `count` contiguous ranges of items; the sizes of the ranges differ by at most one.
 
     Attributes:
         index: Number of the range, from 0.
@@ -20,7 +20,7 @@ class Share:
     count: int = 1
 
     def within(self, num_items: int) -> range:
-        """Return the indices of its items, among `num_items`."""
+        """Return the indices, in [0, num_items), of the items in this range."""
         return range(num_items * self.index // self.count, num_items * (self.index + 1) // self.count)
 
 

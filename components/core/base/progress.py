@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and remaining time on a terminal, else a line every few seconds."""
+"""Shows the progress of long work: a bar with rate and remaining time on a terminal, else a line every 5 s."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from tpu_components.core.base.terminal import in_one_line
 
 # Set by the local runner, which reads a step's output through a pipe, when it has a terminal of its own.
 TERMINAL_VARIABLE = "TPU_PIPELINES_TERMINAL"
-# `quiet` or `verbose`, by the command's flags, for its own process and those of the steps.
+# `quiet` or `verbose`: set from a command's flags for its own process and the processes of the steps.
 LOUDNESS_VARIABLE = "TPU_PIPELINES_LOUDNESS"
 QUIET, VERBOSE = "quiet", "verbose"
 _LINE_EVERY_SECONDS = 5.0
@@ -31,7 +31,7 @@ class Progress(Protocol):
     """Counts finished items."""
 
     def update(self, count: int, note: str = "") -> None:
-        """Add `count` items; `note` is shown behind the figures."""
+        """Add `count` finished items; `note` is shown after the count and the rate."""
 
 
 class _Lines:
@@ -80,7 +80,7 @@ class _Bar:
 
 
 def say(step: str, message: str) -> None:
-    """Print a line on stderr, marked with the name of the step; nothing if `is_quiet`."""
+    """Print a line, prefixed with the name of the step, on stderr, unless `is_quiet`."""
     if is_quiet():
         return
     print(in_one_line(f"[{step}] {message}"), file=sys.stderr, flush=True)
@@ -112,7 +112,7 @@ def _terminal() -> Iterator[TextIO | None]:
 
 @contextlib.contextmanager
 def track(step: str, total: int, unit: str) -> Iterator[Progress]:
-    """Show progress through `total` items while the block runs; nothing if `is_quiet`."""
+    """Show progress through `total` items while the block runs, unless `is_quiet`."""
     with _terminal() as terminal:
         if terminal is None or is_quiet():
             yield _Lines(step, total, unit)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tpu_components.core.base.errors import InputError
 
 T = TypeVar("T")
-_FIRST_SECONDS, _MOST_SECONDS = 1, 60  # Longest first wait, and longest wait.
+_FIRST_SECONDS, _MOST_SECONDS = 1, 60  # Upper limits of the first wait and of every wait.
 
 
 class PlatformError(RuntimeError):
@@ -23,11 +23,11 @@ class OutageError(PlatformError):
 
 
 class MissingError(InputError):
-    """The object does not exist."""
+    """The requested object of a service does not exist."""
 
 
 class ExistsError(InputError):
-    """The object exists already."""
+    """The object exists already, or another client has just changed it."""
 
 
 def message_of(error: Any) -> str:
@@ -55,10 +55,10 @@ class Backoff:
     report: Callable[[str], None] = lambda _: None
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """Call a function until it does not raise an `OutageError`; returns its result.
+        """Call a function, again after each `OutageError`, and return its result.
 
         Raises:
-            PlatformError: If it still fails after `patience_seconds`.
+            PlatformError: If the function still raises `OutageError` after `patience_seconds`.
         """
         import tenacity
 
@@ -83,10 +83,10 @@ class Backoff:
         self.report(f"{state.outcome.exception()} Trying again in {state.upcoming_sleep:.0f} s.")
 
     def until(self, is_done: Callable[[], bool], poll_seconds: float, limit_seconds: float) -> bool:
-        """Poll until something is done; transient errors are retried. Returns whether it was done within the limit.
+        """Poll `is_done` and return whether it became true within the time limit; transient errors are retried.
 
         Args:
-            is_done: Returns whether it is done.
+            is_done: Function to poll.
             poll_seconds: Time between two calls of `is_done`.
             limit_seconds: Time limit.
 

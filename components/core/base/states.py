@@ -4,25 +4,25 @@ import enum
 
 
 class State(enum.StrEnum):
-    """The state of a run or of one of its steps, here or on a platform."""
+    """The state of a run or of one of its steps, on this machine or on a platform."""
 
     PENDING = "pending"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
-    REJECTED = "rejected"  # A run of which the gate did not promote the model.
+    REJECTED = "rejected"  # A run whose model the gate did not promote.
     FAILED = "failed"
     CANCELLED = "cancelled"
-    INTERRUPTED = "interrupted"  # A run here whose process was killed.
+    INTERRUPTED = "interrupted"  # A local run whose process was killed.
     SKIPPED = "skipped"  # A step that did not have to run.
     CACHED = "cached"  # A step whose result was taken from an earlier run.
 
     @property
     def is_final(self) -> bool:
-        """Whether a run has ended by itself, or was cancelled."""
+        """Whether a run has ended by itself or was cancelled; an interrupted run is not final."""
         return self in (State.SUCCEEDED, State.REJECTED, State.FAILED, State.CANCELLED)
 
 
-# By the name on Vertex AI or Kubeflow, where KFP's server tells an exit task COMPLETE for SUCCEEDED.
+# Keys: states of Vertex AI or Kubeflow. KFP's server passes COMPLETE instead of SUCCEEDED to an exit task.
 _RUN_STATES = {
     "SUCCEEDED": State.SUCCEEDED,
     "COMPLETE": State.SUCCEEDED,
@@ -70,6 +70,6 @@ LOOKS = {PROMOTED: "good", State.FAILED: "bad"}  # How pages show a result.
 
 
 def result_of(state: str) -> str:
-    """Return the result of a run for people: whether its model was promoted, else the state of the run."""
+    """Return `promoted` for a succeeded run, `not promoted` for a rejected run, and any other state unchanged."""
     results: dict[str, str] = {State.SUCCEEDED: PROMOTED, State.REJECTED: NOT_PROMOTED}
     return results.get(state, state)

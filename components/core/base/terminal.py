@@ -1,4 +1,4 @@
-"""Escapes control characters in text for a terminal, and filters what libraries print there."""
+"""Escapes control characters in text for a terminal, and filters the stderr output of libraries."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    r"""Like `printable`, but also escapes line breaks, so that the text stays on one line.
+    r"""Like `printable`, but also escapes line breaks and tabs, so that the text stays on one line.
 
     Example:
         >>> in_one_line("cat\n[deploy_model] done")
@@ -49,10 +49,10 @@ def paragraph(text: str) -> str:
 
 @contextlib.contextmanager
 def filter_stderr(keep: Callable[[bytes], bool]) -> Iterator[None]:
-    """Hide what this process prints to stderr in the block, also in C++; some lines are printed after it.
+    """Hold back stderr in the block, also of C++ code, and afterwards print only the lines that `keep` selects.
 
     Args:
-        keep: Returns whether a line is printed.
+        keep: Takes a line and returns whether to print it.
     """
     sys.stderr.flush()
     stderr = os.dup(2)

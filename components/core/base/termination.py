@@ -1,7 +1,7 @@
-"""SIGTERM, by which a platform asks a step to end: at once, or after a training has saved a checkpoint.
+"""Handles SIGTERM, by which a platform stops a step: the step ends at once, or after training saved a checkpoint.
 
-The first process of a container does not get signals without a handler. A step without a handler would run until it is
-killed.
+The first process of a container gets only signals for which it has a handler. A step without a handler would run until
+it is killed.
 """
 
 import contextlib
@@ -11,18 +11,18 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# The exit code of a shell for a process that SIGTERM ended. Platforms start a process again after codes from 128 on;
-# lower codes are failures of the program: https://github.com/kubeflow/trainer/blob/release-1.9/pkg/apis/kubeflow.org/v1/common_types.go
+# The exit code that shells report for a process that SIGTERM ended. Platforms restart a process after codes from
+# 128 on; lower codes are failures of the program: https://github.com/kubeflow/trainer/blob/release-1.9/pkg/apis/kubeflow.org/v1/common_types.go
 EXIT_CODE = 128 + signal.SIGTERM
-# Kubernetes kills 30 s after SIGTERM where a pod does not say otherwise:
+# Kubernetes kills 30 s after SIGTERM, unless a pod sets another time:
 # https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
 _GRACE_SECONDS = 25.0
 
 
 class Terminated(SystemExit):
-    """End of a process after SIGTERM, or after the loss of another host. Starting the step again continues it.
+    """Ends the process after SIGTERM or the loss of another host. The step continues when it is started again.
 
-    It is no Exception, so that `except Exception` does not catch it.
+    Not an `Exception`, so that `except Exception` does not catch it.
 
     Attributes:
         exit_code: Exit code of the process.
@@ -67,8 +67,8 @@ def heard() -> Iterator[None]:
 def put_off() -> Iterator[Callable[[], bool]]:
     """Defer SIGTERM to the end of the block. Yields a function that returns whether SIGTERM has come.
 
-    Raises `Terminated` at the end of the block if it has. Works only within `heard`: callers of a step as a function
-    handle signals themselves.
+    Raises `Terminated` at the end of the block if SIGTERM has come. No effect outside `heard`: programs that call a
+    step as a function handle signals themselves.
     """
     if signal.getsignal(signal.SIGTERM) is not _terminate:
         yield lambda: False
@@ -89,7 +89,7 @@ def _terminate(*_: Any) -> None:
 
 
 def _end_late(reading: int, is_over: threading.Event) -> None:
-    """End the process if SIGTERM has come and the block does not end in time."""
+    """End the process if the block is still running 25 s after SIGTERM."""
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         while (number := pipe.read(1)) and number[0] != signal.SIGTERM:
             pass

@@ -70,7 +70,7 @@ def _number(value: float) -> str:
 
 
 def allowed_by(kind: Any) -> Container[Any] | None:
-    """Return the values that a type allows, which `Annotated[T, values]` names for a value, or for each of a tuple."""
+    """Return `values` of a type `Annotated[T, values]` or of a tuple of this type; None for other types."""
     if typing.get_origin(kind) is Annotated:
         return typing.cast(Container[Any], typing.get_args(kind)[1])
     return allowed_by(typing.get_args(kind)[0]) if typing.get_origin(kind) is tuple else None
@@ -85,13 +85,13 @@ def describe(allowed: Container[Any]) -> str:
 
 @functools.cache
 def fields_of(kind: Any) -> "dict[str, tuple[Any, dataclasses.Field[Any]]]":
-    """Return the type and the field of every name of a dataclass."""
+    """Return the type and the field object of every field of a dataclass, by name."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {field.name: (hints[field.name], field) for field in dataclasses.fields(kind)}
 
 
 def has_default(field: "dataclasses.Field[Any]") -> bool:
-    """Return whether a field may be left out."""
+    """Return whether a field of a dataclass has a default, so that it may be left out."""
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
@@ -104,7 +104,7 @@ def check_fields(value: Any) -> None:
     """Check a dataclass's fields against the values that their types allow.
 
     Raises:
-        InputError: If some values are not allowed; names all of them.
+        InputError: If some values are not allowed; the message names all of them.
     """
     mistakes = Mistakes()
     for name, (kind, _) in fields_of(value.__class__).items():
@@ -127,10 +127,10 @@ def check_together(*rules: tuple[object, str]) -> None:
     """Check rules about several values.
 
     Args:
-        rules: Whether each rule is broken, and the error message if so.
+        rules: Pairs of whether a rule is broken and its error message.
 
     Raises:
-        InputError: If some rules are broken; names all of them.
+        InputError: If some rules are broken; the message names all of them.
     """
     mistakes = Mistakes()
     for is_broken, mistake in rules:
@@ -145,7 +145,7 @@ def _nearest(word: Any, known: Container[Any]) -> str:
 
 
 def unknown_key(key: Any, known: Container[Any], where: str) -> str:
-    """Return an error message for an unknown key, with some known keys, the nearest first."""
+    """Return an error message for an unknown key. Lists at most 12 known keys, the most similar if there are more."""
     names = sorted(map(str, known)) if isinstance(known, Iterable) else []
     if len(names) > _SHOWN_KEYS:
         near = difflib.get_close_matches(str(key), names, _SHOWN_KEYS, 0.5) or names[:_SHOWN_KEYS]
@@ -165,7 +165,7 @@ class Mistakes:
         self._sentences: list[str] = []
 
     def add(self, mistake: str) -> None:
-        """Keep a mistake.
+        """Add a mistake to the collection.
 
         Raises:
             InputError: If `is_first_enough`.
@@ -198,15 +198,16 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> A
     Args:
         raw: Result of `json.loads`.
         kind: A dataclass, `int` (not negative, of 64 bits), `float` (finite), `str`, `bool`, `tuple[T, ...]`,
-            `tuple[T, T]`, `list[T]`, `Mapping[str, T]`, `T | None`, `int | float`, dataclasses that differ in a field
-            `kind`, or `Any`; `Annotated[T, Container]` contains the allowed values. A dataclass may check more in its
-            `__post_init__`.
+            `tuple[T, T]`, `list[T]`, `Mapping[str, T]`, `T | None`, `int | float`, a union of dataclasses that differ
+            in a field `kind`, or `Any`; `Annotated[T, Container]` contains the allowed values. A dataclass may check
+            more in its `__post_init__`.
         where: Location of the value in the file, for messages.
         any_version: Whether to accept files of other versions: fields with a default may be missing, and unknown fields
-            are ignored. If the format of older files differs more, the dataclass has a static method `upgrade`.
+            are ignored. If older files differ more, a static method `upgrade` of the dataclass converts the JSON.
 
     Raises:
-        InputError: If a value has another type or range, or a field is missing or unknown; names the location.
+        InputError: If a value has another type or range, or a field is missing or unknown; the message names its
+            location.
 
     Example:
         >>> read([1, 2], tuple[int, ...])
@@ -230,8 +231,8 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
         fixed: Fields of a dataclass that are not read, with their values.
 
     Raises:
-        InputError: If values are of another type or range, or fields are missing or unknown; names the place of each,
-            and the field that is nearest to an unknown one.
+        InputError: If values are of another type or range, or fields are missing or unknown; the message names the
+            place of each, and the known field that is nearest to an unknown field.
 
     Example:
         >>> read_by_hand("64,64", tuple[int, ...], "data.image_size")
@@ -349,7 +350,7 @@ _NAMES = {
 
 
 def _choose(raw: Any, kinds: Sequence[Any], where: str) -> Any:
-    """Return the one of several types that a value is of. The value's field `kind` selects among dataclasses."""
+    """Return the type in a union that fits a value. The value's field `kind` selects one of several dataclasses."""
     known = [kind for kind in kinds if kind is not types.NoneType]
     if len(known) > 1 and all(map(dataclasses.is_dataclass, known)):
         by_name = {kind.kind: kind for kind in known}
