@@ -27,7 +27,7 @@ PRECISIONS = ("auto", "float32", "mixed_bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The chosen device.
+    """Device, precision and compilation that `prepare` has chosen.
 
     Attributes:
         backend: `tensorflow` or `jax`.
@@ -64,7 +64,7 @@ def describe_host() -> str:
 
 
 def _processor(*names: str) -> str:
-    """Return the value of the first of these names in /proc/cpuinfo; empty if it has none."""
+    """Return the first value in /proc/cpuinfo that has one of these names; empty if there is none."""
     try:
         with open("/proc/cpuinfo") as file:
             return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), "")
@@ -73,9 +73,9 @@ def _processor(*names: str) -> str:
 
 
 def choose_precision(accelerator: str, backend: str, flags: Sequence[str]) -> str:
-    """Return the precision for a device: mixed_bfloat16 if the hardware multiplies bfloat16, else float32.
+    """Return mixed_bfloat16 for a TPU, and with TensorFlow for a CPU that has bf16 units; else float32.
 
-    On a CPU bf16 units help only oneDNN, which TensorFlow uses, not XLA, which JAX uses.
+    On a CPU, bf16 units accelerate oneDNN, which TensorFlow uses, but not XLA, which JAX uses.
 
     Example:
         >>> choose_precision("cpu", "tensorflow", ["avx2"]), choose_precision("tpu", "jax", [])
@@ -95,14 +95,14 @@ def prepare(
     precision: str = "auto",
     hosts: Hosts = ALONE,
 ) -> Device:
-    """Choose a device, configure Keras for it, and connect the hosts.
+    """Choose a device, configure Keras for it, and connect the hosts. Returns the device.
 
     Args:
         backend: `tensorflow`, `jax`, or `auto`: jax if a TPU or GPU is asked for, else tensorflow.
         accelerator: `cpu`, `gpu`, `tpu`, or `auto`: a GPU if there is one, else the CPU. `auto` never chooses a TPU.
-        num_replicas: Number of devices of all hosts together; 0 is all, but one on a CPU. On a CPU any number can be
-            simulated.
-        precision: Keras dtype policy; `auto` chooses for the device.
+        num_replicas: Number of devices of all hosts together; 0 uses all devices, but one per host on a CPU. On a CPU
+            any number can be simulated.
+        precision: Keras dtype policy; `auto` uses `choose_precision`.
         hosts: Hosts that train together.
 
     Raises:
@@ -216,7 +216,7 @@ def _check_all_cores(num_replicas: int, available: int) -> None:
 
 def _prepare_jax(accelerator: str, num_replicas: int, hosts: Hosts) -> tuple[str, int, Any]:
     tf.config.set_visible_devices([], "GPU")  # Leave GPU memory to JAX; tf.data needs none.
-    # Only if a TPU is requested: with libtpu installed (for preflight), the search takes seconds and prints errors.
+    # Search for a TPU only on request: with libtpu installed (for preflight) this takes seconds and prints errors.
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     has_gpu_plugin = any("cuda" in plugin.name or "rocm" in plugin.name for plugin in plugins)
     if num_replicas % hosts.count:

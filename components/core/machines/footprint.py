@@ -1,6 +1,6 @@
-"""Footprint of a training: memory, step time and price of its compiled step on a machine, to compare two trainings.
+"""Memory, step time and price of a training on a machine, from the compiled step, to compare two trainings.
 
-The host's input speed is not included: it differs between a laptop and a CI runner, though the program is the same.
+The speed of the input pipeline is not included: it differs between hosts, although the compiled step is equal.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from tpu_components.core.examples.feeding import steps_per_epoch
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """Figures of a training on a machine, from its compiled step.
+    """Memory, step time and price of a training on a machine, estimated from the compiled step.
 
     Attributes:
         machine: Short name of the machine.
@@ -31,7 +31,7 @@ class Footprint:
         usd_per_hour: Price of the whole slice in US dollars; 0 if unknown.
         compiler: Versions of libtpu, JAX and Keras.
         target: Platform of the price; empty in files of old versions, which have Compute Engine's price.
-        price_factor: Ratio of the price to Compute Engine's.
+        price_factor: Ratio of `usd_per_hour` to Compute Engine's list price.
     """
 
     machine: str
@@ -52,7 +52,7 @@ class Footprint:
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds of an epoch, if the device never waits for the host."""
+        """Duration of an epoch in seconds, if the device never waits for the host."""
         return steps_per_epoch(self.num_examples, self.global_batch) * self.step_ms / 1e3
 
     @property
@@ -61,7 +61,7 @@ class Footprint:
         return self.usd_per_hour * self.epochs * self.epoch_seconds / 3600
 
     def priced_like(self, other: "Footprint") -> "Footprint":
-        """Return a copy with the price of the other footprint's target."""
+        """Return a copy with the price on the platform (`target`) of another footprint."""
         usd_per_hour = self.usd_per_hour / self.price_factor * other.price_factor
         return dataclasses.replace(
             self, usd_per_hour=usd_per_hour, target=other.target, price_factor=other.price_factor

@@ -52,7 +52,7 @@ LOST = 128 + signal.SIGABRT
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Hosts of a training.
+    """Hosts of a training, and which of them this one is.
 
     Attributes:
         index: Index of this host, from 0. Only host 0 writes.
@@ -79,7 +79,7 @@ ALONE = Hosts()
 
 
 def parse_host(text: str) -> Hosts:
-    """Parse `INDEX/COUNT@ADDRESS[:PORT]`; the address is that of host 0.
+    """Parse `INDEX/COUNT@ADDRESS[:PORT]`; ADDRESS is the address of host 0.
 
     Raises:
         InputError: If the text has another form.
@@ -140,7 +140,7 @@ def _hosts(index: int, count: int, first: str, port: int | str = _PORT) -> Hosts
 
 
 def _told(environment: Mapping[str, str], expected: int) -> Iterator[tuple[list[str], int, str]]:
-    """Yield the platform's descriptions of the hosts: addresses of all hosts, index of this host, and the source.
+    """Yield the platform's descriptions of the hosts, as (addresses of all hosts, index of this host, source's name).
 
     The TPU's variables come first, because libtpu numbers the hosts by them. Vertex AI does not document the variables
     of the hosts of one slice; `tpu-pipelines smoke --machine v5e-16` reports them.
@@ -207,7 +207,7 @@ def _metadata(host: str, key: str) -> str:
 
 
 def is_writer() -> bool:
-    """Return whether this process writes the outputs of a step: it is the only one, or that of host 0.
+    """Return whether this process writes the outputs of a step: only host 0 does.
 
     Also True if the environment is invalid: training has then failed on this host, and the error must be written.
     """
@@ -264,7 +264,7 @@ class ProcessGroup:
             self._listener.start()
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all hosts, concatenated in the order of hosts, bit for bit; lengths may differ."""
+        """Return the arrays of all hosts, unchanged and concatenated in the order of hosts; lengths may differ."""
         if self._is_alone:
             return array
         from jax.experimental import multihost_utils
@@ -279,7 +279,7 @@ class ProcessGroup:
         return np.concatenate([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def agree(self, value: int) -> int:
-        """Return host 0's value."""
+        """Return host 0's value on every host; a collective call."""
         return value if self._is_alone else int(self.gather(np.array([value], np.int64))[0])
 
     def share(self, content: bytes) -> bytes:
@@ -287,7 +287,7 @@ class ProcessGroup:
         return self.gather(np.frombuffer(content if self.hosts.is_writer else b"", np.uint8)).tobytes()
 
     def share_arrays(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return host 0's arrays. The other hosts pass arrays of the same names, shapes and types."""
+        """Return host 0's arrays on every host. All hosts pass arrays with the same names, shapes and types."""
         if self._is_alone:
             return arrays
         from jax.experimental import multihost_utils
@@ -312,11 +312,11 @@ class ProcessGroup:
         self._store.key_value_set(f"{_TOLD}/{name}", content)
 
     def hear(self, name: str) -> str:
-        """Wait for the message of a name and return its content."""
+        """Wait until a host has sent a message under this name with `tell`, and return its content."""
         return str(self._store.blocking_key_value_get(f"{_TOLD}/{name}", _FOREVER_MS))
 
     def meet(self, wish: bool) -> bool:
-        """Return whether all hosts act together at this block of steps; equal on all hosts, without a barrier.
+        """Return whether all hosts act together at this block of steps; the same on every host, without a barrier.
 
         Host 0 requests a meeting two blocks ahead. All hosts call this once per block, after the block before is done.
         No host is therefore two calls ahead of host 0, and every host reads the request in time.
@@ -345,7 +345,7 @@ class ProcessGroup:
             self._store.key_value_set(f"{_END}/{self.hosts.index}", "")
 
     def is_asked_to_end(self) -> bool:
-        """Return whether another host has called `ask_to_end`; checked at most every half second."""
+        """Return whether another host has called `ask_to_end`; False within half a second of the previous check."""
         if self._is_alone or time.monotonic() - self._asked_at < _ASK_EVERY_SECONDS:
             return False
         self._asked_at = time.monotonic()
@@ -379,7 +379,7 @@ class ProcessGroup:
             raise _lost(lost) from error
 
     def _leave(self, code: int, reason: str) -> None:
-        """Send exit code and reason to the other hosts, wait up to 5 s until they read it; skip JAX's shutdown."""
+        """Send exit code and reason to the other hosts, wait up to 5 s until they read both; skip JAX's shutdown."""
         _end_at_once(code)
         word = json.dumps({"host": self.hosts.index, "code": code, "reason": reason})
         with contextlib.suppress(Exception):  # Another host was first, or host 0 is gone.
@@ -388,7 +388,7 @@ class ProcessGroup:
             self._store.wait_at_barrier(f"{_LEAVE}/heard", _FAREWELL_SECONDS * 1000)
 
     def _listen(self) -> None:
-        """Wait for another host's failure and end this process with its exit code; returns when training is done."""
+        """Wait until another host fails, then exit with that host's exit code; returns when training is done."""
         try:
             told = json.loads(self._store.blocking_key_value_get(_LEAVE, _FOREVER_MS))
         except Exception:  # Host 0 is gone: JAX ends this process.
@@ -406,7 +406,7 @@ def find_lost_host_error(error: BaseException) -> BaseException | None:
     from jax.errors import JaxRuntimeError
 
     for cause in chain_of(error):
-        # Gloo connects CPUs. A step that runs synchronously raises its message as a ValueError.
+        # Gloo connects CPUs. In a step that runs synchronously, its errors are ValueErrors.
         if "Gloo" in str(cause) or (isinstance(cause, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(cause)):
             return cause
     return None

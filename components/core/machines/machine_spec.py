@@ -1,8 +1,8 @@
 """Machine of a training job, checked against a catalogue of TPU slices and machines with GPUs.
 
-`machine_catalogue.json` has every TPU slice for training on Vertex AI, slices of GKE, and machines with GPUs of both:
-performance, regions, quotas, Compute Engine's list price and the factor of Vertex AI's price, each value with source
-and date. `Slice.price` computes all prices. This module makes no network calls.
+`machine_catalogue.json` lists every TPU slice for training on Vertex AI, slices of GKE, and GPU machines of both, with
+performance, regions, quotas, Compute Engine's list price and the factor of Vertex AI's price. Each value has a source
+and a date. `Slice.price` computes all prices. This module makes no network calls.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ TPU, GPU = "tpu", "gpu"
 VERTEX_FIELDS = ("machine_type", "accelerator_type", "accelerator_count", "tpu_topology")
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
-_OWN_FIELDS = ("name", *VERTEX_FIELDS, "reservation", "fallbacks")  # What no fallback takes from its machine.
+_OWN_FIELDS = ("name", *VERTEX_FIELDS, "reservation", "fallbacks")  # Fields that a fallback does not inherit.
 _RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z]+-[a-z]+\d+)-[a-z]/reservations/[^/]+")
 _RESOURCE_ID = Pattern(r"([a-z][a-z0-9-]{0,62})?", "a persistent resource's id, as my-resource")
 _NFS_MOUNT = Pattern(r"[^:=\s]+:/[^=\s]*=[\w.-]+", "SERVER:/PATH=NAME, as 10.0.0.2:/share=data")
 VERTEX_ONLY = ("enable_web_access", "persistent_resource_id", "nfs_mounts")
 VERTEX, KUBEFLOW = "vertex", "kubeflow"
-# Whose price applies, by target: a GKE cluster is billed for Compute Engine's machines.
+# Platform, by target. A GKE cluster is billed at Compute Engine's prices.
 _PLATFORMS = {VERTEX: "Vertex AI", KUBEFLOW: "GKE"}
 _OFFERS = {
     VERTEX: "https://cloud.google.com/vertex-ai/docs/training/configure-compute",
@@ -48,13 +48,13 @@ BILLED_BY = {VERTEX: "Vertex AI's price", KUBEFLOW: "Compute Engine's list price
 
 
 def billed_by(target: str) -> str:
-    """Return the name of a target's price list; without a target (in files of old versions) that of Compute Engine."""
+    """Return the name of a target's price list; an empty target, in files of old versions, means Compute Engine's."""
     return BILLED_BY.get(target, BILLED_BY[KUBEFLOW])
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Source of a value, and its date; only a year if the day is unknown."""
+    """Source of a value, and the date of the source; only a year if the day is unknown."""
 
     text: str
     date: str
@@ -62,11 +62,11 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One generation of TPU, or one type of GPU, of which nothing is known that only an estimate of time needs.
+    """One generation of TPU, or one type of GPU. Attributes that only time estimates need are not set for GPUs.
 
     Attributes:
         name: `v2`, `v3`, `v4`, `v5e`, `v5p`, `v6e` or `7x`; `t4`, `l4`, `a100`, `a100-80gb` or `h100`.
-        hbm_usable_bytes: Memory of a JAX device that a compiled program may use, in bytes; of a GPU all that it has.
+        hbm_usable_bytes: Memory of a JAX device that a compiled program may use, in bytes; for a GPU, all its memory.
         supports_tensorflow: Whether Vertex runs TensorFlow on it.
         boot_disk_types: Types of boot disk for its hosts.
         regions: Regions for training on one host.
@@ -83,11 +83,11 @@ class Generation:
         vertex_factor: Ratio of Vertex AI's price to Compute Engine's; None if Vertex AI does not offer it.
         serving_only_regions: Regions for serving only.
         ici_bytes_per_second: Bandwidth of one link between chips in one direction; None if unknown.
-        gke_accelerator: Value of the label by which GKE's nodes name it; empty if GKE does not offer it.
-        gke_pod_accelerator: The same for several hosts; empty is the same value.
+        gke_accelerator: Value of GKE's node label, for example `tpu-v5-lite-podslice`; empty if GKE does not offer it.
+        gke_pod_accelerator: GKE's label for slices of several hosts; empty if it is `gke_accelerator`.
         vertex_quota: Part of the name of Vertex AI's quota; empty if Vertex AI does not offer it.
-        vertex_pod_quota: The same for several hosts; empty is the same quota.
-        compute_quota: Metric of Compute Engine's quota; empty if it is not asked for.
+        vertex_pod_quota: Vertex AI's quota for slices of several hosts; empty if it is `vertex_quota`.
+        compute_quota: Metric of Compute Engine's quota, as `NVIDIA_L4_GPUS`; empty if `doctor` does not check it.
         sources: Sources of these values, by attribute.
     """
 
@@ -150,7 +150,7 @@ class Price:
         source: Publication of the price.
         date: Date of the price.
         target: Platform that trains: `vertex` or `kubeflow`.
-        factor: Ratio of the price to Compute Engine's.
+        factor: Ratio of the price to Compute Engine's list price.
     """
 
     usd_per_hour: float
@@ -165,7 +165,7 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """TPU slice, or machine with GPUs: one row of the catalogue.
+    """TPU slice, or machine with GPUs: one entry of the catalogue.
 
     Attributes:
         name: Short name. v2 to v4 and v5p count cores (`v2-8`), the others chips (`v5e-8`) or GPUs (`l4-1`). A slice of
@@ -175,11 +175,11 @@ class Slice:
         chips: Number of chips.
         devices: Number of JAX devices, and so of replicas.
         hosts: Number of virtual machines. Vertex derives it: `replica_count` is always 1.
-        source: Source of the row.
-        date: Date of the row.
+        source: Source of these values.
+        date: Date of the source.
         libtpu_topology: Name of the slice for the TPU compiler; empty for GPUs.
         accelerator_type: `TPU_V2`, `TPU_V3` or `NVIDIA_L4` and such; empty for generations with a topology.
-        accelerator_count: Number of TPU cores or GPUs for `accelerator_type`; else 0.
+        accelerator_count: Number of TPU cores or GPUs; 0 without an `accelerator_type`.
         tpu_topology: Chips along each axis (`2x4`); empty for generations with an accelerator type.
         chips_per_host_bounds: A host's part of the topology, for the TPU compiler; None is its default.
         host: CPUs and memory of each host; None if not published.
@@ -206,7 +206,7 @@ class Slice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Short name, and of a TPU the TPU compiler's name, and generation and topology (`v5e:4x4`)."""
+        """Short name; for a TPU also the TPU compiler's name, and generation and topology (`v5e:4x4`)."""
         topology = self.libtpu_topology
         return (self.name, *((topology, f"{self.generation.name}:{topology.partition(':')[2]}") if topology else ()))
 
@@ -261,10 +261,10 @@ class Slice:
         )
 
     def require_backend(self, backend: str) -> None:
-        """Check that this slice runs `tensorflow`, `jax` or `auto`, which chooses one that it runs.
+        """Check that this slice supports a backend: `tensorflow`, `jax`, or `auto`, which chooses a supported one.
 
         Raises:
-            InputError: If it does not; names the nearest that do.
+            InputError: If the slice does not support it; the message lists the nearest slices that do.
         """
         if backend == "tensorflow" and not self.generation.supports_tensorflow:
             able = [entry for entry in load_catalogue().slices if entry.generation.supports_tensorflow]
@@ -278,7 +278,7 @@ class Slice:
         """Check that a platform trains on this slice.
 
         Raises:
-            InputError: If it does not; the message names the nearest slices of the platform.
+            InputError: If the platform does not; the message lists the platform's nearest slices.
         """
         if target not in self.targets:
             there = [entry for entry in load_catalogue().slices if target in entry.targets and not entry.is_gpu]
@@ -304,7 +304,7 @@ class Catalogue:
         """Return the slice with a short name, Cloud TPU's name (`v5litepod-8`) or the TPU compiler's (`v5e:4x4`).
 
         Raises:
-            InputError: If there is none, or the name is ambiguous; the message lists the nearest.
+            InputError: If no slice has the name, or several have it; the message lists the nearest slices.
 
         Example:
             >>> load_catalogue().find("v5e-8").machine_type
@@ -321,7 +321,7 @@ class Catalogue:
 
 @functools.cache
 def load_catalogue() -> Catalogue:
-    """Return the catalogue of this package; it is read once."""
+    """Return the catalogue of this package; the file is read once."""
     raw = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
     sources = {key: Source(**source) for key, source in raw["sources"].items()}
 
@@ -368,7 +368,7 @@ def _how(spot: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PaidMachine:
-    """Machine, and the settings that determine what a training on it costs.
+    """Machine, and the settings that determine the cost of a training on it.
 
     Attributes:
         machine: Short name of a machine, from `tpu-pipelines machines`.
@@ -395,7 +395,7 @@ class PaidMachine:
 
     @functools.cached_property
     def slice(self) -> Slice:
-        """The machine's row of the catalogue.
+        """The machine's entry in the catalogue.
 
         Raises:
             InputError: If Vertex would refuse the machine.
@@ -404,40 +404,40 @@ class PaidMachine:
 
     @property
     def price(self) -> Price | None:
-        """Price of the target; None if unknown."""
+        """Price on the platform `target`; None if unknown."""
         return self.slice.price(self.region, self.spot, self.target)
 
 
 @dataclasses.dataclass(frozen=True)
 class MachineSpec:
-    """Machine of a training job. Every instance is valid on the platforms that `slice.targets` names.
+    """Machine of a training job. Every instance is valid on the platforms in `slice.targets`.
 
     Attributes:
         name: Short name, from the list of `tpu-pipelines machines`; may be used in place of the whole section. The next
             four fields are Vertex AI's own names for the same machine, and are derived from the short name if left out.
         machine_type: `cloud-tpu` for v2 and v3, `ct5lp-hightpu-…` for v5e, `ct6e-standard-…`, `tpu7x-standard-4t`;
             `g2-standard-8` and such for GPUs.
-        accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`, the type of a GPU as `NVIDIA_L4`; else empty.
-        accelerator_count: Number of cores with `cloud-tpu`, of GPUs; else 0.
-        tpu_topology: Chips along each axis, for all TPUs but `cloud-tpu`.
+        accelerator_type: `TPU_V2` or `TPU_V3` with `cloud-tpu`; the type of a GPU, as `NVIDIA_L4`; else empty.
+        accelerator_count: Number of TPU cores with `cloud-tpu`; number of GPUs; else 0.
+        tpu_topology: Chips along each axis, as `2x4`, for all TPUs except `cloud-tpu`.
         region: Region for the training; empty is the settings' region.
         boot_disk_type: `pd-ssd` or `pd-standard` up to v5e and for GPUs, `hyperdisk-balanced` from v6e on; empty is
             Vertex's default for the machine.
         boot_disk_size_gb: Size of the boot disk, from 100 (Vertex's default) to 64,000 GB.
         spot: Use a spot machine, which is cheaper and may be preempted at any time; only for one host.
         reservation: `projects/PROJECT/zones/ZONE/reservations/NAME`; empty uses none.
-        timeout_seconds: Time limit of the job; 0 derives it from preflight's estimate, or is one day without one.
+        timeout_seconds: Time limit of the job; 0 derives it from preflight's estimate, or is one day if there is none.
         restart_job_on_worker_restart: Restart the whole job when one of its workers is restarted.
         disable_retries: Do not restart the job after an error of the platform.
         enable_web_access: Open a shell in the training's container on Vertex AI, from the job's page.
         persistent_resource_id: Persistent resource on Vertex AI, whose machines the job uses; empty starts machines.
-        nfs_mounts: Shares that Vertex AI mounts, `SERVER:/PATH=NAME` each, at `/mnt/nfs/NAME`. The server is in the
-            network of the settings.
+        nfs_mounts: NFS shares that Vertex AI mounts at `/mnt/nfs/NAME`, each as `SERVER:/PATH=NAME`. The server must be
+            in the network of the settings.
         max_wait_seconds: Seconds to wait for the machine before the next fallback is tried; 0 waits without limit.
         fallbacks: Machines to try, in order, if this one is not available. They cannot have fallbacks.
 
     Raises:
-        InputError: If Vertex would refuse the machine; the message lists the nearest.
+        InputError: If Vertex would refuse the machine; the message lists the nearest machines.
     """
 
     name: str = ""
@@ -508,10 +508,10 @@ class MachineSpec:
 
     @functools.cached_property
     def slice(self) -> Slice:
-        """The machine's row of the catalogue.
+        """The machine's entry in the catalogue.
 
         Raises:
-            InputError: If the catalogue has no row of this name or with these fields of Vertex, or if name and fields
+            InputError: If no machine of the catalogue has this name or these fields of Vertex, or if name and fields
                 contradict each other.
         """
         received = {key: getattr(self, key) for key in VERTEX_FIELDS}
@@ -533,7 +533,7 @@ class MachineSpec:
 
     @property
     def paid(self) -> PaidMachine:
-        """The slice with its price on Vertex AI, or on GKE if only GKE has it; see also `resources.paid_on`."""
+        """This machine priced on Vertex AI, or on GKE if only GKE offers it; see also `resources.paid_on`."""
         target = self.slice.targets[0]
         return PaidMachine(self.name, self.region, self.spot, target, timeout_seconds=self.timeout_seconds)
 
@@ -562,18 +562,18 @@ class MachineSpec:
 
 
 def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: str = "machine") -> MachineSpec:
-    """Parse the `machine` of a configuration.
+    """Parse the section `machine` of a configuration.
 
     Args:
         value: A short name, or a mapping with `name` or Vertex's own fields, and any other field of `MachineSpec`.
-            `fallbacks` is a list of names or mappings, which inherit missing fields, except the reservation: it is for
-            one machine type.
+            `fallbacks` is a list of names or mappings, which inherit missing fields from the machine, except the
+            reservation: a reservation is for one machine type.
         backend: Backend of the training: `tensorflow`, `jax` or `auto`, which chooses one that the machine supports.
         where: Name of the field in error messages.
 
     Raises:
         InputError: If Vertex would refuse the machine, or it does not support the backend; the message lists the
-            nearest.
+            nearest machines.
 
     Example:
         >>> parse_machine({"name": "v5e-8", "spot": True, "fallbacks": ["v6e-8"]}).fallbacks[0].machine_type
@@ -590,7 +590,7 @@ def parse_machine(value: str | Mapping[str, Any], backend: str = "auto", where: 
 
 
 def _with_fallbacks(value: Any, where: str) -> dict[str, Any]:
-    """Return a machine as a mapping; so are its fallbacks, which inherit each field that they do not set."""
+    """Return a machine as a mapping. Its fallbacks become mappings too, and inherit each field that they do not set."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping):
@@ -615,12 +615,12 @@ def _nearest_of_each_generation(slices: Iterable[Slice], chips: int) -> list[Sli
 
 
 def _of_one_host(generation: Generation) -> str:
-    """Return the names of the generation's slices of one host."""
+    """Return the names of a generation's single-host slices."""
     return _names(entry for entry in load_catalogue().slices if entry.generation == generation and entry.hosts == 1)
 
 
 def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
-    """Explain why no slice has this name, and name the slices of its generation."""
+    """Return an error message for an unknown name. It lists the slices of the same generation or machine type."""
     names = [entry.name for entry in catalogue.generations if re.match(rf"(tpu)?{entry.name}([-:]|$)", plain)]
     family = max(names, key=len, default="")
     if siblings := [entry for entry in catalogue.slices if entry.generation.name == family]:
@@ -637,7 +637,7 @@ def _explain_unknown(catalogue: Catalogue, name: str, plain: str) -> str:
 
 
 def _explain_mismatch(wanted: Mapping[str, Any]) -> str:
-    """Explain that no slice has these fields of Vertex's machine spec, and name the nearest slices with theirs."""
+    """Return an error message for fields of Vertex's machine spec that no slice has. It lists the nearest slices."""
     slices, machine_type = load_catalogue().slices, wanted["machine_type"]
     generations = {entry.generation for entry in slices if entry.machine_type == machine_type}
     if not generations:
@@ -662,7 +662,7 @@ def _fields(values: Mapping[str, Any]) -> str:
 
 
 def _explain_region(machine: Slice, region: str) -> str:
-    """Explain that a slice cannot train in a region; name its regions, and the slices of this region."""
+    """Return an error message for a region in which a slice cannot train. It lists other regions and other slices."""
     generation = machine.generation
     there = [
         entry
