@@ -24,7 +24,7 @@ class Cell:
 
     Attributes:
         text: The text.
-        look: Classes of `page.css`: `good`, `bad`, `note`, `best` or `path`, a text that may break at any character.
+        look: CSS classes: `good`, `bad`, `note`, `best`, or `path` for a text that may break at any character.
         share: Length of a bar beside the text, or strength of its colour, from 0 to 1; None for neither.
         hint: Tooltip on a page, for cells of a `Matrix` and a `Passage`.
         link: URL of a link; empty for plain text.
@@ -44,10 +44,10 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of cells; the first cell of a row names it.
+    """Rows of cells. The first cell of a row is the name of the row.
 
     Attributes:
-        columns: Headings, each a text or a `Cell`, and the alignment of each column: `<` (left) or `>` (right).
+        columns: Alignment of each column, `<` (left) or `>` (right), by its heading, a text or a `Cell`.
         rows: A cell for every column.
     """
 
@@ -56,11 +56,11 @@ class Table:
 
     @property
     def cells(self) -> list[list[Cell]]:
-        """The rows, with a `Cell` for every text."""
+        """The rows, with every text converted to a `Cell`."""
         return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
 
     def lines(self, width: int = 0) -> list[str]:
-        """Return a line of headings and one for each row; every column is as wide as its longest cell.
+        """Return the table as lines of text: headings, then rows. Every column is as wide as its longest cell.
 
         Args:
             width: Width of the terminal. A wider table gets narrower gaps, then truncated lines; 0 is unlimited.
@@ -126,12 +126,12 @@ class Sentences:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure that stands out.
+    """A named value in large type, for example a metric.
 
     Attributes:
-        name: Its name.
-        value: The figure, formatted.
-        details: Remarks below it.
+        name: Name of the value.
+        value: The value, formatted.
+        details: Remarks below the value.
         look: Class of `page.css` for the value; may be empty.
     """
 
@@ -148,7 +148,7 @@ class Card:
     Attributes:
         name: Name of the example, for example the path of its file.
         content: A text, or the markup of a picture.
-        lines: Figures below the content, one in each line.
+        lines: Named values below the content, one in each line.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """A square matrix whose rows and columns have the same names, for example of confusions.
+    """A square matrix whose rows and columns have the same names, for example a confusion matrix.
 
     The CSS class of a cell is `hit`, `miss` or `none`; the colour of a cell shows its share of the row.
     """
@@ -169,7 +169,7 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """A text with its line breaks, in parts that are coloured by their share, or not predicted (class `read`)."""
+    """A text in parts. `share` colours a part; the look `read` marks one that was not predicted. Keeps line breaks."""
 
     title: str
     parts: Sequence[Cell]

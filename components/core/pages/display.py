@@ -1,4 +1,4 @@
-"""How a result shows itself in Python: in a console, in a notebook and as a table of pandas."""
+"""Shows results in a Python console, in a notebook and as a pandas DataFrame."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,13 @@ from typing import Any
 
 
 class Displayed:
-    """A result that a console, a notebook and pandas show readably; a dataclass of it has `repr=False`."""
+    """Base class of results that consoles, notebooks and pandas show readably. Its dataclasses need `repr=False`."""
 
     def __str__(self) -> str:
         raise NotImplementedError
 
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        """Return the rows of `to_pandas`: a mapping for each, which may be nested."""
+        """Return a mapping for each row of `to_pandas`; mappings may be nested."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -22,7 +22,7 @@ class Displayed:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame; a nested value has a column of its own, as `cost.usd_per_run`."""
+        """Return a pandas.DataFrame; nested values become columns such as `cost.usd_per_run`."""
         import pandas
 
         return pandas.json_normalize(list(self.rows()))

@@ -67,7 +67,7 @@ def render(title: str, blocks: Sequence[Block], head: Sequence[Block] = (), subt
     Args:
         title: Heading and page title.
         blocks: Blocks of the page.
-        head: Blocks that belong to the heading.
+        head: Blocks in the page's header, below title and subtitle.
         subtitle: Facts that distinguish this page from others with the same title.
     """
     page = _templates().get_template("page.html.jinja")
@@ -98,13 +98,13 @@ def now() -> str:
 
 
 def draw(name: str, x_label: str, y_label: str, plot: Callable[["Axes"], None]) -> markupsafe.Markup:
-    """Return a drawing as SVG for a page.
+    """Draw a plot with matplotlib and return it as SVG for a page.
 
     Args:
-        name: Name of what it shows.
-        x_label: Label of the axis.
-        y_label: Label of the axis.
-        plot: Function that draws; uses only colours of this module, and no text of the user.
+        name: Name of the plot.
+        x_label: Label of the x-axis.
+        y_label: Label of the y-axis.
+        plot: Function that draws on the axes, only with colours of this module and without text from users.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -142,14 +142,14 @@ def legend(axes: "Axes") -> None:
 
 
 def mark_epochs(axes: "Axes") -> None:
-    """Put the ticks of the horizontal axis at whole epochs, also if there is only one."""
+    """Put the ticks of the horizontal axis at whole epochs, also if there is only one epoch."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _hovered(figure: "Figure", axes: "Axes") -> Iterator[str]:
-    """Yield a circle with a tooltip of the values, for every point of a drawing's named lines and dots."""
+    """Yield SVG circles with tooltips for the points of named lines and dots, at most 400 for each."""
     from matplotlib.ticker import PercentFormatter
 
     def say(axis: Any, value: float) -> str:

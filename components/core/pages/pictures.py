@@ -1,4 +1,4 @@
-"""Pictures for HTML pages, which hold them as `data:` URIs."""
+"""Pictures for HTML pages, embedded as `data:` URIs."""
 
 import base64
 
@@ -15,7 +15,7 @@ _CRISP = markupsafe.Markup(' class="crisp"')
 
 
 def show_picture(pixels: np.ndarray, side: int, name: str, hint: str = "") -> markupsafe.Markup:
-    """Return the `<img>` element of a picture: a PNG file if it is small, otherwise a reduced JPEG file.
+    """Return an `<img>` element: the picture as PNG if it fits into `side`, otherwise reduced and as JPEG.
 
     Args:
         pixels: uint8[height, width, 1 or 3].

@@ -93,7 +93,7 @@ def list_scores(
     differences: Mapping[str, Difference],
     top_k: int | None = None,
 ) -> list[Score]:
-    """Return the defined metrics of a task; the metric that the gate compares comes first.
+    """Return a score for each metric of a task that has a value; the metric that the gate compares comes first.
 
     Args:
         task: The task.
@@ -132,17 +132,17 @@ def scores_of(evaluation: Evaluation) -> list[Score]:
 
 
 def score_and_loss(metrics: Mapping[str, float | None]) -> tuple[str, str]:
-    """Format the metric that the gate compares, with its name, and the loss as two cells of a table; `-` if unknown."""
+    """Return two table cells: name and value of the metric that the gate compares, and the loss; `-` if unknown."""
     known = {name: show(value) for name, value in metrics.items() if value is not None}
     judged = judged_figure(known)
     return f"{judged} {known[judged]}" if judged else "-", known.get("loss", "-")
 
 
 def table_of(first: str, scores: Sequence[Score]) -> Table:
-    """Return a row for each score; columns that would be empty are left out.
+    """Return a table with a row for each score, and with columns of the champion if a score has a champion.
 
     Args:
-        first: Heading of the names.
+        first: Heading of the first column, the metrics' labels.
         scores: The scores.
     """
     columns = {first: "<", "value": ">", "interval": "<"}
