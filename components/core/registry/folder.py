@@ -73,7 +73,7 @@ class ModelRegistry:
             )
 
     def versions(self) -> tuple[Version, ...]:
-        """Return all versions, the first one first."""
+        """Return all versions, the oldest first."""
         return tuple(Version.load(path) for path in self._version_dirs())
 
     def numbers(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class ModelRegistry:
         return tuple(path.name for path in self._version_dirs())
 
     def version(self, number: str) -> Version:
-        """Return a version; 7 is version 0007.
+        """Return a version by number; `7` means `0007`.
 
         Raises:
             InputError: If the version does not exist, or cannot be read.
@@ -107,7 +107,7 @@ class ModelRegistry:
         return {alias: moves[-1].version for alias, moves in self._read_aliases().items()}
 
     def find(self, version: str) -> Version | None:
-        """Return a version by number or alias; None for an alias that was never set. A number must exist."""
+        """Return a version by number or alias; None for an alias that was never set. An unknown number is an error."""
         if version.isdecimal():
             return self.version(version)
         moves = self.moves(version)
@@ -121,13 +121,13 @@ class ModelRegistry:
     def champion(self, alias: str, digest: str) -> Version | None:
         """Return the version that a model must beat to get an alias.
 
-        This is the alias's version, or, if that has the same model, the version that it has replaced. So a model is
-        never compared with itself, and repeating an evaluation gives the same result.
+        This is the version that has the alias, or, if it has the same model, the version that it replaced. So a model
+        is never compared with itself, and repeating an evaluation gives the same result.
 
         Args:
             alias: Alias, for example `champion`, or the number of a version. A run passes the number that the alias had
                 when the run started.
-            digest: Digest of the model; see `model_digest`.
+            digest: Digest of the model that wants the alias; see `model_digest`.
 
         Returns:
             The version; None if there is none to beat.
@@ -156,7 +156,7 @@ class ModelRegistry:
             model_dir: Folder that train_model wrote.
             export_dir: Folder that export_model wrote.
             signing_key: File of the private key to sign the version with; empty leaves it unsigned.
-            facts: What is recorded with the version.
+            facts: Metadata of the version; see `VersionFacts`.
         """
         digest = version_digest(model_dir, export_dir)
         storage.require_writable(self.directory)
@@ -173,19 +173,19 @@ class ModelRegistry:
             return self.version(number)
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
-        """Move an alias to a version that has passed the gate, unless it is there already.
+        """Move an alias to a version that has passed the gate, unless the version has the alias already.
 
         Args:
             number: Number of the version.
             alias: Alias to move, for example `champion`.
             reason: Reason of the move.
-            champion: See `check_promotable`.
+            champion: Digest of the champion that the model was compared with; see `check_promotable`.
 
         Returns:
             The move that gave the version this alias.
 
         Raises:
-            InputError: If the alias has moved since the comparison, the version was rolled back, or it is damaged.
+            InputError: If the alias has moved since the comparison, or the version was rolled back or is damaged.
         """
         with self._lock():
             check_promotable(self, number, alias, champion)
@@ -317,5 +317,5 @@ def fill_version(
 
 
 def list_models(root: Path) -> tuple[ModelRegistry, ...]:
-    """Return the models of a registry, by name."""
+    """Return the `ModelRegistry` of each model in a folder, sorted by name."""
     return tuple(ModelRegistry(root, path.parent.name) for path in sorted(root.glob("*/versions")))

@@ -1,7 +1,9 @@
-"""Gate decisions on one test set. They share one family-wise error rate: each uses a part of it, see `spend`.
+"""Test sets, and the gate's decisions on them.
 
-    REGISTRY/MODEL/tests/TEST_SET/examples.npy   uint64[…]: all examples that it ever had, see `example_ids`
-    REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model of this digest
+All decisions on a test set share one family-wise error rate, see `spend`.
+
+    REGISTRY/MODEL/tests/TEST_SET/examples.npy   uint64[…]: IDs of all its examples so far, see `example_ids`
+    REGISTRY/MODEL/tests/TEST_SET/DIGEST.json    decision on the model with this digest
 
 Two concurrent decisions may get the same number, because there is no lock for a bucket. The family-wise error rate is
 then exceeded by the part of one decision.
@@ -23,7 +25,7 @@ from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
 
 FOLDER, EXAMPLES_FILE = "tests", "examples.npy"
-_SAME_SHARE = 0.5  # Share of the examples that an earlier decision was taken on, from which on it is the same test set.
+_SAME_SHARE = 0.5  # A test set is an earlier one if at least this share of its examples is in the earlier one.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +35,8 @@ class PastDecision:
     Attributes:
         at: Time, UTC, ISO 8601.
         promoted: Whether the model was promoted.
-        metrics: Its metrics on the test set, by name.
-        rivals: Metrics of the promoted models that it was compared with, by digest.
+        metrics: Metrics of the model on the test set, by name.
+        rivals: Metrics, by name, of each promoted model that the model was compared with, by digest.
         test_set: Name of the test set.
         model: Digest of the model.
     """
@@ -49,13 +51,14 @@ class PastDecision:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutSet:
-    """A test set and the decisions that it has taken before, the oldest first.
+    """A test set, and the gate's earlier decisions.
 
     Attributes:
-        place: Folder of all test sets of a model.
-        name: Name of this one.
-        examples: uint64[…]: all examples that it ever had, with those of today.
-        before: Decisions on all test sets, before that on the model itself where it was judged before.
+        place: Folder of all test sets of a registered model.
+        name: Name of this test set.
+        examples: uint64[…]: IDs of all examples that the test set ever had, including the current ones.
+        before: Earlier decisions on all test sets, the oldest first. If the model was judged before, only the
+            decisions before that one.
     """
 
     place: str
@@ -65,15 +68,15 @@ class HeldOutSet:
 
     @classmethod
     def find(cls, place: str, identities: np.ndarray, model: str) -> Self:
-        """Find the test set that has these examples; a new one where most of them were never tested.
+        """Find the test set that has at least half of these examples; create a new one if there is none.
 
         Args:
-            place: Folder of all test sets of a registered model, here or in a bucket.
-            identities: uint64[num_examples], see `example_ids`.
+            place: Folder of all test sets of a registered model, local or in a bucket.
+            identities: uint64[num_examples]: IDs of the examples, see `example_ids`.
             model: Digest of the model that is to be judged.
 
         Raises:
-            InputError: If a file of it cannot be read.
+            InputError: If a file in `place` cannot be read.
         """
         entries, sets = list[PastDecision](), dict[str, np.ndarray]()
         for file in storage.list_known(place):
@@ -99,12 +102,12 @@ class HeldOutSet:
 
     @property
     def decisions(self) -> list[PastDecision]:
-        """Decisions on this test set."""
+        """Earlier decisions on this test set."""
         return [entry for entry in self.before if entry.test_set == self.name]
 
     @property
     def examples_uri(self) -> str:
-        """File of the examples, for `data.retired_tests`."""
+        """File of the example IDs, a value for `data.retired_tests`."""
         return storage.join(self.place, f"{self.name}/{EXAMPLES_FILE}")
 
     def error_rate(self, whole: float, planned: int) -> float:
@@ -117,9 +120,9 @@ class HeldOutSet:
         return spend(whole, planned, [entry.promoted for entry in self.decisions])
 
     def find_best(self, metric: str, sign: int) -> str:
-        """Return the digest of the best model that was ever promoted, by its metric on this test set; empty if unknown.
+        """Return the digest of the promoted model with the best metric on this test set; empty if unknown.
 
-        On a new test set it is the best one of the last.
+        If this test set has no decisions yet, the test set of the last decision is used.
         """
         known: dict[str, float] = {}
         for entry in self.decisions or [entry for entry in self.before if entry.test_set == self.before[-1].test_set]:
@@ -130,12 +133,12 @@ class HeldOutSet:
     def record(
         self, model: str, promoted: bool, metrics: Mapping[str, float], rivals: Mapping[str, Mapping[str, float]]
     ) -> None:
-        """Keep a decision; that on a model which was judged before stays as it is.
+        """Write a decision, unless there is one on the same model and test set already.
 
         Args:
             model: Digest of the model.
-            promoted: Whether it is promoted.
-            metrics: Its metrics.
+            promoted: Whether the model is promoted.
+            metrics: Metrics of the model.
             rivals: See `PastDecision`.
         """
         decision = PastDecision(_now(), promoted, metrics, rivals, self.name, model)
@@ -152,17 +155,17 @@ def _now() -> str:
 
 
 def spend(whole: float, planned: int, promoted: Sequence[bool]) -> float:
-    """Return the significance level of the next decision on a test set, so that all together have the level `whole`.
+    """Return the significance level of the next decision on a test set, so that all have the level `whole` together.
 
-    Decision k of n gets the share 1/k of the sum over all n, and what the last decision had, if that promoted: the
-    online fallback procedure (Tian and Ramdas, Statistical Methods in Medical Research 30, 2021), which controls the
-    rate of one or more false promotions whatever depends on what. From decision n on the share stays, and the sum is
-    exceeded.
+    Decision k of n gets a level proportional to 1/k; the levels of all n add up to `whole`. If the previous decision
+    promoted, its level is added. This online fallback procedure (Tian and Ramdas, Statistical Methods in Medical
+    Research 30, 2021) controls the family-wise error rate under any dependence. Decisions after n get the level of
+    decision n, so that the sum exceeds `whole`.
 
     Args:
         whole: Error rate of all decisions together.
         planned: Number of decisions, n.
-        promoted: Whether the model was promoted, of every earlier decision.
+        promoted: Whether each earlier decision promoted its model.
 
     Example:
         >>> [round(spend(0.05, 52, [False] * earlier), 4) for earlier in (0, 9, 51)]

@@ -22,7 +22,7 @@ from tpu_components.core.registry.versions import VERSION_FILE, RegisteredVersio
 def parse_reference(text: str) -> tuple[Registry, str] | None:
     """Parse `REGISTRY/MODEL@VERSION_OR_ALIAS`; returns the model's registry, and the number or alias.
 
-    Returns None if the text is no such reference.
+    Returns None for any other text, and for an existing path.
 
     Example:
         >>> registry, version = parse_reference("runs/registry/digits@champion")

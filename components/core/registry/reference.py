@@ -40,7 +40,7 @@ def reference(root: Path | str, model_name: str, version: str) -> str:
 
 
 def version_at(place: str) -> tuple[str, str]:
-    """Return model name and number of the version at a path, or of that whose export is there; else two empty texts.
+    """Return model name and version number from the path of a version or of its export; ("", "") for other paths.
 
     Example:
         >>> version_at("runs/registry/shoes/versions/0003/export"), version_at("runs/shoes/export")

@@ -38,14 +38,14 @@ _BESIDE = (VERSION_FILE, SIGNATURE_FILE, f"{MODEL_DIR}/{MODEL_FILE}")
 
 
 def sign_version(directory: Path, signing_key: str) -> None:
-    """Sign a version's export, which servers get alone, and then the version including that signature.
+    """Sign the export of a version, because servers get only the export; then sign the version with that signature.
 
     Args:
         directory: Folder of the version, before it is published.
         signing_key: File of the private key, local or in a bucket. Its password is TPU_PIPELINES_SIGNING_PASSWORD.
 
     Raises:
-        InputError: If the key cannot be read or is of another kind.
+        InputError: If the key cannot be read or is of an unsupported type.
     """
     for folder in (directory / EXPORT_DIR, directory):
         _sign(folder, signing_key)
@@ -103,7 +103,7 @@ def verify_folder(folder: Path, verify_key: str, uri: str = "") -> None:
 
 
 def fetch_verified(uri: str, verify_key: str, scratch: Path, name: str = "") -> Path:
-    """Copy an export and verify the copy, so that the files cannot be changed after the check.
+    """Copy an export, verify the copy and return its folder, so that the files cannot be changed after the check.
 
     If the export belongs to a version, the whole version is copied and verified.
 
@@ -139,7 +139,7 @@ def verify_export(uri: str, verify_key: str, name: str = "") -> str:
         name: Expected name of the version; see `verify_version`.
 
     Returns:
-        The verified folder: of the version, or else of the export.
+        The verified folder: the version, or the export if it belongs to no version.
 
     Raises:
         InputError: If the folder is missing, or a signature is invalid.
@@ -180,7 +180,7 @@ def _name_at(place: str) -> str:
 
 
 def try_keys(signing_key: str, verify_key: str) -> None:
-    """Test before long work that the signing key works, and that the verify key, if any, belongs to it.
+    """Check before long work that the signing key works, and that the verify key belongs to it. Empty keys are skipped.
 
     Raises:
         InputError: If a key cannot be read, or the keys are no pair.

@@ -37,7 +37,7 @@ _CHECKSUM, _OLD_CHECKSUM = "sha256", "crc32c"
 
 
 def now() -> str:
-    """Return the time, UTC, ISO 8601, to the second."""
+    """Return the current time, UTC, ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -54,7 +54,7 @@ class Version:
         created: Time of registration, UTC, ISO 8601.
         parent: Version that the model was compared with; empty if there was none.
         metrics: Scalar metrics by name.
-        reasons: Reasons of the gate.
+        reasons: Reasons for the gate's decision.
         lineage: Origin of the version: data fingerprint, run, configuration, code.
         files: Size in bytes and SHA-256 (CRC32C in old versions) of every file but the signatures, by path.
         name: Signed name: `digits@0001`, or on Vertex AI, which assigns the numbers itself, only the model's name.
@@ -194,11 +194,11 @@ class Move:
 
 
 class VersionFacts(TypedDict):
-    """What is recorded with a new version beside its files.
+    """Metadata of a new version.
 
     Attributes:
         metrics: Scalar metrics by name.
-        reasons: Reasons of the gate.
+        reasons: Reasons for the gate's decision.
         lineage: Origin of the model.
         parent: Version that the model was compared with; left out if there was none.
         card: Text of the model card; left out for none.
@@ -220,7 +220,7 @@ class RegisteredVersion(Protocol):
 
     @property
     def model_digest(self) -> str:
-        """Digest of the trained model in the registry."""
+        """Digest of the trained model, in the form that the registry keeps."""
 
     @property
     def uri(self) -> str:
@@ -239,7 +239,7 @@ class Registry(Protocol):
         """Name of the model."""
 
     def find(self, version: str) -> RegisteredVersion | None:
-        """Return a version by number or alias; None for an alias that was never set. A number must exist."""
+        """Return a version by number or alias; None for an alias that was never set. An unknown number is an error."""
 
     def version(self, number: str) -> RegisteredVersion:
         """Return a version by number."""
@@ -251,21 +251,21 @@ class Registry(Protocol):
         """Return the version that a model must beat to get an alias; None if there is none."""
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
-        """Move an alias to a version that has passed the gate, unless it is there already."""
+        """Move an alias to a version that has passed the gate, unless the version has the alias already."""
 
 
 def check_promotable(
     registry: Registry, number: str, alias: str, champion: str | None, label: Callable[[str], str] = str
 ) -> Any:
-    """Check that an alias may move to a version, and return the version that has it; None if there is none.
+    """Check that an alias may move to a version, and return the version that has the alias now, or None.
 
     Args:
         registry: Registry of the model.
         number: Number of the version.
         alias: Alias to move.
-        champion: Digest of the champion that the model was compared with, empty if there was none; None if it was
-            compared with a version that did not have the alias.
-        label: Returns a digest in the form that the registry keeps.
+        champion: Digest of the champion that the model was compared with, empty if there was none; None if the
+            model was compared with a version that did not have the alias.
+        label: Converts a digest to the form that the registry keeps.
 
     Raises:
         InputError: If the alias has moved since the comparison.

@@ -114,7 +114,7 @@ class VertexRegistry:
         return _read(self.call("ModelService", "get_model", {"name": f"{self.name}@{version}"}))
 
     def versions(self, label: str = "", value: str = "") -> tuple[VertexVersion, ...]:
-        """Return all versions, or those with this label, the oldest first; empty if the model does not exist."""
+        """Return all versions, or those with a label and value, the oldest first; empty if the model does not exist."""
         request = {"name": self.name, "filter": f'labels.{label}="{value}"' if label else ""}
         try:
             models = self.backoff(lambda: self.service.list("ModelService", "list_model_versions", request))
@@ -130,11 +130,11 @@ class VertexRegistry:
     def champion(self, alias: str, digest: str) -> VertexVersion | None:
         """Return the version that a model must beat to get an alias.
 
-        This is the alias's version, or, if that has the same model, the version that it was compared with.
+        This is the version that has the alias, or, if it has the same model, the version that it was compared with.
 
         Args:
             alias: Alias, for example `champion`, or the number of a version.
-            digest: Digest of the model; see `tpu_components.core.registry.model_digest`.
+            digest: Digest of the model that wants the alias; see `versions.model_digest`.
 
         Returns:
             The version; None if there is none to beat.
@@ -145,11 +145,11 @@ class VertexRegistry:
         return self.find(current.parent) if current.parent else None
 
     def check_promotable(self, number: str, alias: str, champion: str | None) -> VertexVersion | None:
-        """See `versions.check_promotable`."""
+        """Check that an alias may move to a version; see `versions.check_promotable`."""
         return check_promotable(self, number, check_alias(alias), champion, as_label)
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
-        """Move an alias to a version that has passed the gate, unless it is there already.
+        """Move an alias to a version that has passed the gate, unless the version has the alias already.
 
         The alias `champion` moves the service's own alias `default` too, so that clients get the champion by default.
         The service has no conditional move, so another process may move the alias between our check and our move.
