@@ -1,14 +1,14 @@
-"""Figures with the influence of every example on them, their confidence intervals, and the comparison of two models.
+"""Estimates metrics and their confidence intervals, and compares the metrics of two models.
 
-In the first order a figure moves by the mean of one value per example, its influence. The standard deviation of the
-influences divided by √n is the figure's standard error (the infinitesimal jackknife: Efron, 1982). Two models answer
-the same examples, so the difference of their influences is the influence on the difference of their figures.
+The influence of an example is the first-order change of a metric with the weight of the example. The standard deviation
+of the influences divided by √n is the metric's standard error (the infinitesimal jackknife: Efron, 1982). Two models
+predict the same examples, so the influence on the difference of their metrics is the difference of their influences.
 
-Examples of one group, as the pictures of a patient, depend on each other. The influences of a group are added up, so
-that the groups take the place of the examples (the cluster-robust variance: Liang and Zeger, Biometrika 73, 1986).
+Examples of one group, as the pictures of a patient, depend on each other. The influences of a group are added up, and
+the groups replace the examples (the cluster-robust variance: Liang and Zeger, Biometrika 73, 1986).
 
-On other examples, a model that is no better may come out above. A difference is therefore reported with its one-sided
-lower confidence bound, and with the smallest true difference that so many examples detect in 80% of cases.
+A model that is no better may score higher by chance. A difference is therefore reported with its one-sided lower
+confidence bound, and with the smallest true difference that as many examples detect with a power of 80%.
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ from tpu_components.core.results.metric_table import NO_CONFIDENCE
 
 _SMALLEST_PROBABILITY = 1e-7
 _CALIBRATION_EDGES = np.linspace(0, 1, 16)
-_MOST_BIAS = 0.5  # In standard errors.
+_MOST_BIAS = 0.5  # Largest bias of a metric with a confidence interval, in standard errors.
 _NUM_DRAWS, _CALIBRATION_HALVINGS = 1000, 12
-_FEW = 5  # The variance within a class of fewer examples cannot be estimated by them alone.
-_FEWEST = 10  # Examples that have to decide a figure from 0 to 1 that is no share of right answers.
+_FEW = 5  # Fewer examples of a class do not suffice to estimate the variance within it.
+_FEWEST = 10  # Fewest examples for the interval of a metric from 0 to 1, except a share of correct predictions.
 _NUM_PARTS = 40
 _POWER = 0.8
 _HIGHEST_RATE = 0.999
@@ -46,19 +46,19 @@ _REACH = float(special.ndtri(0.995))
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A figure of one model on some examples.
+    """A metric of one model, and what its standard error and confidence interval are computed from.
 
     Attributes:
-        value: The figure.
-        influence: float64[examples]: influence of every example, or group of examples, on it; their mean is 0, but for
-            classes with few examples, see `_centers`.
-        hits: bool[examples], for a share of right answers; None for other figures.
-        support: Number of examples, or groups, that decide another figure from 0 to 1; None for other figures.
-        correction: Factor for few examples by which the standard error is greater than the influences say.
-        freedom: Most degrees of freedom that its standard error has.
-        bias: Expected distance of the figure below the same figure of many examples; negative if it is above.
-        smallest: Weight of the smallest class in a mean over classes, and the number of its examples.
-        find_interval: Interval by confidence, of a figure that has a method of its own.
+        value: Value of the metric.
+        influence: float64[examples]: influence of every example, or group of examples, on the metric. The mean is 0,
+            except for classes with few examples, see `_centers`.
+        hits: bool[examples]: correct predictions, if the metric is their share; None for other metrics.
+        support: Number of examples, or groups, that determine a metric from 0 to 1 without `hits`; else None.
+        correction: Factor by which the standard error is multiplied; above 1 for few examples.
+        freedom: Upper limit of the degrees of freedom of the standard error.
+        bias: Amount by which the metric is expected to be below its value on many examples; negative if above.
+        smallest: Weight of the smallest class in a mean over classes, and the number of examples of that class.
+        find_interval: Returns the interval for a confidence, if the metric has its own method; else None.
         num_independent: Number of independent examples that would give the same standard error; None without groups.
     """
 
@@ -78,14 +78,14 @@ Estimators = Mapping[str, Callable[[], Estimate | None]]
 
 
 def score_passages(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Return float64[passages, num_tokens, 2], the scores of every character that counts; 0 for the others.
+    """Return float64[passages, num_tokens, 2]: two scores of every target character; 0 for padding.
 
-    First minus the logarithm of the probability of what came, clipped at 1e-7; then 1 if that was the likeliest; the
-    first class wins a tie.
+    The first score is minus the logarithm of the target's probability, clipped at 1e-7. The second is 1 if the target
+    is the most probable class, else 0; the first class wins a tie.
 
     Args:
-        targets: int[passages, num_tokens]; 0 does not count.
-        outputs: float32[passages, num_tokens, classes].
+        targets: int[passages, num_tokens]: IDs of the characters; 0 is padding.
+        outputs: float32[passages, num_tokens, classes]: probabilities.
     """
     chosen = np.take_along_axis(outputs, targets[..., None].astype(np.int64), -1)[..., 0].astype(np.float64)
     scores = np.stack([-np.log(chosen.clip(_SMALLEST_PROBABILITY, 1)), outputs.argmax(-1) == targets], axis=-1)
@@ -95,14 +95,14 @@ def score_passages(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
 def estimators(
     task: Task, targets: np.ndarray, outputs: np.ndarray, top_k: int = 1, groups: np.ndarray | None = None
 ) -> Estimators:
-    """Return for every metric of a task the function that estimates it; it returns None where the metric is undefined.
+    """Return a function for every metric of a task, by name. It estimates the metric, or returns None if undefined.
 
     Args:
         task: The task.
-        targets: Targets of all examples, each shaped as `Interface.target_shape` says.
-        outputs: Answers to all examples, all finite, each shaped as `Interface.output_shape` says. Of a language model
-            float64[passages, num_tokens, 2], see `score_passages`.
-        top_k: Number of classes that `top_k_accuracy` looks at.
+        targets: Targets of all examples, each of the shape `Interface.target_shape`.
+        outputs: Predictions for all examples, all finite, each of the shape `Interface.output_shape`. For a language
+            model float64[passages, num_tokens, 2], see `score_passages`.
+        top_k: Number of classes for `top_k_accuracy`.
         groups: int[examples]: the group that each example belongs to; None if all are independent.
     """
     members = None if groups is None else _members(groups)
@@ -117,14 +117,14 @@ def _members(groups: np.ndarray) -> Any:
 
 
 def _by_group(make: Callable[[], Estimate | None], members: Any) -> Estimate | None:
-    """Return an estimate by the influence of every group; as it is, without groups."""
+    """Estimate a metric with the influences of groups instead of examples; if `members` is None, of examples."""
     estimate = make()
     if estimate is None or members is None:
         return estimate
     (num_groups, num_examples), sizes = members.shape, members.sum(axis=1)
     influence = members @ estimate.influence * (num_groups / num_examples)
     (error, freedom), single = standard_error(influence), standard_error(estimate.influence)[0]
-    # As many groups of one size would be as sure as these (Kish, Survey Sampling, 1965).
+    # Number of groups of equal size with the same precision (Kish, Survey Sampling, 1965).
     num_alike = num_examples**2 / float(sizes @ sizes)
     return dataclasses.replace(
         estimate,
@@ -137,7 +137,7 @@ def _by_group(make: Callable[[], Estimate | None], members: Any) -> Estimate | N
 
 
 def _count_deciding(present: Any, members: Any) -> Any:
-    """Return float64[classes]: number of examples that are present in bool[examples, classes], or of their groups."""
+    """Return float64[classes]: number of examples (or groups) where `present`, bool[examples, classes], is true."""
     return present.sum(axis=0) if members is None else (members @ present > 0).sum(axis=0)
 
 
@@ -208,7 +208,7 @@ _ESTIMATORS: Mapping[str, Callable[[Task, np.ndarray, np.ndarray, int, Any], Est
 
 
 def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> tuple[Any, Any, Any]:
-    """Return float64[examples, classes] three times, sparse: 1 where an example is right, has a class, is given it."""
+    """Return three sparse float64[examples, classes]: 1 for correct predictions, true classes and predicted classes."""
     places, shape = np.arange(len(labels)), probabilities.shape
     true, predicted = (
         sparse.csr_array((np.ones(len(labels)), (places, classes)), shape=shape)
@@ -218,34 +218,34 @@ def count_classes(labels: np.ndarray, probabilities: np.ndarray) -> tuple[Any, A
 
 
 def _ranks(labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-    """Return int[examples]: number of classes before the true one; among equally probable ones the first leads."""
+    """Return int[examples]: rank of the true class by probability, from 0; the first class wins a tie."""
     own = probabilities[np.arange(len(labels)), labels][:, None]
     tied_before = (probabilities == own) & (np.arange(probabilities.shape[1]) < labels[:, None])
     return ((probabilities > own) | tied_before).sum(axis=1)
 
 
 def _mean(values: np.ndarray) -> Estimate:
-    """Estimate the mean of a value for each example."""
+    """Estimate the mean of float[examples]."""
     value = float(values.mean(dtype=np.float64)) + 0.0  # No "-0.0".
     return Estimate(value, values - value)
 
 
 def _share(hits: np.ndarray) -> Estimate:
-    """Estimate the share of examples that are right."""
+    """Estimate the share of correct predictions."""
     return dataclasses.replace(_mean(hits), hits=hits)
 
 
 def _ratio(parts: np.ndarray, wholes: np.ndarray) -> Estimate:
-    """Estimate the sum of parts divided by that of wholes; 0 where there are none."""
+    """Estimate the sum of parts divided by the sum of wholes; 0 if the sum of wholes is 0."""
     value = float(parts.sum() / (wholes.sum() or 1))
     return Estimate(value, (parts - value * wholes) / (wholes.mean() or 1))
 
 
 def _ratio_of_hits(parts: np.ndarray, wholes: np.ndarray, members: Any) -> Estimate:
-    """Estimate the same of parts from 0 to their whole, as for F1."""
+    """Estimate like `_ratio` a metric from 0 to 1, as F1: each part is between 0 and its whole."""
     decide = float(_count_deciding(wholes[:, None] != 0, members).sum())
     ratio = _ratio(parts, wholes)
-    # All mistakes say half of an F1 of 0, as much as the same number of hits says of an F1 of 1.
+    # A hit counts twice in the denominator of F1, a mistake once. Mistakes alone are therefore half the evidence.
     support = decide if ratio.value else decide / 2
     return dataclasses.replace(ratio, support=support, correction=math.sqrt(decide / max(decide - 1, 1)))
 
@@ -261,16 +261,16 @@ def _explained(targets: np.ndarray, values: np.ndarray) -> Estimate | None:
 
 
 def _root_mean(squares: np.ndarray) -> Estimate:
-    """Estimate the square root of the mean over examples, the mean over targets."""
+    """Estimate the square root of the mean over examples, averaged over the targets."""
     roots = np.sqrt(squares.mean(axis=0))
     shifts = (squares - squares.mean(axis=0)) / np.where(roots > 0, 2 * roots, 1)
     return Estimate(float(roots.mean()), shifts.mean(axis=1))
 
 
 def _median(values: np.ndarray) -> Estimate:
-    """Estimate the median over examples, the mean over targets.
+    """Estimate the median over examples, averaged over the targets.
 
-    An example shifts a median by half the distance between values, one way or the other. That distance is measured
+    An example shifts a median up or down by half the distance between adjacent values. This distance is measured
     between the ends of the median's 99% interval (Woodruff, Journal of the American Statistical Association 47, 1952).
     """
     medians = np.median(values, axis=0)
@@ -283,7 +283,7 @@ def _median(values: np.ndarray) -> Estimate:
 def jackknife(
     measure: Callable[..., float], targets: np.ndarray, outputs: np.ndarray, groups: np.ndarray | None = None
 ) -> Estimate | None:
-    """Estimate a figure without a formula by leaving out one part of the examples after the other; None if not finite.
+    """Estimate a metric that has no formula, by leaving out one part of the examples at a time; None if not finite.
 
     The standard error is that of the delete-a-group jackknife (Kott, Journal of Official Statistics 17, 2001). The
     examples of a group, which depend on each other, are in one part.
@@ -296,16 +296,16 @@ def jackknife(
     without = np.array([measure(targets[parts != i], outputs[parts != i]) for i in range(num_parts)])
     if not np.isfinite([value, *without]).all():
         return None
-    # Scaled so that `standard_error`, which counts examples, gives that of the parts.
+    # Scaled so that `standard_error`, which counts examples, gives the standard error of the parts.
     scale = math.sqrt((num_parts - 1) * (num_examples - 1))
     return Estimate(value, ((without.mean() - without) * scale)[parts])
 
 
 def standard_error(influence: np.ndarray) -> tuple[float, float]:
-    """Return the standard error of a figure by the influence of every example, and its degrees of freedom.
+    """Return the standard error of a metric from the influences of the examples, and its degrees of freedom.
 
-    The degrees of freedom are n / (kurtosis - 1), half of what Satterthwaite's rule gives: k, if only k examples have
-    an influence. Both are 0 if none has, and for a single example.
+    The degrees of freedom are n / (kurtosis - 1), half of those by Satterthwaite's rule: about k if only k examples
+    have an influence. Both results are 0 if no example has an influence, and for a single example.
     """
     num_examples = len(influence)
     squares = np.square(influence)
@@ -317,15 +317,16 @@ def standard_error(influence: np.ndarray) -> tuple[float, float]:
 
 
 def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return float64[classes] twice: from what examples of a class deviate, and the weight of the deviation.
+    """Return two float64[classes]: the center that deviations are measured from, and the weight of a deviation.
 
-    The center is the class's own share. For few examples it is the share of all classes: the variance of few examples
-    around their own share is far too small, and that of a single one is 0. Around another number it is never too small.
+    The center is the class's own share `right / counts`. For few examples it is the share of all classes: the variance
+    of few examples around their own share is far too small, and 0 for one example. Around another number it is never
+    too small.
 
     Args:
-        right: float64[classes]: what is right.
-        counts: float64[classes]: of how much.
-        decide: float64[classes]: number of examples that this is of.
+        right: float64[classes]: sum of the parts, for example of hits.
+        counts: float64[classes]: sum of the wholes.
+        decide: float64[classes]: number of examples, or groups, in these sums.
     """
     few = decide < _FEW
     centers = np.where(few, right.sum() / max(counts.sum(), 1), right / np.maximum(counts, 1))
@@ -334,14 +335,14 @@ def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple
 
 
 def _mean_of_shares(parts: Any, wholes: Any, members: Any, is_f1: bool = False) -> Estimate:
-    """Estimate the mean over classes of the sum of parts divided by that of wholes, float64[examples, classes] each."""
+    """Estimate the mean over classes of (sum of parts) / (sum of wholes), from two float64[examples, classes]."""
     right, counts, decide = parts.sum(axis=0), wholes.sum(axis=0), _count_deciding(wholes != 0, members)
     centers, scales = _centers(right, counts, decide)
     influence = (parts @ scales - wholes @ (centers * scales)) * (parts.shape[0] / len(counts))
     bias = 0.0
     if is_f1 and decide.any():
-        # F1 is 2 j / (1 + j), where j is the share of hits among what is true or predicted. The curve is concave: its
-        # mean over few examples is below the F1 of many.
+        # F1 is 2 j / (1 + j), where j is the share of hits among true or predicted examples. The curve is concave: its
+        # mean on few examples is below the F1 on many.
         j = centers / (2 - centers)
         bias = float((2 * j * (1 - j) / (1 + j) ** 3 / np.maximum(decide - 1, 1))[decide > 0].sum() / len(decide))
     smallest = 1 / len(decide), float(decide[decide > 0].min(initial=len(influence)))
@@ -355,18 +356,18 @@ def _mean_over_classes(
     bias: float = 0.0,
     smallest: tuple[float, float] = (0.0, 1.0),
 ) -> Estimate:
-    """Estimate a mean over classes, of which these numbers of examples decide the values."""
+    """Estimate the mean over classes of `values`; `decide` is the number of examples behind each value."""
     inverse = 1 / decide[decide > 0]
-    # All examples decide the mean of classes with equally many; otherwise mainly those of the smallest classes.
+    # Support is all examples if classes are equally large; otherwise mainly the examples of the smallest classes.
     support = float(inverse.sum() ** 2 / (inverse**3).sum()) if len(inverse) else 0.0
     freedom, value = 2 * standard_error(influence)[1], float(values.mean())
     return Estimate(value, influence, support=support, freedom=freedom, bias=bias, smallest=smallest)
 
 
 def count_scores(positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the scores of bool[examples] that differ, ascending, and the place of every example's score among them.
+    """Return the distinct scores, ascending, the index of every example's score, and counts of examples.
 
-    Last are float64[scores] twice: the numbers of positive and of negative examples that have each score.
+    The counts are two float64[scores]: the numbers of positive and of negative examples with each score.
     """
     values, places = np.unique(scores, return_inverse=True)
     return values, places, np.bincount(places, positive, len(values)), np.bincount(places, ~positive, len(values))
@@ -377,7 +378,7 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
 
     Args:
         positive: bool[examples, labels]: which examples have a label.
-        scores: float[examples, labels]: their scores.
+        scores: float[examples, labels]: scores of the labels.
         members: Examples of every group, see `_members`; None if all examples are independent.
 
     Returns:
@@ -403,7 +404,7 @@ def mean_area(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> 
 
 
 def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return float64[examples]: share of the other kind that a score stands right to; a tie counts half."""
+    """Return float64[examples]: share of the opposite class that is ranked on the correct side; a tie counts half."""
     _, places, true, false = count_scores(positive, scores)
     above_false = (false.cumsum() - false / 2) / false.sum()
     below_true = 1 - (true.cumsum() - true / 2) / true.sum()
@@ -411,10 +412,10 @@ def _rights(positive: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def mean_average_precision(positive: np.ndarray, scores: np.ndarray, members: Any = None) -> Estimate | None:
-    """Estimate the mean average precision of bool[examples, labels]; None where no example has a label.
+    """Estimate the mean average precision of bool[examples, labels]; None if no example has a label.
 
-    The precision at the score of a positive example is a share of hits, so a label's average precision moves as a mean
-    of them over the positive examples, and by what every example adds to the precision at lower scores.
+    The influence of an example on a label's average precision is the precision at its score, if the example is
+    positive, and its effect on the precision at lower scores.
     """
     has_any = positive.any(axis=0)
     positive, scores = positive[:, has_any], scores[:, has_any]
@@ -445,7 +446,10 @@ def mean_average_precision(positive: np.ndarray, scores: np.ndarray, members: An
 
 
 def calibration_bins(hit: np.ndarray, probabilities: np.ndarray) -> list[dict[str, Any]]:
-    """Return the examples by the confidence of their answers: bins in (lower, upper], only those that hold examples."""
+    """Return the confidence bins that contain examples.
+
+    Each bin (lower, upper] has the keys `lower`, `upper`, `count`, `confidence` (mean) and `accuracy`.
+    """
     confidence, places = _confidence(probabilities)
     return [
         {
@@ -460,7 +464,7 @@ def calibration_bins(hit: np.ndarray, probabilities: np.ndarray) -> list[dict[st
 
 
 def _confidence(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return float64[examples], the confidence in every answer, and int[examples], the bin that it is in."""
+    """Return float64[examples], the confidence of every prediction, and int[examples], the index of its bin."""
     confidence = probabilities.max(axis=1).astype(np.float64).clip(0, 1)
     return confidence, np.digitize(confidence, _CALIBRATION_EDGES[1:-1], right=True)
 
@@ -486,18 +490,18 @@ def _calibration_error(hit: np.ndarray, probabilities: np.ndarray, members: Any)
 def _calibration_interval(
     bins: list[dict[str, Any]], shared: np.ndarray, freedom: float, sure: float
 ) -> tuple[float, float]:
-    """Return the bounds of the calibration error.
+    """Return the confidence interval of the calibration error.
 
-    The error is a sum of absolute gaps between confidence and accuracy, one for each bin. Chance alone gives every bin
-    a gap, so that the error is too high, most of all for a calibrated model. The lower bound is the error of gaps that
-    are smaller by so much that one as high as the computed one is as rare as the confidence says. The gaps are drawn
-    from Student's distribution. The upper bound does not correct for the error's upward bias.
+    The error is a weighted sum of absolute gaps between confidence and accuracy, one for each bin. Chance alone gives
+    every bin a gap, so that the error is too high, most of all for a calibrated model. For the lower bound, the gaps
+    are scaled down until, with noise from Student's distribution, an error as high as the computed one has the
+    probability (1 - `sure`) / 2. The upper bound does not correct for the error's upward bias.
 
     Args:
         bins: See `calibration_bins`.
         shared: float64[bins, bins]: covariance of the gaps, in units of the standard errors of independent examples.
         freedom: Degrees of freedom.
-        sure: Confidence.
+        sure: Two-sided confidence.
     """
     counts, middle, accuracy = (np.array([item[name] for item in bins]) for name in ("count", "confidence", "accuracy"))
     gaps, weights = accuracy - middle, counts / counts.sum()
@@ -514,7 +518,7 @@ def _calibration_interval(
     def is_as_high(size: float) -> bool:
         return bool(np.quantile(np.abs(size * gaps + noises) @ weights, (1 + sure) / 2) >= error)
 
-    least, _ = _bisect(is_as_high, 0.0, 1.0, _CALIBRATION_HALVINGS)  # The gaps' true size, as a share of the computed.
+    least, _ = _bisect(is_as_high, 0.0, 1.0, _CALIBRATION_HALVINGS)  # True size of the gaps, relative to the computed.
     reach = float(
         special.stdtrit(min(freedom, 1e9), (1 + sure) / 2) * np.linalg.norm((weights * np.sign(gaps)) @ spread)
     )
@@ -522,7 +526,7 @@ def _calibration_interval(
 
 
 def _bisect(holds: Callable[[float], bool], low: float, high: float, halvings: int = 30) -> tuple[float, float]:
-    """Return a small interval, inside the given one, at whose upper end a condition holds, and at the lower not yet."""
+    """Bisect an interval, and return its ends (low, high): the condition holds at `high` and not at `low`."""
     for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
@@ -530,11 +534,11 @@ def _bisect(holds: Callable[[float], bool], low: float, high: float, halvings: i
 
 
 def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] | None:
-    """Return the two-sided confidence interval of a figure; None if there are too few examples.
+    """Return the two-sided confidence interval of a metric; None if there are too few examples.
 
-    A share of right answers has the exact interval (Clopper and Pearson, 1934). Other figures from 0 to 1 use it with
-    the effective number of examples (Korn and Graubard, Survey Methodology 24, 1998), and need at least ten examples.
-    Unbounded figures use Student's t. A figure with its own method uses that.
+    A share of correct predictions has the exact interval (Clopper and Pearson, 1934). Other metrics from 0 to 1 use it
+    with the effective number of examples (Korn and Graubard, Survey Methodology 24, 1998), and need at least ten
+    examples. Unbounded metrics use Student's t. A metric with its own method (`Estimate.find_interval`) uses that.
     """
     if confidence == 0:
         return estimate.value, estimate.value
@@ -559,10 +563,9 @@ def find_interval(estimate: Estimate, confidence: float) -> tuple[float, float] 
 
 
 def find_probability(estimate: Estimate, bound: float) -> float | None:
-    """Return how often the figure of a model that is truly at a bound comes out as far from it, to the same side.
+    """Return the one-sided p-value of a metric against a bound; None if there are too few examples.
 
-    This is the smallest error rate for which the one-sided confidence limit excludes the bound; None if there are too
-    few examples.
+    This is the smallest error rate for which the one-sided confidence limit excludes the bound.
     """
     side = int(estimate.value < bound)
     if find_interval(estimate, _POWER) is None:
@@ -583,11 +586,11 @@ def _share_interval(share: float, number: float, confidence: float) -> tuple[flo
 
 
 def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: float) -> Difference | None:
-    """Compare a figure of two models on the same examples; None if there are too few examples.
+    """Compare a metric of two models on the same examples; None if there are too few examples.
 
     Args:
-        challenger: The model's figure.
-        champion: The champion's figure.
+        challenger: Metric of the model.
+        champion: Metric of the champion.
         sign: `HIGHER` or `LOWER`, whichever is better.
         confidence: See `EvaluateParams`.
     """
@@ -601,13 +604,13 @@ def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: flo
     fewest = min(challenger.support, champion.support)
     if fewest < _FEWEST:
         return None
-    # A share of which so many examples show none may yet be as great as this.
+    # Upper confidence bound of a share, if none of so many examples has the property.
     weight, number = min((challenger.smallest, champion.smallest), key=lambda pair: pair[1])
     weight, number = (weight, number) if shift.any() else (1.0, fewest)
     slack = weight * float(1 - (1 - confidence) ** (1 / number))
     bias = sign * (champion.bias - challenger.bias)
     difference = _compare_means(advantage, sign * shift, confidence, slack, bias)
-    # A figure near 0 or 1 is sure though its standard error rests on one or two examples.
+    # A metric near 0 or 1 is reliable although its standard error rests on one or two examples.
     better, worse = (find_interval(estimate, confidence) for estimate in (challenger, champion)[::sign])
     if better is None or worse is None or difference.bounds is None:
         return difference
@@ -617,15 +620,15 @@ def compare(challenger: Estimate, champion: Estimate, sign: int, confidence: flo
 
 
 def compare_shares(num_better: int, num_worse: int, num_examples: int, confidence: float) -> Difference:
-    """Return the difference of two shares of right answers.
+    """Return the difference of two models' shares of correct predictions.
 
-    The bounds are those of exact tests with the likeliest share of examples that both have right, or both wrong (Lloyd,
-    Australian & New Zealand Journal of Statistics 50, 2008); luck is McNemar's exact test.
+    The bounds are those of exact tests with the likeliest share of examples that both models predict correctly, or both
+    wrongly (Lloyd, Australian & New Zealand Journal of Statistics 50, 2008). `luck` is McNemar's exact p-value.
 
     Args:
-        num_better: Examples that the challenger has right and the champion wrong.
-        num_worse: Examples that the champion has right and the challenger wrong.
-        num_examples: All of them.
+        num_better: Number of examples that only the challenger predicts correctly.
+        num_worse: Number of examples that only the champion predicts correctly.
+        num_examples: Number of all examples.
         confidence: See `EvaluateParams`.
     """
     return Difference(
@@ -642,14 +645,14 @@ def compare_shares(num_better: int, num_worse: int, num_examples: int, confidenc
 def _compare_means(
     advantage: float, influences: np.ndarray, confidence: float, slack: float = 0.0, bias: float = 0.0
 ) -> Difference:
-    """Return the difference of two figures by the influence of every example on it.
+    """Return the difference of two metrics, with bounds from the influence of every example on the difference.
 
     Args:
-        advantage: Difference; above 0 where the challenger is better.
-        influences: float64[examples].
+        advantage: Difference; positive if the challenger is better.
+        influences: float64[examples]: influences on the difference.
         confidence: See `EvaluateParams`.
-        slack: Distance by which the true difference may be off where no influence differs.
-        bias: Expected distance of the difference above that of many examples.
+        slack: Distance by which the true difference may be off even if all influences are equal.
+        bias: Amount by which the difference is expected to be above the difference on many examples.
     """
     error, freedom = standard_error(influences)
     if error:
@@ -658,7 +661,7 @@ def _compare_means(
         detectable = half + float(special.stdtrit(freedom, _POWER)) * error
         least, most = advantage - half - max(bias, 0), advantage + half + max(-bias, 0)
         return Difference(advantage, least, most, luck, detectable)
-    if not slack:  # All examples have the same influence on both.
+    if not slack:  # Every example has the same influence on both metrics.
         known = 0.0 if advantage == 0 else None
         return Difference(advantage, known, known, luck=1.0)
     luck = 1.0 if advantage <= slack else 1 - confidence
@@ -679,7 +682,7 @@ def _least_share(better: int, worse: int, num_examples: int, confidence: float) 
 
 
 def find_chance(better: int, worse: int, n: int, difference: float) -> float:
-    """Return how often the advantage would be as great as it is, or greater, if the true difference were another."""
+    """Return the p-value of the advantage (`better` - `worse`) / `n` if the true difference is `difference`."""
     # The share of examples that the champion alone has right: the root of a·x² + b·x + c.
     a = 2 * n
     b = -better - worse + (2 * n - better + worse) * difference
@@ -692,7 +695,7 @@ def find_chance(better: int, worse: int, n: int, difference: float) -> float:
     log_shares = special.gammaln(n + 1) - special.gammaln(numbers + 1) - special.gammaln(n - numbers + 1)
     shares = np.exp(log_shares + special.xlogy(numbers, share_worse) + special.xlog1py(n - numbers, -share_worse))
     share, rest = min(share_better / (1 - share_worse), 1.0) if share_worse < 1 else 0.0, n - numbers
-    needed = better - worse + numbers  # At least so many that the challenger alone has right.
+    needed = better - worse + numbers  # Fewest examples that only the challenger has right.
     return float(shares @ special.bdtrc(np.minimum(needed - 1, rest), rest, share))
 
 

@@ -16,7 +16,7 @@ from tpu_components.core.results.metric_table import BY_NAME
 
 _LISTED = 100
 _ROUNDING = 1e-6  # A mean of shares may exceed 1 by rounding.
-# What is read again of the figures that are not one number.
+# Types of values that are checked on reading, although they are not metrics of `metric_table`.
 _DETAILS: Mapping[str, Any] = {
     "num_examples": int,
     "num_absent_classes": int,
@@ -33,7 +33,7 @@ class Rule:
     Attributes:
         passed: Whether the model satisfies the rule.
         metric: Metric that the rule bounds or compares; empty for a rule without a metric.
-        text: The rule and its figures, in words.
+        text: The rule and the compared values, in words.
     """
 
     passed: bool
@@ -89,8 +89,8 @@ class Baseline:
         answer: The constant prediction, in words.
         value: Metric of the constant prediction; None if it is undefined on the split.
         advantage: Difference by which the model is better; negative if it is worse.
-        margin: Largest advantage that is not significant. A model that is no better than the baseline is above it half
-            of the time.
+        margin: Largest advantage that is not significant: a model that equals the baseline scores higher half of the
+            time.
         collapsed_to: The prediction, in words, if the model predicts the same for every example; otherwise empty.
     """
 
@@ -136,7 +136,7 @@ class Difference:
             too few examples.
         num_better: Number of examples that only the model predicts correctly; None if the metric is not a share of
             correct predictions.
-        num_worse: Number of examples that only the champion predicts correctly; None in the same case.
+        num_worse: Number of examples that only the champion predicts correctly; None if `num_better` is None.
     """
 
     advantage: float
@@ -192,7 +192,7 @@ class Unseen:
     """A split without the examples that the model or the champion was trained on.
 
     Attributes:
-        num_examples: Number of examples that neither was trained on.
+        num_examples: Number of examples that neither model was trained on.
         num_seen: Number of examples that are left out.
         num_seen_by: Number of left-out examples that each was trained on: the model, and the champion if there is one.
         keys: Keys of the first left-out examples.
@@ -207,7 +207,7 @@ class Unseen:
 
     @classmethod
     def find(cls, seen: np.ndarray, keys: Sequence[str], scalars: Sequence[Mapping[str, float]]) -> Self:
-        """Create it from bool[models, examples], whether each model was trained on each example, and the keys."""
+        """Create an instance from `seen`, bool[models, examples]: whether each model was trained on each example."""
         some = seen.any(axis=0)
         left_out = np.flatnonzero(some)
         return cls(
@@ -236,7 +236,7 @@ class Groups:
 
     Attributes:
         num_groups: Number of groups.
-        num_examples: Examples in them.
+        num_examples: Number of examples in these groups.
         metric: Metric that the gate compares by default, for example `accuracy`.
         num_independent: Effective sample size: number of independent examples with the same standard error of `metric`.
     """
@@ -255,14 +255,14 @@ class Groups:
 
 @dataclasses.dataclass(frozen=True)
 class TestSetUse:
-    """Number of the gate decisions that a test set was used for, and the error rate of this decision.
+    """Number of the gate's decisions on a test set so far, and the error rate of this decision.
 
     Attributes:
         number: Number of this decision, 1 for the first.
         planned: Number of decisions that share the error rate.
-        whole: Probability that any of them lets a worse model pass (family-wise error rate).
+        whole: Probability that any of these decisions lets a worse model pass (family-wise error rate).
         rate: Part of `whole` that this decision uses: 1 - its confidence.
-        examples: File of the examples, for `data.retired_tests`.
+        examples: File of the example IDs, a value for `data.retired_tests`.
     """
 
     __test__ = False  # pytest takes the name for a test's.
@@ -293,25 +293,25 @@ class TestSetUse:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="evaluate_model"):
-    """`evaluation.json`.
+    """Content of `evaluation.json`.
 
     Attributes:
         split: The split that was scored.
         dataset_fingerprint: Fingerprint of the data set.
         model: The model.
-        class_names: Class names, in the order of its outputs; of a regression, the names of the targets.
+        class_names: Class names, in the order of the model's outputs; for a regression, the names of the targets.
         gate: Whether to promote the model, and why.
         challenger: The model's metrics: those of `metric_table`, and those that only the report shows.
         champion: The champion's metrics on the same examples; None without a champion.
         registered_champion: The champion of the registry; None if no registry was queried.
-        baseline: Comparison of the model with the best constant answer; None in older files.
-        unseen: Examples left out of the judgement, as trained on; None where none were.
-        intervals: Bounds of the model's figures with 95% confidence, by name, on the examples that it is judged by;
-            none in older files, and of figures without a formula.
-        differences: The model beside the champion, by figure, on the same examples; none without one.
-        slices: Parts of the same examples.
-        groups: Groups of the same examples; None where the data set names none.
-        test_set: Decisions that the test set has taken; None without a registry.
+        baseline: Comparison of the model with the best constant prediction; None in older files.
+        unseen: Examples that are left out because a model was trained on them; None if there are none.
+        intervals: 95% confidence intervals of the model's metrics, by name, on the examples that the gate judges;
+            empty in older files. Metrics without a formula have none.
+        differences: Differences from the champion, by metric, on the same examples; empty without a champion.
+        slices: Slices of the same examples.
+        groups: Groups of the same examples; None if the data set has none.
+        test_set: Number and error rate of this decision on the test set; None without a registry.
     """
 
     split: str
@@ -337,7 +337,7 @@ class Evaluation(JsonFile, name=EVALUATION_FILE, what="an evaluation", step="eva
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
-        """See `JsonFile`; also checks the types of all known metrics."""
+        """Parse the file like `JsonFile`, and check the types of all known metrics."""
         evaluation = super().parse(raw)
         for role, figures in (("challenger", evaluation.challenger), ("champion", evaluation.champion or {})):
             for name, value in figures.items():

@@ -17,17 +17,18 @@ _TRAINED = "trained_"  # Prefix of the metric's name in the file.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FormatFacts:
-    """One format of an export, measured in a process of its own.
+    """Properties of one format of an export, measured in a separate process.
 
     Attributes:
-        file: Name of its file or folder.
+        file: Name of the format's file or folder.
         bytes: Size in bytes.
         score: Value of the metric by which formats are compared; None if it is undefined. In the file, the key is the
             name of the metric.
-        drop_interval: 95% confidence interval of the loss of that metric, (low, high); None if it is unknown.
+        drop_interval: Bounds (low, high), each with 95% confidence, of how much lower `score` is than the score of the
+            trained model; None if unknown.
         agreement: Share of the compared examples for which the format predicts the same as the trained model.
         num_compared: Number of compared examples: all, or a random sample if the format takes one example at a time.
-            For a sample, `score` is the trained model's score on all examples minus the loss on the sample. None in
+            For a sample, `score` is the trained model's score on all examples minus the drop on the sample. None in
             older files, which compared all examples.
         most_disagreeing: Upper bound, with 95% confidence, of the number of examples for which the format predicts
             something else than the trained model.
@@ -59,7 +60,7 @@ class FormatFacts:
 
     @property
     def rate(self) -> str:
-        """Examples per second with batches, formatted in the same way; `?` in older files."""
+        """Examples per second with batches, formatted like `latency`; `?` in older files."""
         return "?" if self.examples_per_second is None else with_spread(self.examples_per_second, self.rate_spread)
 
 
@@ -81,7 +82,7 @@ def with_spread(value: float, spread: tuple[float, float] | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Name of the output, and scale and offset of a regression's standardised numbers; None for other tasks."""
+    """Name of the output; scale and offset of a regression's standardised numbers, which are None for other tasks."""
 
     name: str
     scale: tuple[float, ...] | None = None
@@ -98,7 +99,7 @@ class ComparedOn:
 
 @dataclasses.dataclass(frozen=True)
 class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export", step="export_model"):
-    """`export.json`.
+    """Content of `export.json`.
 
     Attributes:
         model: The model's name in the registry, or where it was imported from.
@@ -114,8 +115,8 @@ class ExportInfo(JsonFile, name=EXPORT_FILE, what="the description of an export"
         trained_score: Score of the trained model; None if it is undefined.
         formats: Formats of the export, by name.
         left_out: Reasons why other formats were left out, by name.
-        range: Smallest and largest value of an image's pixels.
-        columns: `Manifest.columns` of that data set.
+        range: Smallest and largest value of an image's pixels; None for other inputs.
+        columns: `Manifest.columns` of the data set on which the formats were compared.
     """
 
     model: str

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, MULTI_LABEL, REGRESSION
 
 HIGHER, LOWER, NEITHER = 1, -1, 0
-NO_CONFIDENCE = 0.5  # Of a comparison: where two models are alike, either is as likely to be better.
+NO_CONFIDENCE = 0.5  # Confidence without a margin: of two equal models, either scores higher half of the time.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,5 +88,5 @@ def task_metrics(task: str) -> Mapping[str, Metric]:
 
 
 def direction(name: str) -> int:
-    """Return whether `HIGHER` or `LOWER` is better; `NEITHER` for an unknown name."""
+    """Return `HIGHER` or `LOWER`, whichever is better for a metric; `NEITHER` for an unknown name."""
     return BY_NAME[name].direction if name in BY_NAME else NEITHER
