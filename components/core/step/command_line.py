@@ -23,8 +23,8 @@ from tpu_components.core.step.step_inputs import params_from
 
 
 def attribute_docs(params: type) -> dict[str, str]:
-    """Return the descriptions in the `Attributes:` section of a docstring, by name."""
-    # Python 3.13 takes the indentation of the code out of a docstring when it compiles it; earlier versions keep it.
+    """Return the descriptions in the `Attributes:` section of a dataclass's docstring, by attribute."""
+    # Python 3.13 removes the indentation of docstrings when it compiles; earlier versions keep it.
     section = inspect.cleandoc(params.__doc__ or "").partition("Attributes:")[2]
     entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
     return {name: re.sub(r"\s+", " ", text) for name, text in entries}
@@ -115,16 +115,16 @@ def run_step(
     accepted: str = "",
     optional: Mapping[str, tuple[Callable[[str], Any], str]] = {},
 ) -> int:
-    """Run a step from its command line; returns the exit code, 3 if its result is not accepted.
+    """Run a step from its command line; returns the exit code, 3 if the step's result is not accepted.
 
     Args:
         work: Function of the step, which takes its parameters, the input folders and the output folder.
-        params: Dataclass of its parameters.
-        reads: Flags of the input folders, and the steps that write these.
+        params: Dataclass of the parameters.
+        reads: Name of the step that writes each input folder, by the folder's flag.
         example: Example of the arguments, for the help.
         folder: Type of the input folders.
-        accepted: Boolean field of the result: whether it is accepted. Empty accepts every result.
-        optional: Further flags with their parser and help; keyword arguments of `work`.
+        accepted: Boolean field of the result that is true if the result is accepted. Empty accepts every result.
+        optional: Parser and help of each further flag; their values are keyword arguments of `work`.
     """
     program = f"python -m {work.__module__.rpartition('.')[0]}"
     parser = argparse.ArgumentParser(
@@ -183,7 +183,10 @@ def run_commands(program: str, description: str, commands: Mapping[str, Command]
 
 
 def run(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], tuple[Any, int]]) -> int:
-    """Parse the arguments, call `work`, print its result as one JSON line, and return its exit code."""
+    """Parse the arguments, call `work`, print the result as one JSON line, and return the exit code.
+
+    `work` takes the parsed arguments and returns the result, a dataclass, and the exit code.
+    """
 
     def call() -> int:
         with termination.heard():
@@ -202,11 +205,13 @@ def print_error(error: Any) -> None:
 
 
 def exit_code(work: Callable[[], int], tell: Callable[[Any], None]) -> int:
-    """Return the exit code of a command: that of its work, or that of the error that ends it.
+    """Run a command and return its exit code.
+
+    After an error this is 2 for a mistake of the user, 1 for a failure or Ctrl-C, and `Terminated.exit_code`.
 
     Args:
-        work: The command.
-        tell: Prints an error. The exit code is 2 for a mistake of the user, and 1 for a failure.
+        work: The command, which returns its exit code.
+        tell: Prints an error.
     """
     try:
         with storage.naming_faults():

@@ -47,10 +47,10 @@ def job_of(resource: str) -> tuple[str, ...]:
 
 
 def reasons(resource: str) -> str:
-    """Return the error messages of a job's steps on Vertex AI, which the exit task is not told.
+    """Return the error messages of a Vertex AI job's steps; empty on Kubeflow, or if the service does not answer.
 
-    KFP's server tells an exit task no message, and its API reports none of a step (kubeflow/pipelines
-    backend/src/v2/driver/resolve.go): empty there, and where the service does not answer.
+    An exit task does not receive the steps' messages. KFP's API does not report them either (kubeflow/pipelines
+    backend/src/v2/driver/resolve.go).
     """
     if not job_of(resource):
         return ""
@@ -68,7 +68,7 @@ def post(address: str, text: str, backoff: Backoff | None = None) -> None:
     Args:
         address: The webhook's URL, or a file on gs:// or s3:// that holds it: the URL of a chat's webhook is a secret.
         text: The message.
-        backoff: Times between attempts.
+        backoff: Retry policy; the default gives up after 5 minutes.
 
     Raises:
         InputError: If the webhook refuses the message.

@@ -1,4 +1,4 @@
-"""The Params of a step from a component's inputs or a command's flags, and a component's inputs from the Params."""
+"""Builds a step's Params from a component's inputs or a command's flags; makes a component's inputs from Params."""
 
 import dataclasses
 import inspect
@@ -14,12 +14,12 @@ _OF_TYPING = {name: getattr(typing, name) for name in ("Any", "Dict", "List")}
 
 
 def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
-    """Build a Params dataclass from the inputs with the names of its fields.
+    """Build a Params dataclass from the inputs that have the names of its fields.
 
     Args:
         inputs: Arguments of a component by name; other names, for example of artifacts, are ignored.
         params: The dataclass. A field that is a dataclass is built from the mapping of its name, or from `inputs` if
-            there is none.
+            there is no such mapping.
 
     Raises:
         InputError: If a value is of another type, or `params` refuses it.
@@ -63,7 +63,7 @@ def with_inputs(params: type) -> Callable[[Any], Any]:
 
 
 def _inputs(params: type) -> list[str]:
-    """Return the inputs as source of a signature, with types and defaults."""
+    """Return the inputs as source code of a signature, with types and defaults."""
     texts = []
     for name, (kind, field) in fields_of(params).items():
         text = f"{name}: {_type(kind)}"
@@ -77,7 +77,7 @@ def _inputs(params: type) -> list[str]:
 
 
 def _type(kind: Any) -> str:
-    """Return the name of a type that KFP accepts."""
+    """Return the name of the KFP type for a Python type."""
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _type(items[0])

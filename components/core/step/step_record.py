@@ -25,21 +25,21 @@ from tpu_components.core.step.step_inputs import params_from
 
 STEP_RECORD_FILE = "step.json"
 RUN_VARIABLE = "TPU_PIPELINES_RUN"  # Name of the run, for the pages that a step writes.
-# Process of the local runner. A step whose runner has died must not run beside the step of the next run.
+# Process ID of the local runner. A step whose runner has died must not run beside the step of the next run.
 RUNNER_VARIABLE = "TPU_PIPELINES_RUNNER"
 _LOOK_EVERY_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", step="the pipeline"):
-    """`step.json`.
+    """Content of `step.json`.
 
     Attributes:
         step: Name of the step.
         state: `succeeded` or `failed`.
-        seconds: Duration. Negative in older files if the clock was set back.
+        seconds: Duration of the step. Negative in older files if the clock was set back.
         error: Message or stack trace of the failure.
-        is_input_error: Whether it was a mistake of the user.
+        is_input_error: Whether the failure was a mistake of the user.
     """
 
     step: str
@@ -50,7 +50,7 @@ class StepRecord(JsonFile, name=STEP_RECORD_FILE, what="the record of a step", s
 
 
 def end_with(pid: int) -> None:
-    """End this process soon after another one has ended."""
+    """End this process soon after the process `pid` has ended."""
 
     def watch() -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -64,7 +64,7 @@ def end_with(pid: int) -> None:
 
 @contextlib.contextmanager
 def step_record(step: str, artifact_path: str) -> Iterator[None]:
-    """Write `step.json` beside `artifact_path` when the block ends, also by an exception, which propagates.
+    """Write `step.json` beside `artifact_path` when the block ends; exceptions are recorded and propagate.
 
     If several hosts train together, only host 0 writes it. The block handles SIGTERM; see `termination`.
     """
@@ -98,10 +98,10 @@ def run_component(
 
     Args:
         step: Name of the step.
-        work: Its function, which takes the parameters and the paths of the artifacts.
-        params: Dataclass of its parameters.
+        work: Function of the step, which takes the parameters and the paths of the artifacts.
+        params: Dataclass of the parameters.
         inputs: Arguments of the component.
-        folders: Names of the artifacts that the step reads, and last of the one that it writes.
+        folders: Names of the artifacts that the step reads; the last one is the artifact that it writes.
         then: Converts the result to the return value. Without it, the result is stored as metadata of the artifact that
             the step writes.
     """
