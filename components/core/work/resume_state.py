@@ -1,4 +1,4 @@
-"""Resume state: a folder, local or in a bucket, of finished pieces of work, from which a later process continues.
+"""Resume state: a folder with finished pieces of work, local or in a bucket, from which a later process continues.
 
 ROOT/begun.json       digest of everything that the pieces depend on
 ROOT/whole/NAME       a piece
@@ -25,7 +25,7 @@ _DIGEST_FILE = "begun.json"
 
 
 class Piece(NamedTuple):
-    """A finished piece: its file, the file's content, and its note."""
+    """A finished piece: URI and content of its file, and its note."""
 
     uri: str
     content: bytes
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ResumeState:
-    """Folder with the finished parts of one piece of work, and a digest of the work's inputs.
+    """Folder with the finished pieces of some work, and a digest of the work's inputs.
 
     Attributes:
         root: The folder.
@@ -75,12 +75,12 @@ class ResumeState:
         return self
 
     def finished(self) -> set[str]:
-        """Return the names of the finished pieces; reads only the names of files."""
+        """Return the names of the finished pieces; does not verify checksums."""
         notes = (name.removesuffix(".json") for name in storage.names_in(f"{self.root}/notes"))
         return storage.names_in(f"{self.root}/whole").intersection(notes)
 
     def whole(self, names: Iterable[str]) -> set[str]:
-        """Return the names of those pieces that are finished and match their checksums."""
+        """Return those of `names` whose pieces are finished and match their checksums."""
         there = sorted(self.finished().intersection(names))
         are_whole = in_threads(self.is_whole, self.root, there)
         return {name for name, is_whole in zip(there, are_whole, strict=True) if is_whole}
@@ -124,11 +124,11 @@ class ResumeState:
         return Piece(uri, content, note)
 
     def task(self, number: int) -> str:
-        """Return the path of the input file of a worker."""
+        """Return the path of the input file for a worker's task."""
         return f"{self.root}/tasks/{number:05d}.npz"
 
     def hand_over(self, numbers: Iterable[int], pack: Callable[[int], bytes]) -> None:
-        """Write the missing input files of workers; `pack` returns the content for a number."""
+        """Write the missing input files for tasks; `pack` returns the content for a task's number."""
         there = storage.names_in(f"{self.root}/tasks")
         missing = [number for number in numbers if f"{number:05d}.npz" not in there]
         for _ in in_threads(storage.write_file, self.root, map(self.task, missing), map(pack, missing)):
@@ -142,10 +142,10 @@ class ResumeState:
 
 
 def range_of(number: int, num_ranges: int, num_pieces: int) -> range:
-    """Return the numbers of the pieces in a range.
+    """Return the numbers of the pieces in range `number`, one of `num_ranges` of nearly equal size.
 
     Raises:
-        InputError: If there is no such range.
+        InputError: If `number` is not from 0 to `num_ranges - 1`.
     """
     if not 0 <= number < num_ranges:
         raise InputError(f"There is no range {number}: expected one from 0 to {num_ranges - 1}. Correct the number.")
@@ -159,7 +159,7 @@ def gather(
     num_ranges: int = 0,
     fields: Mapping[str, Any] | None = None,
 ) -> Iterator[Piece]:
-    """Yield the pieces with some names, in order, from several folders.
+    """Yield the named pieces, in the order of their names, from several folders.
 
     Args:
         folders: Folders that commands or workers have written, in any order.
@@ -169,7 +169,7 @@ def gather(
         fields: Types of the fields of the notes; see `ResumeState.read`.
 
     Raises:
-        InputError: If a folder belongs to other work, or a piece is missing; during the iteration, if one is damaged.
+        InputError: If a folder belongs to other work or a piece is missing; during the iteration, if one is damaged.
     """
     if others := [folder.root for folder in folders if not folder.holds(digest)]:
         raise InputError(

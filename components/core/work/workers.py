@@ -50,11 +50,11 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any, seconds: flo
 
     Args:
         function: Function of a module.
-        arguments: Its arguments.
+        arguments: Arguments of the function.
         seconds: Time limit for the call.
 
     Raises:
-        InputError, PlatformError: If the function raises it.
+        InputError, PlatformError: If the function raises one of them.
         RuntimeError: If the function raises another error, the process ends before the call does, or the time is over.
     """
     from joblib.externals.loky import ProcessPoolExecutor
@@ -84,7 +84,7 @@ def _call(function: Callable[..., Any], arguments: Iterable[Any]) -> Any:
             return function(*arguments)
     except (InputError, PlatformError):
         raise
-    except (Exception, SystemExit) as error:  # In words: the class may be known in this process alone.
+    except (Exception, SystemExit) as error:  # As text: the class may exist only in this process.
         raise RuntimeError(describe(error)) from None
 
 

@@ -1,4 +1,4 @@
-"""A job on Google Cloud Dataflow: started once, followed to its end, and cancelled together with its step."""
+"""Runs a job on Google Cloud Dataflow: starts it once, follows it to its end, and cancels it with its step."""
 
 import contextlib
 import re
@@ -32,7 +32,9 @@ def mistake_in(text: str) -> InputError | None:
 
 
 class DataflowJob:
-    """The job of a pipeline: the active job with its name, or else a new one. Dataflow has at most one job of a name.
+    """The Dataflow job of a pipeline: the active job with the name in `options`, or a new job.
+
+    Dataflow has at most one active job of a name.
 
     Beam's client submits, polls and cancels the job, and retries transient errors. Its `wait_until_finish` is not used:
     it gives up after 50 s with an AssertionError while a job is being cancelled, and it reports only one of several
@@ -44,7 +46,7 @@ class DataflowJob:
         pipeline: Beam's pipeline.
         options: Options of the pipeline.
         step: Name of the step in log messages.
-        backoff: Time for which transient errors are retried, beyond what Beam's client retries itself.
+        backoff: Retry policy for transient errors that Beam's client reports after its own retries.
     """
 
     def __init__(self, pipeline: Any, options: Mapping[str, str], step: str, backoff: Backoff | None = None) -> None:

@@ -28,7 +28,7 @@ def require_names(asked: Mapping[str, str]) -> None:
 
 
 def complete(asked: Mapping[str, str], reads: Mapping[str, str]) -> dict[str, str]:
-    """Return the options, completed by the runner.
+    """Return the options after checking them, with defaults that the runner needs.
 
     Args:
         asked: Options as the user has set them.

@@ -1,4 +1,4 @@
-"""Calls a function on Beam's workers, once for each number; a job on Dataflow is found again after a restart."""
+"""Calls a function on Beam's workers, once for each task; a job on Dataflow is found again after a restart."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def call_for_each(
     """Call a function for each number, on the workers of an Apache Beam runner.
 
     Args:
-        numbers: The numbers, which are divided between the workers.
+        numbers: Numbers of the tasks, which are divided between the workers.
         function: Function of a module; takes a number, and `arguments` by name.
         arguments: Further arguments, equal for all calls. They are part of the pipeline and must be small.
         job: Name of the job. If a job with this name is running, it is followed and no second job is started.
