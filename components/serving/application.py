@@ -44,18 +44,18 @@ from tpu_components.serving.scheduling import Batcher, FairThreads, HeldBytes, H
 
 BODY_TIMEOUT_SECONDS = 30.0
 _MAX_THREADS = 4  # Each may decode a small file to an image of `max_image_pixels`, 120 MB.
-# Of the threads that decode large images.
+# Of the threads that decode large images: a higher niceness is a lower priority.
 _NICENESS = 10
-_RENDERED_AT_ONCE = 100  # Probabilities.
+_RENDERED_AT_ONCE = 100  # Largest number of probabilities that the event loop renders itself.
 _CLIENT_LEFT = 499  # nginx's status for a client that has disconnected. Only the log shows it.
 _STATUSES = {InputError: 400, TooLargeError: 413, NoRoomError: 503, ClientDisconnect: _CLIENT_LEFT}
 
 _PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|RIFF|GIF8|BM")  # curl --data-binary names no type of content.
-_EXTENSIONS = ("binary_tensor_data", "model_configuration")  # Triton's, of KServe's V2.
+_EXTENSIONS = ("binary_tensor_data", "model_configuration")  # Triton's extensions of KServe's V2.
 _METRIC_PREFIX = "tpu_pipelines"
 _BUCKET_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-prometheus_client.disable_created_metrics()  # A time beside every counter, which nobody asked for.
+prometheus_client.disable_created_metrics()  # No creation time beside every counter.
 
 Answer = Callable[[Request, bytearray, Hold], Awaitable[Response]]
 
@@ -86,7 +86,7 @@ class Application:
             Route(params.health_route, self._health, name="health"),
             Route(params.predict_route, answer, methods=["POST"], name="predict"),
             Route("/metrics", self._show_metrics, name="metrics"),
-            # KServe's, see tpu_components.serving.instances.
+            # KServe's routes, see tpu_components.serving.instances.
             Route("/v1/models", self._list_models, name="health"),
             Route("/v1/models/{name}:predict", answer, methods=["POST"], name="predict"),
             Route("/v1/models/{name}", self._is_ready, name="health"),
@@ -212,7 +212,7 @@ class Application:
             raise HTTPException(503, f"The server is busy: it holds {self._num_requests} requests. Try again later.")
 
     async def _answer(self, request: Request, body: bytearray, hold: Hold) -> Response:
-        """Answer by the protocol of Vertex AI, which is KServe's V1."""
+        """Answer a prediction request in the protocol of Vertex AI, which is KServe's V1."""
         is_image = request.headers.get("content-type", "").startswith("image/") or bool(_PICTURE.match(body))
         parse: Any = (parse_request, body, self._model.reader, self._params)
         if is_image:
@@ -224,7 +224,7 @@ class Application:
         return Response(content, media_type="application/json")
 
     async def _infer(self, request: Request, body: bytearray, hold: Hold) -> Response:
-        """Answer by KServe's V2."""
+        """Answer an inference request in KServe's V2 protocol."""
         length = request.headers.get(JSON_LENGTH)
         if length is not None and not (length.isdecimal() and len(length) <= len(str(self._params.max_body_bytes))):
             raise InputError(f"{JSON_LENGTH} must be a number of bytes of the body. Received: {length[:40]!r}.")
@@ -315,10 +315,10 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 
 class Metrics:
-    """Counts requests by route and status, their instances, and their time.
+    """Counts requests by route and status, counts their instances, and measures their duration.
 
     Args:
-        gauges: Values of the moment, by name; each is asked when the metrics are rendered.
+        gauges: Functions that return current values, by name; called when the metrics are rendered.
     """
 
     def __init__(self, gauges: Mapping[str, Callable[[], float]]) -> None:
@@ -340,13 +340,13 @@ class Metrics:
             Gauge(name, "Now.", namespace=_METRIC_PREFIX, registry=self._all).set_function(value)
 
     def count(self, route: str, status: int, seconds: float, instances: int) -> None:
-        """Count an answered request; `route` is one of a few names, never an address that a client has chosen."""
+        """Count an answered request; `route` is one of a few names, never a path that a client has chosen."""
         self._requests.labels(route, status).inc()
         self._instances.inc(instances)
         if instances:
             self._seconds.observe(seconds)
 
     def render(self, accepted: str = "") -> tuple[bytes, str]:
-        """Return all metrics in a format that the header Accept names, by default Prometheus's text, and its type."""
+        """Return all metrics and the content type, in a format that the header Accept names (default: Prometheus's)."""
         encode, content_type = choose_encoder(accepted)
         return encode(self._all), content_type

@@ -9,7 +9,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0  # Time limit for the head of a request, from its first byte or the start of the connection.
-# A chunk costs some 5 µs, whatever its size. Chunks above this number must have a kibibyte on average.
+# A chunk costs some 5 µs, whatever its size. A body may have this many chunks, and one more for each kibibyte.
 _MOST_SMALL_CHUNKS, _SMALL_CHUNK_BYTES = 1000, 1024
 ANSWER_SECONDS = 30.0  # Time limit for a client that reads nothing of its response while the system's buffers are full.
 # Open files besides connections: the model, libraries, the event loop, connections that are being accepted.
@@ -76,7 +76,7 @@ class Places:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._open: dict[Connection, bool] = {}  # Whether each waits for its client, the longest unchanged first.
+        self._open: dict[Connection, bool] = {}  # Whether the client must send next; least recently changed first.
 
     def __len__(self) -> int:
         """Return the number of open connections."""
@@ -146,7 +146,7 @@ class Connection(H11Protocol):
         self._stalled = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop that timeout: the client reads again."""
+        """Stop the timeout of `pause_writing`: the client reads again."""
         super().resume_writing()
         _cancel(self._stalled)
 

@@ -41,16 +41,16 @@ class ExportedModel:
 
     Attributes:
         name: Name of the model in the registry, or the file it was imported from.
-        class_names: Class names in the order of the outputs; of a regression, names of the targets.
+        class_names: Class names in the order of the outputs; for a regression, names of the targets.
         input: Input of the model.
         predict: Prediction function, uint8[N, height, width, channels] → float32[N, outputs], any N from 1: class
             probabilities, or numbers in the targets' units. A prediction does not depend on the rest of its batch. Not
-            thread-safe. Of a language model: int32[N, num_tokens] ids → probabilities of the character after the last
+            thread-safe. For a language model: int32[N, num_tokens] ids → probabilities of the character after the last
             non-zero id.
         reader: Converts a user's input to an input of the model.
         task: Task of the model; a key of `interface.TASKS`.
         format: Loaded format: `float`, `int8` or `saved_model`.
-        step: Function of a language model that processes one more character of each text.
+        step: Function of a language model that processes one more character of each text; None for other models.
         state_size: Size of the language model's state.
         columns: `ExportInfo.columns`.
     """
@@ -67,10 +67,10 @@ class ExportedModel:
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def answer(self, output: np.ndarray, top: int | None = None) -> tuple[tuple[str, float], ...]:
-        """Interpret the output of one example, float32[outputs], by the model's task.
+        """Return the prediction for one example, from float32[outputs], as pairs of a name and a number.
 
-        Returns pairs: the `top` most probable classes or characters (default: all), or all labels above 0.5, with
-        probabilities in descending order; of a regression, the names and values of the targets.
+        The pairs are the `top` most probable classes or characters (default: all), or all labels above 0.5, with
+        probabilities in descending order. For a regression, they are the names and values of the targets.
         """
         if self.task == MULTI_LABEL:
             return tuple((name, probability) for name, probability in self.rank(output) if probability > THRESHOLD)
@@ -79,7 +79,7 @@ class ExportedModel:
         return self.rank(output, top)
 
     def summarize(self, output: np.ndarray) -> dict[str, Any]:
-        """Return the answer to one example by name, for JSON: `class` and `confidence`, `labels` or `values`."""
+        """Return the prediction for one example as a JSON object: `class` and `confidence`, `labels` or `values`."""
         answer = self.answer(output)
         if self.task == REGRESSION:
             return {"values": dict(answer)}
@@ -188,7 +188,7 @@ def _signature(path: Path, name: str) -> tuple[Callable[..., dict[str, np.ndarra
     signature = loaded.signatures[name]
 
     def call(**inputs: np.ndarray) -> dict[str, np.ndarray]:
-        _ = loaded  # TensorFlow frees the variables with the object.
+        _ = loaded  # Kept, since TensorFlow frees the variables with the object.
         answer = signature(**{key: tf.constant(value) for key, value in inputs.items()})
         return {key: value.numpy() for key, value in answer.items()}
 

@@ -235,7 +235,7 @@ def _names_a_file(argument: str) -> bool:
 
 
 def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Named:
-    """Return the texts of a file, as ids, by name: the path, with an index if the file is a list of texts."""
+    """Return names and token ids of a file's texts. A name is the path, with an index if a file has several texts."""
     if path.lower().endswith(".csv"):
         texts = _read_column(path, column)
     elif path.lower().endswith(_ARRAY_SUFFIXES):

@@ -1,9 +1,9 @@
-"""Bodies of requests and responses: JSON or an image file to the model's inputs, its outputs to JSON.
+"""Converts request bodies (JSON or an image file) to the model's inputs, and the model's outputs to response bodies.
 
 V1: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v1-protocol (same bodies as Vertex AI).
 V2, the Open Inference Protocol over REST, without model versions, which are optional:
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
-With Triton's extension for binary tensors, whose bytes follow the JSON, and for the model configuration:
+Triton's extensions for binary tensors, whose bytes follow the JSON, and for the model configuration:
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_model_configuration.md
 """
@@ -80,7 +80,7 @@ class PredictRequest:
     """Parsed content of a request.
 
     Attributes:
-        inputs: Inputs of the model, N from 1; of images uint8[N, height, width, channels].
+        inputs: Inputs of the model, N from 1; for images uint8[N, height, width, channels].
         waiting: Images that are not decoded yet, by their index in `inputs`.
         top: Number of probabilities in the response; None is all.
         id: Id that the client gave; empty if it gave none.
@@ -96,11 +96,11 @@ class PredictRequest:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the request in bytes, until its response."""
+        """Memory that the request holds until the response, in bytes."""
         return self.inputs.nbytes + sum(image.num_bytes for image in self.waiting.values())
 
     def parts(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yield groups of waiting images: their number of pixels and their indices."""
+        """Yield groups of waiting images, each as (number of pixels, indices)."""
         numbers: list[int] = []
         cost = 0
         for number, image in [*self.waiting.items()]:
@@ -125,7 +125,7 @@ class PredictRequest:
 
 
 def _cost(image: OpenImage, shape: tuple[int, ...]) -> int:
-    """Return the cost of an image in pixels: of the file or of the model's input, whichever has more."""
+    """Return the cost of an image: pixels of the file or of the model's input, whichever has more."""
     return max(image.num_pixels, shape[1] * shape[2])
 
 
@@ -188,7 +188,7 @@ def parse_image(body: bytes | bytearray, wanted: Reader, top: str | None, limits
 
 
 def _open_instances(instances: Sequence[Any], wanted: Reader, limits: ServeParams, **asked: Any) -> PredictRequest:
-    """Parse instances, see `parse_request`; `asked` is what the request says besides."""
+    """Parse instances, see `parse_request`; `asked` are further fields of the `PredictRequest`."""
     inputs = np.empty((len(instances), *wanted.shape), wanted.dtype)
     request = PredictRequest(inputs, {}, _ProcessorTime(limits.max_decode_seconds), **asked)
     num_pixels = 0
@@ -380,7 +380,7 @@ def describe_model(name: str, model: ExportedModel) -> dict[str, Any]:
 
 
 def configure_model(name: str, model: ExportedModel) -> dict[str, Any]:
-    """Return Triton's configuration of a model; without `max_batch_size`, `dims` are the whole shapes."""
+    """Return Triton's configuration of a model; `max_batch_size` is 0, so `dims` include the batch dimension."""
     described = describe_model(name, model)
     tensors = {
         side: [
@@ -528,7 +528,7 @@ def _check_tensor(data: list[Any] | np.ndarray, shape: Sequence[int], wanted: Im
 
 
 def render_infer(name: str, model: ExportedModel, outputs: np.ndarray, asked: PredictRequest) -> tuple[bytes, int]:
-    """Render a V2 inference response, JSON and then binary tensors if any; also returns the length of the JSON."""
+    """Render a V2 inference response: JSON, then binary tensors if any. Returns the body and the JSON's length."""
     answers, binary = [], []
     for output, is_binary in asked.outputs.items():
         if output == _CLASS:

@@ -1,4 +1,4 @@
-"""LiteRT files as functions of arrays. Imports nothing of this project, since an export is verified without it."""
+"""Loads LiteRT files as functions. Imports nothing of this project: exports are verified without the project."""
 
 import threading
 from collections.abc import Callable
@@ -19,12 +19,12 @@ def _interpreter(path: Path, num_threads: int) -> Any:
 
 
 def takes_one(path: Path) -> bool:
-    """Return whether the batch size of a file is fixed at 1."""
+    """Return whether the batch size of a LiteRT file is fixed at 1."""
     return bool(_interpreter(path, 1).get_input_details()[0]["shape_signature"][0] == 1)
 
 
 def load_predictor(path: Path, num_threads: int, factor: Any = 1.0, addend: Any = 0.0) -> Predict:
-    """Load a file as a function: pixels or ids of N examples → float32[N, outputs], for any N.
+    """Load a LiteRT file as a function: pixels or ids of N examples → float32[N, outputs], for any N.
 
     Args:
         path: The file.

@@ -31,7 +31,7 @@ class ServeParams:
         host: Address to listen on; 0.0.0.0 is all addresses of this machine.
         port: Port to listen on; 0 takes a free one.
         health_route: Path of the health check: GET returns 200 while the model is ready, else 503.
-        predict_route: Path of predictions: POST.
+        predict_route: Path of predictions, for POST requests.
         model_name: Name in the routes of KServe's protocols, as /v1/models/NAME:predict. Default: name of the
             registered model, else of the run (from the export's path), else of the exported model.
         int8: Serve the int8 model.
@@ -42,17 +42,18 @@ class ServeParams:
         max_connections: Largest number of connections; fewer if the system's limit of open files is lower. Another
             connection replaces the one whose client has been silent longest, or gets 503 if all have running requests.
         max_requests: Largest number of requests in flight with a complete body; another one gets 503 and Retry-After.
-        max_instances: Instances in a request; more get 413.
-        max_body_bytes: Size of a request's body; more gets 413. The default is Vertex's own limit.
-        max_image_pixels: Pixels of an image file; a larger image gets 400 and is not decoded. Decoding takes 3 to 7
-            bytes per pixel.
-        max_request_pixels: Pixels of all image files of a request; more get 413. A smaller image counts as the model's
-            input size.
-        max_decode_seconds: Processor time to decode the image files of a request; a longer one gets 400.
-        max_held_bytes: Memory of bodies and instances of all requests. Above it, the request whose body has been
-            arriving longest gets 503, else the request that needs more memory.
-        log: File for the prediction log: one JSON line for a share of the predictions, with time, model, version,
-            class, confidence and milliseconds, without inputs. `tpu-pipelines monitor` reads it. Empty disables it.
+        max_instances: Largest number of instances in a request; more get 413.
+        max_body_bytes: Largest size of a request's body; more gets 413. The default is Vertex's own limit.
+        max_image_pixels: Largest number of pixels of an image file; a larger image gets 400 and is not decoded.
+            Decoding takes 3 to 7 bytes per pixel.
+        max_request_pixels: Largest number of pixels of all image files of a request; more get 413. An image that is
+            smaller than the model's input counts as the model's input.
+        max_decode_seconds: Limit of the processor time to decode the image files of a request; above it, the request
+            gets 400.
+        max_held_bytes: Limit of the memory for bodies and instances of all requests. Above it, the request whose body
+            has been arriving longest gets 503; if no body is arriving, the request that needs more memory.
+        log: File for the prediction log: one JSON line for each logged prediction, with time, model, version, class,
+            confidence and milliseconds, without inputs. `tpu-pipelines monitor` reads it. Empty disables it.
         log_share: Share of the predictions to log.
         log_content: Log inputs too, except those of KServe's V2 protocol.
         verify: Public key: PEM text, or the path of a PEM file, local or on gs://. The export is loaded only if its

@@ -78,7 +78,7 @@ class PredictionLog:
 
         Args:
             model: Model of the predictions.
-            outputs: Its outputs, float32[N, …].
+            outputs: Outputs of the model, float32[N, …].
             seconds: Response time of the request.
             content: Returns the instances of the request; needed with `with_content`.
         """

@@ -48,7 +48,7 @@ class FairQueue(Generic[T]):
 
         Args:
             item: Item to add.
-            cost: Cost in any unit. For a request in several parts, the sum up to this part.
+            cost: Cost in any unit. For a request in several parts, the sum of the costs up to this part.
             is_last: Whether the item is the last part of its request.
         """
         heapq.heappush(self._waiting, (self._share + cost, next(self._numbers), item))
@@ -211,7 +211,7 @@ class NoRoomError(Exception):
 
 
 class HeldBytes:
-    """Limits the bytes of all requests together.
+    """Limits the memory of all requests together.
 
     Above the limit, the request whose body has been arriving for the longest time is rejected. Otherwise clients could
     hold memory for ever by never sending the end of a body.
@@ -224,7 +224,7 @@ class HeldBytes:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator["Hold"]:
-        """Yield the account of a request; its bytes are released when the block ends."""
+        """Yield the `Hold` of a request; its memory is released when the block ends."""
         hold = Hold(self)
         try:
             yield hold
@@ -232,7 +232,7 @@ class HeldBytes:
             hold.resize(0)
 
     def no_room(self) -> NoRoomError:
-        """Return the error of a request for which there is no room."""
+        """Return the error for a request that would exceed the limit."""
         return NoRoomError(f"The server is busy: it holds {self.total:,} bytes. Try again later.")
 
     def make_room(self, hold: "Hold", num_bytes: int) -> None:
@@ -271,7 +271,7 @@ class Hold:
         """Mark the request's body as arriving while the block runs; its memory may then be given to other requests.
 
         Args:
-            give_way: Called if that happens; must reject the request.
+            give_way: Called if the memory is given to another request; must reject this request.
         """
         self._held._arriving[self] = give_way
         try:

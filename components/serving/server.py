@@ -51,7 +51,7 @@ def serve(export_uri: str, params: ServeParams, version: str = "") -> None:
     Raises:
         InputError: If the address cannot be used, the export is missing or damaged, or a signature is invalid.
     """
-    place = os.path.abspath(export_uri)  # Also of a URI, of which only the end counts here.
+    place = os.path.abspath(export_uri)  # Also for a URI: only the end of the path matters.
     if not params.model_name:
         params = dataclasses.replace(params, model_name=version or _name_by_place(place))
     with (
@@ -108,7 +108,7 @@ async def _serve(
         if not is_loaded:
             os._exit(0)  # No request is running, and a download would delay the exit.
         application.stop()
-        server.force_exit = server.should_exit  # The second Ctrl-C.
+        server.force_exit = server.should_exit  # True at the second Ctrl-C.
         server.should_exit = True
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -128,7 +128,7 @@ async def _serve(
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our signal handlers. Its own ones raise the signal again at the end: the exit code is not 0."""
+    """uvicorn with our signal handlers. Its own handlers raise the signal again at the end: the exit code is not 0."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen with a long queue."""
@@ -143,7 +143,7 @@ class Server(uvicorn.Server):
 
 
 def handle_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report only once that connections cannot be accepted: asyncio retries and reports every failure."""
+    """Report only the first failure to accept connections: asyncio retries, and would report every failure."""
     error = context.get("exception")
     if isinstance(error, OSError) and "accept" in context["message"]:
         report_once("Cannot accept connections", f"{error.strerror}. Raise the limit (ulimit -n)")
