@@ -54,7 +54,7 @@ def find_drift(params: DriftParams, records_dir: Path, output: Path) -> DriftRes
         output: Folder for drift.json and drift.html, written atomically.
 
     Raises:
-        InputError: If one of the two has no statistics to compare.
+        InputError: If one of the two data sets has no statistics to compare.
     """
     storage.require_output(output, DRIFT_FILE)
     new, old = sketch_at(str(records_dir)), sketch_at(params.against)
@@ -93,7 +93,7 @@ def write_page(new: DataSketch, old: DataSketch, shifts: Sequence[Shift], path: 
 def _show(
     shift: Shift, pair: Sequence[Distribution], pictures: Sequence[markupsafe.Markup | None]
 ) -> markupsafe.Markup:
-    """Return a statistic with the histograms and example images of new and old data, where there are any."""
+    """Return a statistic as HTML, with histograms and example images of new and old data if there are any."""
     name = shift.figure.replace("_", " ")
     rows = [_PICTURES.format(*row) for row in zip(_COLOURS.values(), pictures, strict=True) if row[1]]
     return _PANEL.format(
@@ -106,7 +106,7 @@ def _show(
 
 
 def _choose_pictures(place: str, figures: Sequence[str]) -> Mapping[str, markupsafe.Markup]:
-    """Return example images of a local folder's first records, sorted by a statistic, by the statistic's name.
+    """Return example images as HTML, by statistic: images of a folder's first records, sorted by the statistic.
 
     Args:
         place: Folder that create_tfrecords wrote. Any other place, such as a registered version, gives no images.

@@ -27,7 +27,7 @@ class DriftParams:
 
 @dataclasses.dataclass(frozen=True)
 class DriftResult:
-    """Whether no statistic has drifted, and the names of those that have, the largest effect first."""
+    """Whether no statistic has drifted (`alike`), and the names of the drifted ones, the largest effect first."""
 
     alike: bool
     drifted: tuple[str, ...]
