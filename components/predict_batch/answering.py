@@ -1,4 +1,4 @@
-"""Predictions of one file: a worker process reads its examples, predicts and writes them."""
+"""Writes one file of predictions: a worker process reads the examples, predicts them and writes the predictions."""
 
 import dataclasses
 import functools
@@ -33,13 +33,13 @@ class Work:
     """Settings of a worker that predicts examples.
 
     Attributes:
-        params: Model to use, and form of the files.
-        export: Folder of the model, here or in a bucket.
+        params: Parameters of the step.
+        export: Folder of the model, local or in a bucket.
         model_digest: Digest of the model.
         root: Folder that keys are relative to.
-        stored: Input of stored records; None for all other sources.
+        stored: Input that the records of a `records:` source have; None for all other sources.
         types: Arrow types, by name, of the values that are copied to each prediction.
-        num_threads: Threads of one call of the model.
+        num_threads: Number of threads for one call of the model.
     """
 
     params: PredictParams
@@ -82,7 +82,7 @@ def answer_part(
     state: ResumeState,
     name: str,
 ) -> None:
-    """Write the predictions of consecutive examples as the file `name`, with the values `kept` of each."""
+    """Predict consecutive examples and write the file `name`. `kept` has the values to copy to each prediction."""
     with _ANSWERING:
         model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)
     aside = list[dict[str, Any]]()
@@ -108,7 +108,7 @@ def _read_all(
     kept: Sequence[dict[str, Any]],
     aside: list[dict[str, Any]],
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield key with kept columns, and model input, of each readable example; append the others to `aside`."""
+    """Yield (key and kept columns, model input) of each readable example; append unreadable ones to `aside`."""
 
     def read(key: str, content: Any) -> tuple[str, np.ndarray] | str:
         try:
@@ -153,10 +153,10 @@ def _as_parquet(
     named: Sequence[Sequence[str]],
     types: Mapping[str, str],
 ) -> bytes:
-    """Return predictions as a Parquet file: key, kept columns of the source, answer.
+    """Return predictions as a Parquet file: key, kept columns of the source, prediction.
 
     Args:
-        model: The model that answered.
+        model: The model.
         rows: `key` and kept columns of each example.
         answers: Outputs of the model, float32[num_examples, num_outputs].
         named: Predicted classes or labels of each example.

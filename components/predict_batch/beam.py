@@ -1,6 +1,6 @@
-"""Predictions as a pipeline of Apache Beam, on any runner.
+"""Runs predictions as an Apache Beam pipeline, on any runner.
 
-The step's own process lists the source and writes the tasks; each worker answers some of them and writes their files.
+The step's own process lists the source and writes the tasks; each worker does some of the tasks and writes their files.
 
 TEMP/JOB          tasks and finished files, see `resume_state`
 TEMP/JOB/export   copy of a local model, for workers on other machines
@@ -22,7 +22,7 @@ from tpu_components.predict_batch.prediction_files import STEP, Plan, file_name
 
 
 def options_of(params: PredictParams, export: str) -> dict[str, str]:
-    """Return the options of the pipeline, completed by the runner.
+    """Return the options of the pipeline after checking them, with defaults that the runner needs.
 
     Raises:
         InputError: If Beam is not installed, an option is unknown, or the runner needs another option.
@@ -32,12 +32,12 @@ def options_of(params: PredictParams, export: str) -> dict[str, str]:
 
 
 def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> ResumeState:
-    """Write the missing files by the workers of a Beam runner; returns the resume state that has all.
+    """Write the missing files on the workers of a Beam runner; returns the resume state with all files.
 
     Args:
         plan: Plan of the files.
         options: Completed options of the pipeline.
-        own: Folder for the files where `temp_location` is not set.
+        own: Folder for the files if `temp_location` is not set.
 
     Raises:
         InputError: If a worker reports a mistake of the user, or the runner refuses the options.

@@ -1,7 +1,7 @@
-"""Predictions by several commands: `python -m tpu_components.predict_batch.fan_out answer|merge`.
+"""Predicts by several commands: `python -m tpu_components.predict_batch.fan_out answer|merge`.
 
-Each command `answer` writes a range of the files to a folder of its own, and `merge` combines these. The model and the
-folders may be in a bucket. The bytes are the same as on one machine.
+Each command `answer` writes a range of the files to a folder of its own, and `merge` combines these folders. The model
+and the folders may be in a bucket. The bytes are the same as on one machine.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def answer_range(params: PredictParams, export: str, directory: str, number: int
         num_ranges: Number of ranges in all.
 
     Raises:
-        InputError: If the model or the source cannot be used, there is no such range, or the folder, in a bucket, has
+        InputError: If the model or the source cannot be used, `number` is out of range, or the folder, in a bucket, has
             predictions of another model, source or parameters.
     """
     plan = plan_answers(params, export)
@@ -45,7 +45,7 @@ def answer_range(params: PredictParams, export: str, directory: str, number: int
 
 
 def merge_ranges(params: PredictParams, export: str, folders: Sequence[str], directory: Path) -> PredictResult:
-    """Combine the files of all ranges to the same bytes as those of `predict_batch`.
+    """Combine the files of all ranges. The bytes are the same as those that `predict_batch` writes.
 
     Args:
         params: Parameters of the ranges.

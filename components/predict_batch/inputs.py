@@ -38,13 +38,13 @@ class Inputs:
     Attributes:
         keys: Name of each example. For records, shard and index of each record, because the name is in the record.
         version: Digest that changes with the content.
-        contents: Function of examples, int[…], that returns their contents, or None if each is a file below `root`.
+        contents: Takes indices of examples, int[…], and returns their contents; None if each is a file below `root`.
         are_in_place: Whether contents in larger files are read from the source's own files, not from copies that were
             unpacked on this machine.
         root: Folder that keys are relative to.
-        stored: Input of stored records; None for all other sources.
+        stored: Input that the records of a `records:` source have; None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
-        types: Arrow's names of the types of these values.
+        types: Arrow types of these values, by name.
     """
 
     keys: Sequence[str]
@@ -61,7 +61,7 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
     """List the examples to predict.
 
     Raises:
-        InputError: If the source is unknown, empty or malformed, or holds what the model does not take.
+        InputError: If the source is unknown, empty or malformed, or has examples that the model does not take.
     """
     if isinstance(model.input, CorpusInput):
         raise InputError(
@@ -76,7 +76,7 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
     try:
         columns = {**model.columns, **params.columns}
         listing = list_unlabelled(WriteParams(params.source, columns=columns, slice_columns=params.keep))
-    except InputError as error:  # The configuration of a run is not what is set here.
+    except InputError as error:  # Name the flag instead of a run's configuration.
         message = str(error).replace("data.columns={path: …}", """--columns '{"path": "…"}'""")
         raise InputError(message.replace("data.columns", "--columns")) from error
     _check_kept(params, listing.slices)
@@ -107,7 +107,7 @@ def _check_kept(params: PredictParams, kept: Mapping[str, Any]) -> None:
 
 
 def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-    """Return Arrow's name of one type, and the values in it: int, float, bool or str, or None; mixed ones are text."""
+    """Return the Arrow type of a column, and its values in this type, or None; mixed types become text."""
     if isinstance(values, Names):
         return "string", values
     if any(isinstance(value, bytes) for value in values):
@@ -123,10 +123,10 @@ def _as_column(values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
 
 
 def location_of(source: str) -> str:
-    """Return the place of the examples, local or in a bucket; empty if they come with a library.
+    """Return the path or URI of the examples; empty if they come with a library.
 
     Raises:
-        InputError: If there is no such kind of source.
+        InputError: If the kind of the source is unknown.
     """
     kind, place = split_source(source)
     return place if kind == RECORDS else find_location(source)
@@ -147,17 +147,17 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
 def read_input(
     model: ExportedModel, root: str, stored: AnyInput | None, key: str, content: Any
 ) -> tuple[str, np.ndarray]:
-    """Return the name of an example and its input of a model, dtype[*shape].
+    """Return the name of an example and the model's input for the example, dtype[*shape].
 
     Args:
         model: The model.
         root: See `Inputs`.
         stored: See `Inputs`.
         key: Key of the example.
-        content: Its content; None if it is a file below `root`.
+        content: Content of the example; None if it is a file below `root`.
 
     Raises:
-        An error of `UNREADABLE`: If it cannot be used.
+        An error of `UNREADABLE`: If the example cannot be used.
     """
     content = read_content(root, key, content)
     return (key, _read_example(model, content)) if stored is None else _read_record(model, content, stored)
@@ -167,7 +167,7 @@ def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[
     fields = read_fields(frame)
     try:
         key = fields[KEY_FEATURE][0].decode()
-        if isinstance(stored, TextInput):  # The model may have another vocabulary: its own counts.
+        if isinstance(stored, TextInput):  # Read the text: the model may have another vocabulary.
             return key, _read_example(model, fields[TEXT_FEATURE][0])
         assert isinstance(stored, ImageInput)
         content = fields[ImageInput.feature][0]
@@ -191,7 +191,7 @@ def _read_example(model: ExportedModel, content: Any) -> np.ndarray:
 
 
 class Places(Sequence[str]):
-    """Places of all records of shards, in order; computed, so that only the list of shards is in memory.
+    """Places (`SHARD[INDEX]`) of all records of shards, in order. Only the list of shards is in memory.
 
     Args:
         shards: The shards.
@@ -215,10 +215,10 @@ class Places(Sequence[str]):
 
 
 def read_frames(root: str, places: Iterable[str]) -> Iterator[bytes]:
-    """Yield the records at places, each with its frame; a few megabytes of a shard at a time are in memory.
+    """Yield the records at places, each with its TFRecord frame; keeps only a few megabytes of a shard in memory.
 
     Args:
-        root: Folder of the shards, here or in a bucket.
+        root: Folder of the shards, local or in a bucket.
         places: Places of records, in the order and format of `Places`.
 
     Raises:

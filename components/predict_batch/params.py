@@ -20,10 +20,10 @@ class PredictParams:
     """Examples to predict and files to write; one field per component input.
 
     Attributes:
-        source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for its records. Labels are not
-            needed: `images:DIR` and `text:DIR` take every file below the folder.
-        columns: Names of a table's columns `path`, `text` and `id`, if they are not those of the training data, for
-            example {"path": "filename"}.
+        source: Kind and place of the examples, as in create_tfrecords, or `records:DIR` for records that
+            create_tfrecords wrote. Labels are not needed: `images:DIR` and `text:DIR` take every file below the folder.
+        columns: Names of a table's columns for `path`, `text` and `id`, if they differ from those of the training data,
+            for example {"path": "filename"}.
         keep: Columns of a table, or fields of JSON files in archives, to copy to each prediction. The `id` is always
             copied.
         form: Format of the files: `jsonl`, a line for each example, or `parquet`, which needs `tpu-pipelines[parquet]`.
@@ -31,7 +31,7 @@ class PredictParams:
         part_examples: Examples per file. A killed process loses at most one file.
         num_workers: Processes to use; 0 means one per available CPU.
         engine: Where examples are predicted: `local`, by processes of this machine, or `beam`, by the workers of an
-            Apache Beam runner. The bytes are the same, as are those of the commands of `predict_batch.fan_out`.
+            Apache Beam runner. Both write the same bytes, and so do the commands of `predict_batch.fan_out`.
         beam_options: Options of the Beam pipeline with Beam's own names, for example `runner`, `region`,
             `worker_machine_type` and `max_num_workers`; an option without a value is "". Finished files are stored
             below `temp_location`, which must be in a bucket for a `runner` on other machines.

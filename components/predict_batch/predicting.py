@@ -57,7 +57,7 @@ def predict_batch(params: PredictParams, export: str | Path, directory: Path) ->
 
 
 def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:
-    """Write the missing ones of the wanted files, in worker processes; returns the number of existing ones."""
+    """Write the wanted files that are missing, in worker processes; returns the number of files that existed."""
     finished = state.whole(plan.names[number] for number in wanted)
     missing = [number for number in wanted if plan.names[number] not in finished]
     num_workers = max(1, min(plan.work.params.num_workers or available_cpus(), len(missing)))
