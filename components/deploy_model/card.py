@@ -304,7 +304,7 @@ _RANGES = {
 
 
 def _ranges(figures: Mapping[str, Any]) -> str:
-    """Describe minimum and maximum of the training data's brightness, size or words; empty if none varies."""
+    """Describe the ranges of brightness, size and words in the training data; empty if all are constant or unknown."""
     ranges = [
         words.format(f"{figures[name].minimum:,.4g}", f"{figures[name].maximum:,.4g}")
         for name, words in _RANGES.items()
@@ -314,7 +314,7 @@ def _ranges(figures: Mapping[str, Any]) -> str:
 
 
 def _classes(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
-    """Return classes with their number of examples per split, the largest class first."""
+    """Return the largest classes, each with its number of examples per split; empty for tasks without classes."""
     splits: Sequence[Split] = tuple(manifest.splits.values())
     if manifest.task not in (CLASSIFICATION, MULTI_LABEL):
         return []
@@ -331,7 +331,7 @@ def _settings(model: ModelInfo) -> dict[str, Any]:
 
 
 def _hours(training: Mapping[str, Any]) -> float | None:
-    """Return the hours that the training used a machine; None if unknown."""
+    """Return the machine hours of the training; None if unknown."""
     paid: Any = training.get("paid_seconds")
     seconds: Any = sum(paid.values()) if isinstance(paid, Mapping) else training.get("seconds")
     return seconds / 3600 if isinstance(seconds, int | float) else None

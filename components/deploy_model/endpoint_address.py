@@ -15,7 +15,7 @@ def endpoint_fields(params: DeployParams, project: str) -> dict[str, Any]:
     """Return the fields for creating an endpoint with the access type of the parameters.
 
     Args:
-        params: Access type, network, projects and encryption key.
+        params: Access type, network and projects.
         project: Project of the endpoint; it always has access.
     """
     if params.endpoint_access == DEDICATED:
@@ -32,7 +32,7 @@ def endpoint_fields(params: DeployParams, project: str) -> dict[str, Any]:
 
 
 def access_of(endpoint: Any) -> str:
-    """Return the access type of an endpoint: `public`, `dedicated` or `private`."""
+    """Return the access type of an endpoint: `public`, `dedicated`, `private` or `peered with a network`."""
     if endpoint.private_service_connect_config.enable_private_service_connect:
         return PRIVATE
     if endpoint.network:
@@ -41,7 +41,7 @@ def access_of(endpoint: Any) -> str:
 
 
 def check_access(endpoint: Any, params: DeployParams, project: str) -> None:
-    """Check that an existing endpoint has the access type of the parameters; it cannot be changed.
+    """Check that an existing endpoint has the access type of the parameters: an endpoint's type cannot be changed.
 
     Raises:
         InputError: If the access type differs.

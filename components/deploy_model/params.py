@@ -64,7 +64,8 @@ class DeployParams:
             of its own; `private`, inside a network by Private Service Connect. It cannot be changed later.
         endpoint_network: Network of a private endpoint's address: `projects/PROJECT/global/networks/NETWORK`, with
             the project's id. The pipeline's steps must run in this network.
-        endpoint_projects: Projects that may connect to a private endpoint, besides its own and its network's.
+        endpoint_projects: Further projects that may connect to a private endpoint. The endpoint's project and the
+            network's project always may.
         encryption_key: Customer-managed encryption key (CMEK) for versions and endpoint on Vertex AI. In a
             configuration, empty is the settings' key.
         signing_key: File of a private EC key in PEM, local or on gs://, to sign a new version with. Its password, if

@@ -56,8 +56,8 @@ _PREDICTION_SECONDS = 120
 # have traffic_split" (github.com/GoogleCloudPlatform/explainable_ai_sdk/issues/3).
 _ROUTING_SECONDS = 600
 _NO_TRAFFIC = "traffic_split"
-_TRIAL_SHARE = 50  # Percentage of the candidate endpoint's requests; usually it has one version.
-_SURE_REQUESTS = 500  # With a share of 1%, one of 150 deployments gets no request of these.
+_TRIAL_SHARE = 50  # Percentage of the candidate endpoint's requests for a version; usually there is only one.
+_SURE_REQUESTS = 500  # With a share of 1%, one of 150 deployments gets none of these requests.
 
 
 class VertexTarget:
@@ -98,7 +98,7 @@ class VertexTarget:
         return self._ensure(find, lambda: self._upload(store(), digest, model_digest(model_dir), facts), registry.name)
 
     def _ensure(self, find: Callable[[], T | None], create: Callable[[], None], name: str, hint: str = "") -> T:
-        """Return what `find` gives; if it finds nothing, create it and find it again. Transient errors are retried."""
+        """Return the result of `find`; if it is None, `create` and `find` again. Transient errors are retried."""
 
         def attempt() -> T:
             if (resource := find()) is not None:
@@ -191,7 +191,7 @@ class VertexTarget:
         """Deploy the version to the endpoint and yield the endpoint's name; roll back if the block fails.
 
         1. Deploy to the candidate endpoint, which has no users, and run the health check.
-        2. Deploy to the endpoint without traffic, then give the version its share.
+        2. Deploy to the endpoint without traffic, then give the version its share of the traffic.
         3. Run the health check on the endpoint, for responses of this version.
 
         If 2, 3 or the block fails, the traffic is restored and the version undeployed. After a successful block,
@@ -200,7 +200,8 @@ class VertexTarget:
         Args:
             version: Version to deploy.
             check: Health check of its predictions.
-            champion: Digest as in `VertexRegistry.promote`; a version that may not be promoted is not deployed.
+            champion: Digest of the champion that the model was compared with. A version that may not be promoted is not
+                deployed.
 
         Raises:
             RuntimeError: If the version does not respond, or its predictions differ from the evaluation.
@@ -435,7 +436,7 @@ def give_share(split: Mapping[str, int], deployed: str, percent: int) -> dict[st
 
 
 def scale(split: Mapping[str, int], total: int) -> dict[str, int]:
-    """Scale shares to whole numbers with another total; drops shares of zero.
+    """Scale shares to whole numbers that add up to `total`; drops shares of zero.
 
     Example:
         >>> scale({"1": 50, "2": 25, "3": 25}, 99), scale({"1": 100}, 0), scale({}, 100)
