@@ -10,14 +10,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-_OWN_FOLDER = Path(__file__).parent.parent
 _VARIABLE = "PYTHONSAFEPATH"  # https://docs.python.org/3/using/cmdline.html#envvar-PYTHONSAFEPATH
 
 
 def leave_current_folder() -> None:
-    """Remove the current folder, which `python -m` adds, from the import path, unless it contains our own sources."""
-    here = Path.cwd()
-    if not sys.flags.safe_path and sys.path and Path(sys.path[0]).resolve() == here and here != _OWN_FOLDER:
+    """Remove the current folder, which `python -m` adds, from the import path."""
+    if not sys.flags.safe_path and sys.path and Path(sys.path[0]).resolve() == Path.cwd():
         del sys.path[0]
 
 
