@@ -1,6 +1,11 @@
 """Models as a registry sees them: files."""
 
-from tpu_components.core.examples.artifacts import ModelInfo
+import json
+import shutil
+
+import h5py
+
+from tpu_components.core.examples.artifacts import ModelInfo, file_sha256
 from tpu_components.core.examples.interface import ImageInput
 from tpu_components.core.results.export_info import ComparedOn, ExportInfo, FormatFacts, Output
 
@@ -36,3 +41,20 @@ def write_model(directory, weights, export="export"):
     for name in ("model.tflite", "model_int8.tflite"):
         (export_dir / name).write_text(f"{weights} {export}")
     return model_dir, export_dir
+
+
+def copy_with_weights(model, value, directory):
+    """A copy of a trained model all of whose weights are one value, as its training would have written it."""
+    shutil.copytree(model, directory)
+    weights = directory / "best.weights.h5"
+
+    def fill(_, item):
+        if isinstance(item, h5py.Dataset) and item.dtype.kind == "f":
+            item[...] = value
+
+    with h5py.File(weights, "r+") as file:
+        file.visititems(fill)
+    raw = json.loads((directory / "model.json").read_text())
+    raw["digests"]["best.weights.h5"] = file_sha256(weights)
+    (directory / "model.json").write_text(json.dumps(raw))
+    return directory

@@ -8,7 +8,8 @@ import h5py
 import pytest
 
 from tests.components.judging import said
-from tests.registered import write_model
+from tests.html_page import Page
+from tests.registered import copy_with_weights, write_model
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import file_sha256
 from tpu_components.core.examples.example_ids import load_identities
@@ -138,3 +139,28 @@ def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was
     assert "ties with that of version 0001, the best that was promoted:" in rules[2]
     scored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert scored["test_set"]["examples"] == held_out.examples_uri
+
+
+def test_the_report_shows_what_changed_since_the_champion_not_since_the_best(
+    registry, digits_records, trained_digits, tmp_path
+):
+    registry.register(copy_with_weights(trained_digits, 0.0, tmp_path / "zeros"), tmp_path / "export", **_FACTS)
+    registry.override("0002", "champion", "by hand")
+    held_out = HeldOutSet.find(f"{registry.directory}/tests", load_identities(digits_records, "test"), "other")
+    held_out.record(model_digest(trained_digits), True, {"accuracy": 1.0}, {})
+    params = EvaluateParams(
+        champion=f"{registry.directory}@champion",
+        max_regression={"accuracy": 0.3},
+        test_decisions=52,
+        backend="tensorflow",
+        accelerator="cpu",
+        num_replicas=1,
+    )
+    model, output = _with_other_bytes(trained_digits, tmp_path / "b"), tmp_path / "evaluation"
+    scored = evaluate_model(params, digits_records, model, output)
+    assert "the best that was promoted" in said(scored)[2]
+    difference = json.loads((output / "evaluation.json").read_text())["differences"]["accuracy"]
+    words = " ".join(" ".join(Page((output / "report.html").read_text()).words).split())
+    changed = "{num_better} right that were wrong, {num_worse} wrong that were right".format(**difference)
+    assert f"Changed since the champion {changed}" in words
+    assert difference["num_better"] > 100

@@ -3,14 +3,14 @@ import json
 import re
 import shutil
 
-import h5py
 import numpy as np
 import pytest
 
 from tests.components.judging import said
+from tests.registered import copy_with_weights
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import records
-from tpu_components.core.examples.artifacts import Manifest, ModelInfo, file_sha256
+from tpu_components.core.examples.artifacts import Manifest, ModelInfo
 from tpu_components.core.examples.example_ids import load_identities
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.create_tfrecords import WriteParams, write_records
@@ -29,18 +29,7 @@ def _scored(output):
 @pytest.fixture
 def broken_model(trained_digits, tmp_path):
     """A model whose weights are NaN, as after a training that diverged."""
-    directory = tmp_path / "broken"
-    shutil.copytree(trained_digits, directory)
-    with h5py.File(directory / "best.weights.h5", "r+") as file:
-        found = []
-        file.visititems(lambda path, item: found.append(item) if isinstance(item, h5py.Dataset) else None)
-        for item in found:
-            if item.dtype.kind == "f":
-                item[...] = np.nan
-    raw = json.loads((directory / "model.json").read_text())  # As the training that made it would have written it.
-    raw["digests"]["best.weights.h5"] = file_sha256(directory / "best.weights.h5")
-    (directory / "model.json").write_text(json.dumps(raw))
-    return directory
+    return copy_with_weights(trained_digits, np.nan, tmp_path / "broken")
 
 
 @pytest.fixture(scope="module")
