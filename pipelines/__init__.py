@@ -1,4 +1,4 @@
-"""The library `tpu_pipelines`: what the command line does, from Python, with models and arrays as objects too."""
+"""Python API of tpu-pipelines: the commands as functions, which also accept Keras models and NumPy arrays."""
 
 import importlib
 import sys
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         train,
     )
 
-if __name__ == "pipelines":  # By its folder's name, in the root of a clone: all that is imported is of this clone.
+if __name__ == "pipelines":  # Imported by the folder's name in a clone's root: later imports use this clone.
     importlib.import_module("components")
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the library when one of its names is first used: the command line does without it."""
+    """Import `api.library` when one of its names is first used; the command line does not need it."""
     if name in __all__:
         return getattr(importlib.import_module("tpu_pipelines.api.library"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -51,5 +51,5 @@ def __dir__() -> list[str]:
     return __all__
 
 
-if __name__ == "pipelines":  # The same modules as by their own names.
+if __name__ == "pipelines":  # `pipelines` is then the same module as `tpu_pipelines`.
     sys.modules[__name__] = importlib.import_module("tpu_pipelines")

@@ -1,1 +1,1 @@
-"""What `import tpu_pipelines` gives: the commands as functions, from Python."""
+"""Functions and classes that `import tpu_pipelines` provides."""

@@ -1,4 +1,4 @@
-"""The public functions of `tpu_pipelines`: the commands, which also take models and arrays as objects."""
+"""Public functions of `tpu_pipelines`: the commands, which also accept Keras models and NumPy arrays."""
 
 import dataclasses
 import hashlib
@@ -43,13 +43,13 @@ from tpu_pipelines.starting.first_configuration import batch_for
 
 Place = str | Path
 _WORKSPACE = Path("runs")
-# Share of the examples that train by default.
+# Default share of the examples in the training split.
 _TRAINED = 1 - WriteParams.validation_fraction - WriteParams.test_fraction
-_OBJECTS_DIR = ".objects"  # In a workspace: models and arrays that were given as objects, by their content.
+_OBJECTS_DIR = ".objects"  # Folder in a workspace for models and arrays that are passed as objects.
 
 
 class RunFailedError(RuntimeError):
-    """A step of a run failed; `summary` says which, and how far it came."""
+    """Error of a run with a failed step; `summary` is the content of summary.json."""
 
     def __init__(self, summary: Mapping[str, Any]) -> None:
         super().__init__(summary["error"])
@@ -61,7 +61,7 @@ class Page:
     """An HTML page that a notebook shows as the output of a cell.
 
     Attributes:
-        text: The page's HTML.
+        text: HTML of the page.
         height: Height in a notebook, in pixels.
     """
 
@@ -69,7 +69,7 @@ class Page:
     height: int
 
     def _repr_html_(self) -> str:
-        # A frame of its own: the styles of page and notebook do not mix.
+        # In an iframe, so that the styles of page and notebook do not mix.
         return (
             f'<iframe srcdoc="{html.escape(self.text)}" width="100%" height="{self.height}" frameborder="0"></iframe>'
         )
@@ -77,11 +77,11 @@ class Page:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Run(Displayed):
-    """A finished run. `to_pandas` returns the history of its training, a row per epoch.
+    """A finished run. `to_pandas` returns its training history with one row per epoch.
 
     Attributes:
-        path: Its folder.
-        facts: Content of summary.json, as typed values.
+        path: Folder of the run.
+        facts: Content of summary.json, as a dataclass.
     """
 
     path: Path
@@ -96,7 +96,7 @@ class Run(Displayed):
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """Content of summary.json."""
+        """Content of summary.json, as plain values."""
         return self.facts.as_dict()
 
     @property
@@ -111,12 +111,12 @@ class Run(Displayed):
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """The figures on the split that the gate looks at; None for one that is not a number."""
+        """Metrics on the gate's split, by name; None for an undefined metric."""
         return self.facts.metrics
 
     @property
     def reasons(self) -> tuple[Rule, ...]:
-        """Rules of the gate: each with `passed`, the `metric` and a `text`."""
+        """Outcomes of the gate's rules; each has `passed`, `metric` and `text`."""
         return self.facts.gate.reasons
 
     @property
@@ -129,7 +129,7 @@ class Run(Displayed):
         return list(map(dict, load_history(self.path / "model")))
 
     def plot(self) -> Page:
-        """Draw the losses, metrics and times of the epochs."""
+        """Return a page with charts of the losses, metrics and times of the epochs."""
         from tpu_components.core.pages import page
         from tpu_components.evaluate_model.report import chart_training
 
@@ -139,21 +139,21 @@ class Run(Displayed):
         return Page(page.render(f"Training of {self.name}", blocks), height)
 
     def show(self) -> Page:
-        """Show the page of the evaluation, `report`, in a notebook."""
+        """Return the evaluation's HTML report as a page for a notebook."""
         return Page(self.report.read_text(encoding="utf-8"), 800)
 
     def export(self, **settings: Any) -> Path:
-        """Export the model whatever the gate says, to try it; returns the folder.
+        """Export the model, even if the gate has rejected it, and return the export's folder.
 
         Args:
-            settings: Settings of section `export`, over those of the run.
+            settings: Settings of section `export`; they override those of the run.
         """
         overrides, output = _overrides("export", settings), self.path / EXPORT_DIR
         export_run(self.path, overrides, output)
         return output
 
     def predict(self, *inputs: Place | np.ndarray, top: int = 3) -> list[ExamplePrediction]:
-        """Answer with the exported model; see `predict`.
+        """Return predictions of the exported model; the arguments are those of `tpu_pipelines.predict`.
 
         Raises:
             InputError: If the run has exported no model, for example because the gate has rejected it.
@@ -177,20 +177,20 @@ class Run(Displayed):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Checks(Displayed):
-    """The findings of a look at a configuration."""
+    """Findings of `check` on a configuration."""
 
     findings: tuple[Finding, ...]
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing that was found would stop a run."""
+        """Whether no finding is an error, which would stop a run."""
         return not errors_in(self.findings)
 
     def __str__(self) -> str:
         return "\n".join(f"{state:<9}{text}" for state, text in as_lines(self.findings))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return each finding."""
+        """Return the fields of each finding."""
         return [dataclasses.asdict(finding) for finding in self.findings]
 
 
@@ -228,21 +228,21 @@ def train(
     force: bool = False,
     **sections: Any,
 ) -> Run:
-    """Train, evaluate, export and register a model here; unchanged steps are taken from earlier runs.
+    """Train, evaluate, export and register a model on this machine; unchanged steps are taken from earlier runs.
 
     Args:
-        model: A keras.Model, whose training starts with its weights; or a ready model's name, or a file.
-        data: Arrays `(x, y)`, or `((x, y), (x_validation, y_validation))`; a mapping of arrays, as `x_train`; a folder,
-            file or source; or the section `data`.
+        model: A keras.Model, whose weights the training starts with; or a ready model's name, or a model's file.
+        data: Arrays `(x, y)`, or `((x, y), (x_validation, y_validation))`; a mapping of arrays with keys like
+            `x_train`; a folder, file or source; or the section `data`.
         name: Name of the run; by default the model's.
         workspace: Folder for runs.
         force: Run every step, also those that are unchanged.
-        sections: Other sections of a configuration, as `training={"epochs": 3}`. The settings of all sections are
-            listed at the end of `help(tpu_pipelines.train)`. For `(x, y)` the default batch size follows from the
-            number of examples: 8 for few, 128 for 2,560 to train on and more.
+        sections: Other sections of a configuration, for example `training={"epochs": 3}`. The settings of all sections
+            are listed at the end of `help(tpu_pipelines.train)`. For tuples of arrays, the default batch size grows
+            with the number of training examples, from 8 to 128 (from 2,560 examples on).
 
     Returns:
-        The run, also one that the gate has rejected.
+        The run, even if the gate has rejected its model.
 
     Raises:
         InputError: If the model, the data or a setting cannot be used.
@@ -285,7 +285,7 @@ def run(
     workspace: Place = _WORKSPACE,
     force: bool = False,
 ) -> Run:
-    """Run the whole pipeline here; unchanged steps are taken from earlier runs.
+    """Run the whole pipeline on this machine; unchanged steps are taken from earlier runs.
 
     Args:
         config: A ready example's name, a YAML file, or a mapping of sections.
@@ -322,29 +322,29 @@ def compare(*runs: Place | Run) -> comparison.Comparison:
         runs: Runs, or their folders.
 
     Raises:
-        InputError: If one of them is no run, or all are the same.
+        InputError: If an argument is no run, or all arguments are the same run.
     """
     return comparison.compare([run.path if isinstance(run, Run) else Path(run) for run in runs])
 
 
 def check(config: Place | Mapping[str, Any], overrides: Sequence[str] = (), *, workspace: Place = _WORKSPACE) -> Checks:
-    """Check within seconds what would stop a run of a configuration, or spoil it; takes the arguments of `run`.
+    """Find in seconds what would stop a run or bias its result; takes the arguments of `run`.
 
     Raises:
-        InputError: If the configuration is none.
+        InputError: If the configuration cannot be read, or a key or value is wrong.
     """
     return Checks(tuple(examine(load_config(config, overrides), UNASKED, workspace=Path(workspace))))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Preflight(Displayed, PreflightReport, name=PREFLIGHT_FILE, what="a preflight report", step="preflight_training"):
-    """What preflight found, machine by machine; see `PreflightReport`."""
+    """Findings of preflight for each machine; see `PreflightReport`."""
 
     def __str__(self) -> str:
         return report.as_text(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the findings on each machine, without those of single layers."""
+        """Return the findings for each machine; `layers` is the number of layers."""
         return [{**machine.as_dict(), "layers": len(machine.layers)} for machine in self.machines]
 
 
@@ -354,11 +354,11 @@ def preflight(
     overrides: Sequence[str] = (),
     workspace: Place = _WORKSPACE,
 ) -> Preflight:
-    """Compile the training step for TPUs, without one: does it fit, how long does it take, what does it cost?
+    """Compile the training step for TPUs without having one, and estimate memory, time and price.
 
     Args:
         config: Configuration, as for `run`.
-        machines: Short names, as v5e-4; by default the configuration's.
+        machines: Short names of machines, for example v5e-4; by default those of the configuration.
         overrides: Overrides, as for `run`.
         workspace: Folder for the report.
 
@@ -374,14 +374,14 @@ def preflight(
 def predict(
     model: Place, *inputs: Place | np.ndarray, top: int = 3, workspace: Place = _WORKSPACE
 ) -> list[ExamplePrediction]:
-    """Answer images or texts on CPU with an exported model.
+    """Return the predictions of an exported model for images or texts, on CPU.
 
     Args:
-        model: An export, a run's folder, or a registered `NAME`, `NAME@ALIAS` or `NAME@0001`.
+        model: Folder of an export or a run, or a registered model: `NAME`, `NAME@ALIAS` or `NAME@0001`.
         inputs: Files, folders or texts, as the command `predict` takes them; or arrays of images, uint8[N, height,
             width, channels].
-        top: Classes to name for each.
-        workspace: Folder for runs, whose registry is meant.
+        top: Number of most probable classes to return for each input.
+        workspace: Folder for runs, with the registry.
 
     Raises:
         InputError: If there is no such model, or an input cannot be read.
@@ -414,7 +414,7 @@ def _as_array(values: Any) -> np.ndarray:
     """Return values as an array of numbers or strings.
 
     Raises:
-        InputError: If they are of different lengths, or of other types.
+        InputError: If rows differ in length, or a value is neither a number nor a string.
     """
     try:
         array = np.asarray(values)
@@ -451,7 +451,7 @@ def model_value(model: Any, folder: Path) -> Any:
         digest.update(weight.tobytes())
     plain = re.sub(r"[^\w-]", "_", model.name)
     path = folder / f"{plain}-{digest.hexdigest()[:12]}.keras"
-    if not path.is_file():  # Saved again, the file and its digest would differ.
+    if not path.is_file():  # A second save would change the file's bytes, and so its digest.
         path.parent.mkdir(parents=True, exist_ok=True)
         model.save(path)
     return str(path)
@@ -484,7 +484,7 @@ def data_section(data: Any, folder: Path) -> Any:
 
 
 def _by_name(arrays: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Name the arrays, or lists, of (x, y), or of ((x, y), (x, y)) for training and validation."""
+    """Return the arrays of (x, y) as `x` and `y`, those of ((x, y), (x, y)) as `x_train`, …, `y_validation`."""
     is_split = all(isinstance(pair, tuple) for pair in arrays)
     pairs = dict(zip(("_train", "_validation"), arrays, strict=False)) if is_split else {"": arrays}
     if len(arrays) != 2 or any(len(pair) != 2 for pair in pairs.values()):
@@ -508,7 +508,7 @@ def _save_arrays(arrays: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _list_settings() -> Iterator[str]:
-    """Yield every setting with its default and meaning, for `help`."""
+    """Yield lines for `help`: every setting with its default and meaning."""
     for setting in settings():
         default = "" if setting.default is None else f" = {json.dumps(setting.default)}"
         yield f"    {setting.name}{default}"
