@@ -40,18 +40,18 @@ def examine(
     workspace: Path = Path("runs"),
     context: str = "",
 ) -> list[Finding]:
-    """Run the checks of some costs for a configuration.
+    """Return the findings of a configuration's checks with the requested costs.
 
     Args:
-        config: Configuration that is to run.
-        costs: Costs of the checks to ask.
+        config: Configuration to check.
+        costs: Costs of the checks to run.
         target: The platform, for example `vertex`; empty for a run on this machine.
         settings: Project, region, bucket and images.
         workspace: Folder for runs on this machine.
-        context: Context of Kubernetes, for Kubeflow; empty skips the checks of the cluster.
+        context: kubectl context of Kubeflow's cluster; empty skips the checks of the cluster.
 
     Raises:
-        InputError: If the checks of a platform need missing settings or a machine of the platform.
+        InputError: If a setting that the platform's checks need is missing, or the platform lacks the machine.
     """
     settings = settings or Settings()
     checks = ConfigChecks(config, None if target else workspace).checks()
@@ -75,13 +75,13 @@ def _asked(config: Config, target: str, settings: Settings, context: str) -> lis
 
 
 def require_ready(config: Config, target: str, settings: Settings) -> list[Finding]:
-    """Run the quick checks: sign-in, bucket, image, service account. The arguments are those of `examine`.
+    """Run a platform's quick checks: sign-in, bucket, image, service account. The arguments are those of `examine`.
 
     Returns:
-        Hints, and findings of unknown state.
+        Findings that are hints or have an unknown state.
 
     Raises:
-        InputError: If a run would fail; names everything that is missing, and what to do.
+        InputError: If a run would fail; the message lists everything that is missing, with remedies.
     """
     findings = examine(config, (Cost.REQUEST,), target, settings)
     if errors := errors_in(findings):
@@ -93,7 +93,7 @@ def require_ready(config: Config, target: str, settings: Settings) -> list[Findi
 
 
 class ConfigChecks:
-    """Checks of a configuration and its data: errors that would stop a run, and settings that would spoil its result.
+    """Checks of a configuration and its data: errors that would stop a run, and settings that would bias its result.
 
     The checks are independent, so that one call finds all mistakes.
 
@@ -104,7 +104,7 @@ class ConfigChecks:
 
     def __init__(self, config: Config, workspace: Path | None) -> None:
         self._config, self._workspace = config, workspace
-        self._interface: Interface | None = None  # Set by the check of the data.
+        self._interface: Interface | None = None  # The check of the data sets it.
 
     def checks(self) -> list[Check]:
         """Return the checks, in the order in which their findings are shown."""
@@ -266,11 +266,11 @@ def image_check(target: str) -> Check:
 
 
 def model_findings(model: str, carried: Mapping[str, bytes]) -> Iterator[Finding]:
-    """Yield findings on how a model's code reaches the platform, and which files travel with it.
+    """Yield findings on how a model's code reaches the platform, and on the files that are uploaded with it.
 
     Args:
         model: Name of the model in the configuration.
-        carried: Content of the files that travel, by their place.
+        carried: Content of the files to upload, by URI.
     """
     for place, content in carried.items():
         yield Finding("model", Status.OK, f"{model} travels as {place}, {len(content):,} bytes")

@@ -27,19 +27,19 @@ from tpu_pipelines.config.configuration import Config
 
 _SAMPLE_EXAMPLES = 64
 _LITE = ("float", "int8")
-_AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # Amounts by which the gate divides examples into quarters.
+_AMOUNTS = {IMAGE: SIZE, TEXT: LENGTH}  # Quantity whose quartiles define slices for the gate, by kind of example.
 
 
 def check_run(config: Config, workspace: Path, listing: Listing | None = None) -> DatasetPlan:
-    """Check everything that can be checked in advance: shape and splits of the data, batch, champion, workspace.
+    """Check data, batch size, champion, registry and workspace before a run; returns the plan of the data set.
 
     Args:
         config: Configuration of the run.
-        workspace: Folder of the runs.
-        listing: Examples of its data; None to list them.
+        workspace: Folder for runs.
+        listing: Examples of the data set; None to list them.
 
     Raises:
-        InputError: On the first thing that is wrong.
+        InputError: On the first mistake.
     """
     plan = check_inputs(config, workspace, listing)
     check_deploy(config)
@@ -66,7 +66,7 @@ def check_deploy(config: Config) -> None:
     """Check the deployment, if there is one: the registry, and the keys for signing and verifying.
 
     Raises:
-        InputError: On the first thing that is wrong.
+        InputError: On the first mistake.
     """
     if config.deploy is None:
         return
@@ -79,14 +79,14 @@ def check_deploy(config: Config) -> None:
 
 
 def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
-    """Check that the listed data fit the batch size, the splits and the slices of the configuration.
+    """Check that the data fit the configuration's batch size, splits and slices; returns the plan of the data set.
 
     Args:
         config: Configuration of the run.
-        listing: Examples of its data; None to list them.
+        listing: Examples of the data set; None to list them.
 
     Raises:
-        InputError: On the first thing that is wrong.
+        InputError: On the first mistake.
     """
     plan = plan_dataset(config.data, listing)
     config.training.check_batch_fits(plan.split_examples["train"])
@@ -104,12 +104,12 @@ def check_data(config: Config, listing: Listing | None = None) -> DatasetPlan:
 
 
 def _check_earlier_model(config: Config, role: str, place: str, class_names: Sequence[str]) -> None:
-    """Check that a model that the run reads has the task and the classes of the data; models on gs:// are not checked.
+    """Check that a model that the run reads has the task and classes of the data; skips models in a bucket.
 
     Args:
         config: Configuration of the run.
         role: `champion` or `initial model`.
-        place: Its folder, or `REGISTRY/MODEL@VERSION_OR_ALIAS`; empty for none.
+        place: Folder of the model, or `REGISTRY/MODEL@VERSION_OR_ALIAS`; empty for none.
         class_names: Classes of the data.
     """
     if not place or storage.is_remote(place):
@@ -134,43 +134,43 @@ def _check_earlier_model(config: Config, role: str, place: str, class_names: Seq
 
 
 def needs_check(config: Config) -> bool:
-    """Return whether a model has to be tried before the run, because its training or export would fail too late.
+    """Return whether the model must be built and exported before the run, because the run would fail late.
 
-    A user's own model is tried before it is compiled for a machine or paid for. Any model is tried if the export must
-    have a LiteRT file, or the training names a class of Keras. Otherwise the training itself fails within seconds.
+    True for a user's own model in a run with preflight, and for any model if the export must contain a LiteRT file or
+    the training names a class of Keras. In other cases the training itself fails within seconds.
     """
     is_own = config.training.model not in REGISTRY and config.preflight is not None
     return is_own or config.training.names_more_of_keras or bool(set(_LITE) & set(config.required_formats))
 
 
 def check_model_works(config: Config, plan: DatasetPlan) -> None:
-    """Build a configuration's model for its data; see `check_model`.
+    """Build a configuration's model and its required export formats for its data.
 
     Raises:
-        InputError: If the model cannot be built, rebuilt or exported so.
+        InputError: If the model cannot be built, rebuilt or exported in these formats.
     """
     check_model(config, sample_interface(config, plan))
 
 
 def check_model(config: Config, interface: Interface) -> list[str]:
-    """Build a configuration's model, and its required export formats, in a process of its own.
+    """Build a configuration's model, and its required export formats, in a separate process.
 
     Returns:
         Warnings about parts of the model that training does not use.
 
     Raises:
-        InputError: If the model cannot be built, rebuilt or exported so.
+        InputError: If the model cannot be built, rebuilt or exported in these formats.
     """
     model = config.training.model
     try:
         warnings: list[str] = in_fresh_process(try_out, config.training, interface, config.required_formats)
-    except RuntimeError as error:  # The model's own code may do anything.
+    except RuntimeError as error:  # The model's code may end the process.
         raise InputError(f"The model {model!r} ended the process that tried it: {error}. Correct the model.") from error
     return warnings
 
 
 def sample_interface(config: Config, plan: DatasetPlan) -> Interface:
-    """Return the interface of the model, from a few examples that are written like the data set.
+    """Return the model's interface (its input and output), from a few examples that are written as records.
 
     Raises:
         InputError: If the examples cannot be read, or do not fit together.

@@ -1,4 +1,4 @@
-"""Compares a training step's footprint with that of a registered version or of an earlier preflight."""
+"""Compares a training's footprint (time, price, memory) with that of a registered version or an earlier preflight."""
 
 import dataclasses
 import math
@@ -72,13 +72,13 @@ def _of_report(text: str) -> NamedFootprint:
 
 @dataclasses.dataclass(frozen=True)
 class FootprintComparison:
-    """Comparison of a training with another one.
+    """Comparison of two trainings.
 
     Attributes:
-        new: Footprint of the training.
-        old: The other's.
-        name: The other's name.
-        broken: Messages about limits that the training breaks.
+        new: Footprint of the new training.
+        old: Footprint of the old training.
+        name: Name of the old training.
+        broken: Messages about limits that the new training exceeds.
     """
 
     new: Footprint
@@ -90,13 +90,13 @@ class FootprintComparison:
     def make(
         cls, report: PreflightReport, baseline: NamedFootprint, slower: float = math.inf, dearer: float = math.inf
     ) -> Self | None:
-        """Compare the first machine of a report; None if the training does not fit it.
+        """Compare the training on the first machine of a report; None if it does not fit the machine.
 
         Args:
             report: Findings of preflight.
             baseline: Training to compare with.
-            slower: Share by which an epoch may take longer; by default any.
-            dearer: Share by which a run may cost more; by default any.
+            slower: Largest allowed increase of the time of an epoch; 0.1 is 10%.
+            dearer: Largest allowed increase of the price of a run.
         """
         new = report.footprint(report.machines[0])
         if new is None:
@@ -105,7 +105,7 @@ class FootprintComparison:
         return dataclasses.replace(comparison, broken=comparison.broken_limits(slower, dearer))
 
     def broken_limits(self, slower: float, dearer: float) -> tuple[str, ...]:
-        """Return a message for each limit that is broken.
+        """Return a message for each limit that is exceeded.
 
         Args:
             slower: Largest allowed increase of the time of an epoch; 0.1 is 10%.
@@ -143,7 +143,7 @@ class FootprintComparison:
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """A row for each figure: its name, the training's, the other's, and the difference."""
+        """A row of texts for each quantity: name, new value, old value, and difference in percent."""
         new, old = self.new, self.old
 
         def row(name: str, now: float, before: float, words: Callable[[float], str]) -> tuple[str, str, str, str]:

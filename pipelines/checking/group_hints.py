@@ -1,4 +1,4 @@
-"""Signs that examples depend on each other in groups that the configuration does not name."""
+"""Detects groups of dependent examples, such as a patient's images, that the configuration does not name."""
 
 import datetime
 import itertools
@@ -12,13 +12,13 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams, split_source
 
 _LOOKED_AT = 20_000
-_FEWEST = 10  # Groups: fewer are kinds, as sites or cameras, rather than patients.
+_FEWEST = 10  # Groups; fewer values are rather categories, such as cameras, than groups, such as patients.
 _NAMED = re.compile(r"patient|subject|person|user|speaker|author|session|series|sequence|video|scan|group|batch|burst")
 _TOGETHER_SECONDS = 60
 
 
 def find_group_hints(listing: Listing, params: WriteParams) -> Iterator[str]:
-    """Yield advice on groups that the names of files, columns of a CSV file and times suggest; none with groups."""
+    """Yield advice to set `data.group_column` if file names, CSV columns or times suggest groups; none if it is set."""
     if params.group_column:
         return
     kind, location = split_source(params.source)
@@ -63,7 +63,7 @@ def _are_numbers(values: Sequence[str]) -> bool:
 
 
 def _times(values: Sequence[str]) -> list[float] | None:
-    """Return times in seconds, ascending; None where the values are no times to the second."""
+    """Return the values as sorted Unix times in seconds; None if one of them is no ISO 8601 date with a time."""
     try:
         times = [datetime.datetime.fromisoformat(value) for value in values if len(value) > len("2026-11-25")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Preflight of a configuration from the command line, without a run, written records or a TPU."""
+"""Preflight of a configuration outside of a run, without written records and without a TPU."""
 
 import contextlib
 import dataclasses
@@ -40,10 +40,10 @@ class PlannedData:
 
     Attributes:
         num_examples: Number of examples in all splits.
-        image_bytes: Bytes of an image file; 0 is the size of the available images.
+        image_bytes: Average size of an image file, in bytes; 0 means that of the available images.
 
     Raises:
-        InputError: If a number is not positive.
+        InputError: If `num_examples` is not positive, or `image_bytes` is negative.
     """
 
     num_examples: int
@@ -90,14 +90,13 @@ def preflight(
     targets: Sequence[str] = (VERTEX,),
     planned: PlannedData | None = None,
 ) -> PreflightReport:
-    """Compile a configuration's training step for some machines, and write the report.
+    """Compile a configuration's training step for machines; writes the report to a folder and returns it.
 
     Args:
         config: Configuration of the training.
-        machines: Short names. Empty is the configuration's machine with its fallbacks, or else the cheapest machine.
+        machines: Short names of machines; if empty, the configuration's machine and fallbacks, or else the cheapest.
         directory: Folder for `preflight.json` and `preflight.html`; an existing report is replaced.
-        like: Footprint of another training. The available data are a sample, and the numbers of examples are those of
-            the footprint.
+        like: Footprint of another training, which sets the numbers of examples; the available data are a sample.
         targets: Platforms whose prices are used for each machine: `vertex`, `kubeflow`.
         planned: Expected size of the training data, of which the available data are a sample.
 
@@ -148,7 +147,7 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
 
 
 def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
-    """Return a machine with the region, spot price and time limit of the configured machine, as far as possible."""
+    """Return a machine with the configured time limit, and with the configured region and spot price if available."""
     if configured is None:
         return machine
     region = configured.region if configured.region in machine.slice.regions else ""
@@ -157,7 +156,7 @@ def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> Ma
 
 
 def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:
-    """Return the first training examples; for a regression also those with the smallest and largest targets."""
+    """Return indices of the first training examples; for a regression also of the smallest and largest targets."""
     training = plan.order[TRAIN]
     if task != REGRESSION:
         return training[:count]
@@ -168,7 +167,7 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
 
 @contextlib.contextmanager
 def written(params: WriteParams, sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
-    """Write the records of a sample into a temporary folder, which exists while the block runs.
+    """Write a sample's records to a folder that is deleted after the block; yields the folder and its manifest.
 
     Raises:
         InputError: If the examples cannot be read, or do not fit together.
@@ -186,14 +185,14 @@ def describe_data(
     meanwhile: data.Meanwhile = data.do_nothing,
     planned: PlannedData | None = None,
 ) -> data.DataFacts:
-    """Return the facts of a configuration's data that preflight needs, measured on a sample.
+    """Return the facts about the data that preflight needs, measured on a sample.
 
-    The sample is written and read like the whole data set. The result is cached until a file of the source changes its
-    size or time.
+    The sample is written and read like the whole data set. The result is cached until the size or time of a source file
+    changes.
 
     Args:
         config: Configuration of the training.
-        listing: Examples of its data; split only if they are measured.
+        listing: Examples of the data set; divided into splits only if there is no cached result.
         cache_dir: Folder of cached measurements.
         meanwhile: Called before anything is measured; see `data.measure`.
         planned: Expected size of the training data, of which the available data are a sample.

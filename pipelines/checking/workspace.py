@@ -13,11 +13,11 @@ from tpu_pipelines.config.configuration import Config
 
 SUMMARY_FILE = "summary.json"
 LOG_FILE = "run.log"  # Output of the steps of a local run.
-HISTORY_SUFFIX = ".runs"  # After a run's name: the folder of its earlier runs.
+HISTORY_SUFFIX = ".runs"  # Suffix of the folder of earlier runs, after their name.
 
 
 def history_dir(run_dir: Path) -> Path:
-    """Return the folder of the earlier runs of a name."""
+    """Return the folder of the earlier runs with the name of `run_dir`."""
     return run_dir.with_name(run_dir.name + HISTORY_SUFFIX)
 
 
@@ -25,7 +25,7 @@ def check_history(run_dir: Path) -> None:
     """Check that earlier runs can be kept beside a run.
 
     Raises:
-        InputError: If that path is no folder, or is a run itself.
+        InputError: If `history_dir` is a file, a link or a run.
     """
     directory = history_dir(run_dir)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()) or (directory / SUMMARY_FILE).exists():
@@ -36,7 +36,7 @@ def check_history(run_dir: Path) -> None:
 
 
 def with_registry(config: Config, workspace: Path) -> Config:
-    """Return the configuration with its registry; by default the workspace's."""
+    """Return the configuration with the full path of its registry, by default `workspace/registry`."""
     named = config.deploy.registry if config.deploy else ""
     config = config.on_registry(named or str((workspace / "registry").absolute()))
     if not config.deploy or is_on_vertex(config.deploy.registry) or storage.is_remote(config.deploy.registry):
@@ -65,7 +65,7 @@ def check_run_dir(config: Config, run_dir: Path) -> None:
 
 
 def _check_apart(config: Config, place: Path) -> None:
-    """Check that a folder that the run replaces or cleans holds neither its inputs nor its registry."""
+    """Check that a folder that the run replaces or cleans does not overlap with the run's inputs and registry."""
     ours = place.resolve()
     for what, named in _others(config):
         theirs = Path(named).resolve()
