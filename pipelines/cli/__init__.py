@@ -1,4 +1,4 @@
-"""The command `tpu-pipelines`: a table of all commands, and a file for each group of them."""
+"""The command `tpu-pipelines`: a table of all commands, and a module for each group of commands."""
 
 from tpu_pipelines.cli.main import main
 

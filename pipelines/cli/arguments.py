@@ -14,11 +14,11 @@ from typing import Any
 from tpu_pipelines.config.settings import TARGET_SETTINGS
 
 HERE = "local"  # Target of a run on this machine.
-MODEL = "model"  # With `init --from`: the argument is a model, and not data.
+MODEL = "model"  # Value of `init --from` for an argument that is a model, not data.
 LIMIT = 0.2  # Share by which a training may be slower or more expensive than another.
-# Kinds of data; a copy of those in tpu_pipelines.starting.data_overview, so that --help need not import it.
+# Kinds of data, copied from tpu_pipelines.starting.data_overview so that --help need not import that module.
 KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "tfrecords")
-# Names of a registered version to compare with.
+# Forms of the name of a registered version.
 VERSION_FORMS = "NAME@VERSION or NAME@ALIAS of the workspace's registry, or REGISTRY/NAME@VERSION"
 
 
@@ -28,7 +28,7 @@ Argument = Callable[[Any], object]
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command.
+    """Description of a command.
 
     Attributes:
         name: Name of the command.
@@ -81,7 +81,7 @@ def number(expected: str, allows: Callable[[float], bool]) -> Callable[[str], fl
 
 
 def targets(text: str) -> tuple[str, ...]:
-    """Parse the platforms whose prices are requested."""
+    """Parse names of platforms, for example `vertex,kubeflow`."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in names if name not in TARGET_SETTINGS]:
         raise argparse.ArgumentTypeError(
@@ -96,7 +96,7 @@ def argument(*names: str, **settings: Any) -> Argument:
 
 
 def flag(name: str, text: str) -> Argument:
-    """Return a flag with its help."""
+    """Return a flag with its help text."""
     return argument(name, action="store_true", help=text)
 
 
@@ -135,7 +135,7 @@ def confidence(what: str) -> Argument:
 
 
 def limit(name: str, what: str) -> Argument:
-    """Return a limit for the comparison with another training; `what` names the limited figure."""
+    """Return an option with a limit for `--against`; `what` follows "by how much" in its help."""
     text = f"with --against: by how much {what}, as a share (default: {LIMIT})"
     return _share(name, text, "a share that is not negative, for example 0.2", lambda share: 0 <= share < math.inf)
 
@@ -147,7 +147,7 @@ def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argumen
     return argument("--target", choices=names, default=default or None, required=not default, help=text), SETTINGS
 
 
-# A file that a command appends to, after earlier steps of a job.
+# Parser of a file that a command appends to, because earlier steps of a CI job may have written to it.
 added_to = functools.partial(output_file, is_added_to=True)
 SETTINGS = argument(
     "--settings",

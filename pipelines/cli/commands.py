@@ -1,4 +1,4 @@
-"""All commands and their arguments, as one table; `main` makes the parser of it."""
+"""Table of all commands and their arguments, from which `main` builds the parser."""
 
 import functools
 import math

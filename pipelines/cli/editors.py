@@ -10,19 +10,19 @@ from tpu_pipelines.config.configuration import ready_examples
 
 
 def schema(arguments: argparse.Namespace) -> int:
-    """Print every setting."""
+    """Print all settings as JSON Schema or Markdown; returns the exit code."""
     print(settings.as_markdown() if arguments.markdown else settings.as_text(), end="")
     return DONE
 
 
 def completion(arguments: argparse.Namespace) -> int:
-    """Print a script with which a shell completes commands."""
+    """Print a script with which a shell completes commands; returns the exit code."""
     files = {"CONFIG": shtab.FILE, "FILE": shtab.FILE, "DIR": shtab.DIRECTORY, "RUN": shtab.DIRECTORY}
     (subparsers,) = (action for action in arguments.parser._actions if isinstance(action.choices, dict))
     for command in subparsers.choices.values():
         for action in command._actions:
             if action.metavar == "CONFIG":
-                # Names are offered; a file is completed where the word begins like one.
+                # Completes the names of ready examples, and YAML files.
                 action.complete = {"bash": "_tpu_pipelines_config", "zsh": "_tpu_pipelines_config", "tcsh": "f"}
             elif action.metavar in files:
                 action.complete = files[action.metavar]

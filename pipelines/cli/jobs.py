@@ -18,7 +18,7 @@ from tpu_pipelines.platforms.vertex import Vertex
 
 
 def connect(arguments: argparse.Namespace) -> tuple[Settings, Retrying]:
-    """Return the settings, and the platform's client with retries, which checks that no setting is missing."""
+    """Load the settings and check that none is missing; returns them, and the platform's client with retries."""
     settings = load_settings(os.environ, arguments.settings)
     platform: Platform = Kubeflow(settings) if arguments.target == "kubeflow" else Vertex(settings)
     return settings, Retrying(platform, Backoff(report=tell_hint))
@@ -61,12 +61,12 @@ def tell_submission(submission: Submission, as_json: bool, facts: Mapping[str, A
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print the state of the latest run of a name."""
+    """Print the state of the latest run of a name; returns the exit code."""
     return tell_submission(_latest(arguments)[1], arguments.json)
 
 
 def cancel(arguments: argparse.Namespace) -> int:
-    """Stop the latest run of a name."""
+    """Stop the latest run of a name; returns the exit code."""
     submitter, submission = _latest(arguments)
     if submission.state.is_final:
         show_text(f"{submission.job_id}: {submission.state} already")
@@ -77,7 +77,7 @@ def cancel(arguments: argparse.Namespace) -> int:
 
 
 def _latest(arguments: argparse.Namespace) -> tuple[Retrying, Submission]:
-    """Return the platform, and the newest run of a name."""
+    """Return the platform's client, and the newest run of a name."""
     settings, submitter = connect(arguments)
     if (submission := submitter.latest(arguments.name)) is None:
         where = ", ".join(f"{name} {getattr(settings, name)}" for name in TARGET_SETTINGS[arguments.target])

@@ -1,4 +1,4 @@
-"""The command `machines`: the catalogue of machines with TPUs or GPUs, chosen from and laid out for a terminal."""
+"""The command `machines`: selects machines with TPUs or GPUs from the catalogue, and prints them as a table."""
 
 import argparse
 import dataclasses
@@ -35,17 +35,17 @@ quota     0 by default: ask for training quota in your region first"""
 
 
 def machines(arguments: argparse.Namespace) -> int:
-    """List the machines that a configuration can name."""
+    """List the machines that a configuration can name; returns the exit code."""
     slices, region = select_slices(arguments.generation, arguments.region), arguments.region
     show(as_rows(slices, region), as_table(slices, region), arguments.json)
     return DONE
 
 
 def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
-    """Return the slices of one generation, or that train in one region, or both; empty is any.
+    """Return the catalogue's slices of a generation that train in a region; an empty text selects all.
 
     Raises:
-        InputError: If there is no such generation or region, or the one does not train in the other.
+        InputError: If the generation or the region is unknown, or the generation does not train in the region.
     """
     catalogue = load_catalogue()
     generations = {entry.name: entry for entry in catalogue.generations}
@@ -65,9 +65,10 @@ def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
 
 
 def as_rows(slices: Sequence[Slice], region: str = "") -> list[dict[str, Any]]:
-    """Return plain values: the fields of each slice, its regions, and its prices in `region` or where it is cheapest.
+    """Return a mapping for each slice: its fields, `regions`, `price` and `kubeflow_price`.
 
-    `price` is Vertex AI's, `kubeflow_price` Compute Engine's, which a cluster on GKE pays.
+    The prices are those in `region`, or in the cheapest region. `price` is Vertex AI's, `kubeflow_price` Compute
+    Engine's, which a cluster on GKE pays.
     """
     rows = []
     for entry in slices:

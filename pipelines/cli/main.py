@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _open_output() -> None:
     """Open standard streams that the caller has closed, and let all of them accept any character."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # Otherwise the next opened file gets its descriptor, and the output.
+        if getattr(sys, name) is None:  # Otherwise the next opened file gets the stream's descriptor, and its output.
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as this process lives)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Prints the version; the library that knows it is imported only then."""
+    """Prints the version; imports `importlib.metadata` only then."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
@@ -70,7 +70,7 @@ class _Version(argparse.Action):
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Import the command's function, and call it."""
+    """Import and call the command's function; returns the exit code."""
     module, function = arguments.work.split(".")
     work = getattr(importlib.import_module(f"tpu_pipelines.cli.{module}"), function)
     try:

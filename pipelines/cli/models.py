@@ -26,12 +26,12 @@ from tpu_pipelines.runs import exports
 from tpu_pipelines.runs.data_drift import sketch_place
 
 _COLUMNS = {"figure": "<", "now": ">", "before": ">", "effect": ">", "threshold": ">", "by luck": ">", "": "<"}
-_SHOWN_CHARACTERS = 200  # Number of characters that are printed of an input that is a text.
+_SHOWN_CHARACTERS = 200  # Number of characters of a text input that are printed.
 _ANSWERS = {"classification": "classes", "multi_label": "labels", "regression": "values"}
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Predict inputs with an exported model: to a file, as a continued text, or as one line per input."""
+    """Print or write an exported model's predictions, or print texts that it continues; returns the exit code."""
     if arguments.output is None and (arguments.columns or arguments.keep):
         raise InputError(
             "--columns and --keep need --output. Received: no --output. Set it, for example to answers.jsonl."
@@ -83,7 +83,7 @@ def _predict_each(export_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Serve predictions over HTTP."""
+    """Serve predictions over HTTP; returns the exit code."""
     from tpu_components.serving.server import serve  # Its libraries are not needed to predict.
 
     arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
@@ -93,7 +93,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Verify the signatures of a version or an export."""
+    """Verify the signatures of a version or an export; returns the exit code."""
     uri = exports.find_export(arguments.model, arguments.workspace)
     checked = verify_export(uri, arguments.key, exports.name_on_vertex(arguments.model))
     show_text(f"{arguments.key} verifies {checked}: every file is as it was signed")
@@ -101,7 +101,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def drift(arguments: argparse.Namespace) -> int:
-    """Compare the statistics of records with those of other records."""
+    """Compare the statistics of records with those of other records; returns exit code 3 if they have drifted."""
     against = exports.find_compared(arguments.against, arguments.workspace, "a folder of records, here or in a bucket")
     new, old = (sketch_place(place) for place in (arguments.records, against))
     shifts = find_shifts(new, old, arguments.confidence)
@@ -114,7 +114,7 @@ def drift(arguments: argparse.Namespace) -> int:
 
 
 def monitor(arguments: argparse.Namespace) -> int:
-    """Compare the predictions in a server's log with those of the evaluation."""
+    """Compare a server's predictions with those of the evaluation; returns exit code 3 if they have drifted."""
     against = exports.find_compared(arguments.against, arguments.workspace)
     watched = watch(arguments.log, against, arguments.latency_ms, arguments.confidence)
     left_out = ", ".join(f"{count:,} {reason}" for reason, count in watched.left_out.items())
@@ -132,7 +132,7 @@ def monitor(arguments: argparse.Namespace) -> int:
 
 
 def _as_table(shifts: Sequence[Shift], power: str) -> str:
-    """Return the verdict, a table of all figures, the rule, and the power of the test, as text."""
+    """Return a text: the verdict, a table of all statistics, the decision rule, and the power of the test."""
     rows = [
         (
             shift.figure,

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, everything else on stderr, with colours on a terminal."""
+"""Printing of commands: results on stdout, everything else on stderr, with colours on a terminal."""
 
 import dataclasses
 import json
@@ -30,8 +30,8 @@ def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, en
     Args:
         text: Text to print.
         stream: Stream to print to; stdout by default.
-        colours: Colours of whole words, on a terminal.
-        end: Text that is printed after it.
+        colours: Colours by word, for example `{"failed": "red"}`; used on a terminal.
+        end: Text to print after `text`.
     """
     stream, text = stream or sys.stdout, printable(text)
     if colours and _is_coloured(stream):
@@ -42,7 +42,7 @@ def show_text(text: str, stream: Any = None, colours: Mapping[str, str] = {}, en
 
 
 def _is_coloured(stream: Any) -> bool:
-    """Return whether to write in colours: on a terminal with colours, unless NO_COLOR (https://no-color.org) is set."""
+    """Return whether the stream is a terminal with colours, and NO_COLOR (https://no-color.org) is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -26,7 +26,7 @@ from tpu_pipelines.submission.submit import submit as submit_run
 
 
 def compile(arguments: argparse.Namespace) -> int:
-    """Write the pipeline as a file for a platform."""
+    """Write the pipeline as a file for a platform; returns the exit code."""
     config = load_config(arguments.config, arguments.overrides)
     settings, output = load_settings(os.environ, arguments.settings), arguments.output
     compiling.check_output(output)
@@ -34,7 +34,7 @@ def compile(arguments: argparse.Namespace) -> int:
     storage.write_bytes(output, compiled.package.encode())
     _tell_sent(arguments.target, config.training.model, compiled.carried)
     for place, content in compiled.carried.items():
-        # The name has the digest, so no other file is overwritten.
+        # The name contains the digest, so no other file is overwritten.
         digest, name = place.split("/")[-2:]
         path = output.parent / f"{Path(name).stem}-{digest[:12]}{Path(name).suffix}"
         storage.write_bytes(path, content)
@@ -45,7 +45,7 @@ def compile(arguments: argparse.Namespace) -> int:
 
 
 def _tell_sent(target: str, model: str, carried: Mapping[str, bytes]) -> None:
-    """Hint at an image that may change, and at the files that travel with a model's code."""
+    """Print hints about an image without a digest, and about files that are uploaded with a model's code."""
     _tell_findings([*answer(image_check(target)), *model_findings(model, carried)])
 
 
@@ -57,9 +57,9 @@ def _tell_findings(findings: Iterable[Finding]) -> None:
 
 
 def plan_checked(arguments: argparse.Namespace, config: Config, settings: Settings) -> RunPlan:
-    """Plan a run and check its model before anything is paid.
+    """Plan a run, and check its model and images before anything is paid.
 
-    If the data have to be downloaded first, the model is checked only by the steps.
+    If the data have to be downloaded first, the model is checked only when the steps run.
     """
     plan = plan_submission(config, arguments.target, settings)
     if plan.data is not None and needs_check(config):
@@ -77,7 +77,7 @@ def ask_first(arguments: argparse.Namespace, config: Config, settings: Settings)
 
 
 def submit(arguments: argparse.Namespace) -> int:
-    """Compile the pipeline and start it, or find it."""
+    """Compile the pipeline, and start or find its run; returns the exit code."""
     if arguments.output and not arguments.dry_run:
         raise InputError("--output is of a dry run: expected --dry-run beside it. Add that, or leave --output out.")
     settings, submitter = connect(arguments)
@@ -111,7 +111,7 @@ def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, 
 
 
 def schedule(arguments: argparse.Namespace) -> int:
-    """Create, change, pause, resume or delete the schedule of a configuration."""
+    """Create, change, pause, resume or delete the schedule of a configuration; returns the exit code."""
     settings, submitter = connect(arguments)
     config = load_config(arguments.config, arguments.overrides)
     platform, backoff = submitter.platform, submitter.backoff
@@ -140,7 +140,7 @@ def schedule(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Check that a platform has everything that a run needs."""
+    """Check that a platform has everything that a run needs; returns exit code 2 for errors and hints."""
     settings = load_settings(os.environ, arguments.settings)
     config = load_config(arguments.config, arguments.overrides)
     findings = examine(config, ASKED, arguments.target, settings, context=arguments.kube_context)
@@ -157,7 +157,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def smoke(arguments: argparse.Namespace) -> int:
-    """Submit the smallest run, and print what only the platform itself can report."""
+    """Submit the smallest run, and print facts that only the platform can report; returns the exit code."""
     settings, submitter = connect(arguments)
     planned = plan_smoke(arguments.target, arguments.machine, settings, arguments.overrides)
     compiling.require_step_image(arguments.target)

@@ -32,7 +32,7 @@ _COLUMNS = {
     "parent": ">",
     "MiB": ">",
 }
-# Arguments of each action, and their least and largest number.
+# Arguments of each action, and their smallest and largest number.
 _ARGUMENTS = {
     "list": ("[NAME]", 0, 1),
     "show": ("NAME [VERSION]", 1, 2),
@@ -42,7 +42,7 @@ _ARGUMENTS = {
 
 
 def registry(arguments: argparse.Namespace) -> int:
-    """List, show, promote or roll back registered models."""
+    """List, show, promote or roll back registered models; returns the exit code."""
     root, action = arguments.registry or arguments.workspace / "registry", arguments.action
     name, number = arguments.name, arguments.version
     words, least, most = _ARGUMENTS[action]
@@ -76,7 +76,7 @@ def registry(arguments: argparse.Namespace) -> int:
 
 
 def _row(model: ModelRegistry, number: str) -> dict[str, Any]:
-    """Return a version's number, aliases, creation time, metrics, parent version, size, and what is damaged."""
+    """Return `model`, `version`, `aliases`, `created`, `metrics`, `parent`, `num_bytes` and `damage` of a version."""
     row = {"model": model.model_name, "version": number, "aliases": _aliases(model, number)}
     try:
         version = model.version(number)
@@ -139,7 +139,7 @@ def _promote(model: ModelRegistry, number: str, reason: str, verify_key: str) ->
     """Make a version the champion by hand, after its export has been loaded and has predicted a blank image.
 
     Raises:
-        InputError: If there is no such version, it is the champion already, damaged, or not signed with the key's pair.
+        InputError: If the version does not exist, is already the champion, is damaged, or has no valid signature.
     """
     version = model.version(number)
     version.check_files()

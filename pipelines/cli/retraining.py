@@ -1,4 +1,4 @@
-"""The command `retrain`: runs again if something has changed, and lists earlier decisions."""
+"""The command `retrain`: runs the pipeline if something has changed, and lists earlier decisions."""
 
 import argparse
 import dataclasses
@@ -35,7 +35,7 @@ _ALONE = {"history": ("when", "wait", "force", "markdown", "junit", "outputs"), 
 
 
 def retrain(arguments: argparse.Namespace) -> int:
-    """Run the pipeline if something has changed, or list earlier decisions."""
+    """Run the pipeline if something has changed, or list earlier decisions; returns the exit code."""
     occasion = Occasion.parse("changed" if arguments.when is None else arguments.when)
     if arguments.output and not arguments.history:
         raise InputError("--output FILE is the page of --history. Received: no --history. Add it, or leave both out.")
@@ -103,13 +103,13 @@ class _Report:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The decision for JSON output."""
+        """The decision for JSON: `{"retrain": {"needed", "since", "changed", "reason"}}`."""
         decision = self._decision
         named = {"needed": decision.needed, "since": decision.run, "changed": decision.changed}
         return {"retrain": named | {"reason": decision.reason}}
 
     def begin(self, decision: RunDecision) -> RunDecision:
-        """Print the decision, and return it, changed by --force; a dry run also writes the reports."""
+        """Print the decision and return it; `--force` makes a run needed. A dry run also writes the CI reports."""
         if self._arguments.force and not decision.needed:
             decision = dataclasses.replace(decision, needed=True, reason=f"--force, though {decision.reason}")
         self._decision, self._entry, self._is_decided = decision, decision, True
@@ -124,7 +124,7 @@ class _Report:
         return decision
 
     def keep(self, entry: RunDecision) -> None:
-        """Record the current entry in the history; if that fails, the run goes on."""
+        """Record a decision in the history; if that fails, a hint is printed and the run goes on."""
         self._entry = entry
         try:
             deciding.record(_place(self._arguments, self._config), entry)
@@ -132,7 +132,7 @@ class _Report:
             tell_hint(f"the decision is not kept: {error}")
 
     def fail(self, error: Exception) -> None:
-        """Record and report that the run was refused, or that the decision failed."""
+        """Record and report an error: the run was refused, or the decision failed."""
         entry = self._entry
         if entry.outcome in ("", deciding.STARTED):
             run = entry.run if entry.outcome else ""
@@ -143,7 +143,7 @@ class _Report:
         self.write({}, lambda: RunFindings(error=str(error)))
 
     def write(self, links: Mapping[str, str], read: Callable[[], RunFindings], version: str = "") -> None:
-        """Write the reports for CI that the flags ask for; the run's findings are read only for them."""
+        """Write the CI reports that the flags request; `read` is called only if a report shows the run's findings."""
         entry, name = self._entry, self._config.name
         markdown, junit, outputs = self._arguments.markdown, self._arguments.junit, self._arguments.outputs
         if outputs:
@@ -165,7 +165,7 @@ def _price(machines: Iterable[MachineSpec], name: str, target: str) -> float | N
 
 
 def _place(arguments: argparse.Namespace, config: Config) -> str:
-    """Return the folder of the decisions: beside the registry, or else in the bucket or workspace."""
+    """Return the folder of the decisions: in the registry, or else in the bucket or workspace."""
     workspace = str(arguments.workspace)
     if arguments.target == HERE:
         return deciding.place_of(with_registry(config, arguments.workspace), workspace)

@@ -21,11 +21,11 @@ from tpu_pipelines.runs.exports import export_run
 from tpu_pipelines.runs.run_local import RunOutcome, delete_runs, run_local
 from tpu_pipelines.runs.summary import as_text, describe_export
 
-_ACTIONS = ("list", "clean", "delete")  # Of `runs`.
+_ACTIONS = ("list", "clean", "delete")  # Actions of the command `runs`.
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the pipeline here."""
+    """Run the pipeline on this machine; returns the exit code."""
     config = load_config(arguments.config, arguments.overrides)
     return tell_outcome(run_local(config, arguments.workspace, arguments.runner, arguments.force), arguments.json)
 
@@ -47,7 +47,7 @@ def tell_outcome(outcome: RunOutcome, as_json: bool, facts: Mapping[str, Any] = 
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Export the model of a run, even if the gate has rejected it."""
+    """Export the model of a run, even if the gate has rejected it; returns the exit code."""
     output = arguments.output or arguments.run / "export"
     exported = export_run(arguments.run, arguments.overrides, output)
     text = "\n".join([*describe_export(exported), "", os.path.relpath(output)])
@@ -56,7 +56,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Show runs side by side."""
+    """Show runs side by side; returns the exit code."""
     folders, others = comparison.select_runs(arguments.runs)
     path = arguments.output or folders[0].resolve().parent / "comparison.html"
     comparison.check_page(path)
@@ -76,7 +76,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def runs(arguments: argparse.Namespace) -> int:
-    """List the runs of a workspace, or delete some."""
+    """List the runs of a workspace, or delete some; returns the exit code."""
     action, name, workspace = arguments.action, arguments.name, arguments.workspace
     if action not in _ACTIONS:
         if name:
@@ -122,7 +122,7 @@ def runs(arguments: argparse.Namespace) -> int:
 
 
 def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
-    """Ask on a terminal for the confirmation of a deletion, unless --yes is set.
+    """Return whether the user confirms a deletion, by --yes or by an answer on the terminal.
 
     Raises:
         InputError: If there is neither a terminal nor --yes.
@@ -139,7 +139,7 @@ def _is_confirmed(what: str, arguments: argparse.Namespace) -> bool:
 
 
 def board(arguments: argparse.Namespace) -> int:
-    """Show the curves of runs in TensorBoard."""
+    """Show the curves of runs in TensorBoard; returns the exit code."""
     known = sorted({*history.names(arguments.workspace), *history.unfinished(arguments.workspace)})
     logs = {
         name: folder
@@ -151,7 +151,7 @@ def board(arguments: argparse.Namespace) -> int:
             f"No curves of {', '.join(arguments.names) or 'any run'} in {arguments.workspace}: expected some of "
             f"{', '.join(logs or known) or 'none'}. Check --workspace."
         )
-    importlib.import_module("tensorboard")  # So that one that is missing is named here, with its extra.
+    importlib.import_module("tensorboard")  # If it is missing, the error names the extra to install.
     where = ",".join(f"{name}:{folder.resolve()}" for name, folder in logs.items())
     command = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir_spec", where, "--port", str(arguments.port)]
     return subprocess.run(command, check=False).returncode and FAILED

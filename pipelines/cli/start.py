@@ -25,7 +25,7 @@ from tpu_pipelines.starting.first_configuration import name_of, plan_start
 
 
 def init(arguments: argparse.Namespace) -> int:
-    """Write a first configuration and model for data."""
+    """Write a first configuration and model for data; returns the exit code."""
     asked = arguments if arguments.place or not sys.stdin.isatty() else _ask(arguments)
     kind, place, model = asked.kind, asked.place, asked.model
     if kind == MODEL or place.endswith((".py", ".keras")):
@@ -53,7 +53,7 @@ def init(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Ask on the terminal for missing arguments."""
+    """Ask on the terminal for missing arguments; returns all arguments."""
 
     def ask(question: str, default: str) -> str:
         return input(f"{question} [{default}]: ").strip() or default
@@ -67,7 +67,7 @@ def _ask(arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Find what would stop a run or spoil its result."""
+    """Find everything that would stop a run or bias its result; returns the exit code."""
     config, target = load_config(arguments.config, arguments.overrides), arguments.target
     settings = load_settings(os.environ, arguments.settings) if target else None
     findings = examine(config, UNASKED, target, settings, workspace=arguments.workspace)
@@ -82,7 +82,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Compile the training step for a TPU, or compute a lower bound of the memory that it needs on a GPU."""
+    """Compile the training step for a TPU, or compute a lower bound of its memory on a GPU; returns the exit code."""
     limits = [LIMIT if limit is None else limit for limit in (arguments.slower, arguments.dearer)]
     if not arguments.against and (arguments.slower, arguments.dearer) != (None, None):
         raise InputError("--slower and --dearer are limits beside another training. Received: no --against. Name one.")
@@ -107,7 +107,7 @@ def preflight(arguments: argparse.Namespace) -> int:
         append(arguments.markdown, render_preflight(config.name, report, comparison))
     enough = (
         any if arguments.compare else all
-    )  # Of several to choose from, one is enough; otherwise a run may get any of them.
+    )  # With --compare, one machine that passes is enough; otherwise a run may get any of the machines.
     passed = enough(machine.passed for machine in report.machines) and not (comparison and comparison.broken)
     return DONE if passed else REJECTED
 
