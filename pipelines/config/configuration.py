@@ -1,4 +1,4 @@
-"""A run's configuration: a YAML file or a ready example, every key checked against what the steps take."""
+"""Reads a run's configuration from a YAML file or a ready example, and checks every key and value."""
 
 import contextlib
 import dataclasses
@@ -47,15 +47,14 @@ class Config:
         training: Parameters of train_model, with the model and its parameters.
         gate: Parameters of evaluate_model.
         export: Parameters of export_model; None ends the run after the gate.
-        machine: The machine with a TPU or GPUs to train on in the cloud, if one is named.
-        preflight: Parameters of preflight_training, most of them from the training and the machine; None leaves it out.
-            It is None if the configuration has neither `machine` nor `preflight`.
+        machine: Machine with a TPU or GPUs that trains in the cloud; None if the configuration names none.
+        preflight: Parameters of preflight_training, most of them from the training and the machine. None leaves the
+            step out, which is the default without `machine`.
         model_files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
-            when they change. Files that its code or a parameter names are detected automatically.
-        deploy: Parameters of deploy_model; None leaves it out. Without a registry of its own, a local run has one in
-            its workspace.
-        resources: Resources that steps ask of a platform, by step, as far as they are set; see
-            `resources.resources_of`.
+            when one of them changes. Files that the code or a parameter names are detected automatically.
+        deploy: Parameters of deploy_model; None leaves the step out. If `deploy.registry` is empty, a local run uses
+            the registry of its workspace.
+        resources: Resources that the configuration sets, by step; `resources.resources_of` adds the defaults.
     """
 
     name: str
@@ -71,26 +70,26 @@ class Config:
 
     @property
     def steps(self) -> list[str]:
-        """The steps of the run, without those that it leaves out."""
+        """Names of the run's steps, without the steps that the configuration leaves out."""
         return [name for name, step in STEP_TABLE.items() if getattr(self, step.section) is not None]
 
     @property
     def required_formats(self) -> tuple[str, ...]:
-        """Formats that the export must hold."""
+        """Formats that the export must contain; empty if nothing is exported."""
         return self.export.required if self.export else ()
 
     @property
     def champion(self) -> str:
-        """The model to beat, as evaluate_model takes it: the one that the gate names, else the registry's."""
+        """Path or reference of the model to beat: `gate.champion`, or else the registry's champion; empty for none."""
         if self.gate.champion or not self.deploy or not self.deploy.registry:
             return self.gate.champion
         return reference(self.deploy.registry, self.deploy.model_name, self.deploy.alias)
 
     def on_registry(self, root: str) -> Self:
-        """Return the configuration with `root/` before `training.initial_model`, if that names no registry itself.
+        """Return the configuration with `root/` before `training.initial_model` if that is only `MODEL@VERSION`.
 
         Args:
-            root: Registry of an initial model `MODEL@VERSION`.
+            root: Registry of the initial model.
         """
         named = self.training.initial_model
         if not re.fullmatch(rf"{MODEL_NAME}@(\d+|{ALIAS})", named):
@@ -103,10 +102,10 @@ class Config:
 
     @property
     def evaluation_machine(self) -> MachineSpec | None:
-        """The machine with a TPU or GPU that evaluate_model runs on; None if it has none.
+        """Machine with a TPU or GPU that evaluate_model runs on; None if the step runs on CPUs.
 
         Raises:
-            InputError: If the catalogue or the training's region does not have it.
+            InputError: If the catalogue or the training's region does not have the machine.
         """
         asked = self.resources.get("evaluate_model", StepResources())
         if not asked.machine:
@@ -122,11 +121,11 @@ class Config:
 
     @property
     def data_location(self) -> str:
-        """Place of the data, here or on gs://; empty where they come with a library."""
+        """Path or URI of the data; empty if a library provides them."""
         return find_location(self.data.source)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the sections as they stand in a YAML file, defaults filled in."""
+        """Return the sections as plain values for a YAML file, with all defaults."""
         model = {"name": self.training.model, "parameters": self.training.model_parameters}
         if self.model_files:
             model["files"] = self.model_files
@@ -147,7 +146,7 @@ class Config:
 
 
 def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of values as JSON has them: with a list for every tuple."""
+    """Return a copy of a mapping with JSON's types: every tuple becomes a list."""
     copied: dict[str, Any] = json.loads(json.dumps(values))
     return copied
 
@@ -158,14 +157,14 @@ def ready_examples() -> tuple[str, ...]:
 
 
 def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration.
+    """Read and check a configuration.
 
     Args:
         config: A ready example's name, a YAML file, or a mapping of sections.
         overrides: `section.key=value` each; the value is YAML.
 
     Raises:
-        InputError: If there is no such file, it is not YAML, or a key or value is wrong; says the nearest right key.
+        InputError: If the file does not exist or is not YAML, or a key or value is wrong; suggests a similar key.
     """
     if isinstance(config, Mapping):
         return parse_config(overridden(as_json(config), overrides))
@@ -181,10 +180,10 @@ def load_config(config: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ()) -> ExportParams:
-    """Read section `export` alone, with `export.key=value` over it.
+    """Read section `export` alone, and apply overrides `export.key=value` to it.
 
     Raises:
-        InputError: If a key or value is wrong, or an override is of another section.
+        InputError: If a key or value is wrong, or an override changes another section.
     """
     raw = overridden({"export": {**values} if isinstance(values, Mapping) else {}}, overrides)
     if strange := [key for key in raw if key != "export"]:
@@ -198,7 +197,7 @@ def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
 
     Args:
         source: Source of the data.
-        overrides: Changes, `section.key=value`; those of other sections than `data` are ignored.
+        overrides: Changes, `section.key=value`; changes of sections other than `data` are ignored.
 
     Raises:
         InputError: If a key or value is wrong.
@@ -209,10 +208,10 @@ def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
 
 
 def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Put every `section.key=value` into a mapping of sections, and return the mapping; the values are YAML.
+    """Set every `section.key=value` in a mapping of sections, in place, and return the mapping. Values are YAML.
 
     Raises:
-        InputError: If one is no such text, or what it names as a section is a value.
+        InputError: If an override has another form, or its section is a plain value.
     """
     for change in overrides:
         _override(raw, change)
@@ -245,9 +244,9 @@ class ModelSection:
 
     Attributes:
         name: A ready model, a .py or .keras file, or `module:function`. The section may also be just this name.
-        parameters: Further arguments of `build_model`, besides those that follow from the data.
+        parameters: Arguments of `build_model`, in addition to those that the data determine.
         files: Further files and folders, here or on gs://, that the model's code reads; cached steps run again
-            when they change. Files that its code or a parameter names are detected automatically.
+            when one of them changes. Files that the code or a parameter names are detected automatically.
     """
 
     name: str
@@ -310,10 +309,10 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
     read("training", _read_training, sections.get("model"))
     read("gate", _read_gate, sections.get("data"), sections.get("training"))
     read("export", _read_optional, ExportParams, "export")
-    # A stand-in for what is wrong, so that the mistakes of the sections that need it are shown as well.
+    # If section training is wrong, defaults replace it, so that mistakes in the sections below are shown as well.
     training = sections.get("training", TrainParams(model=""))
     read("machine", lambda value: None if value is None else parse_machine(value, training.backend))
-    # Compiling for a TPU takes time: only where one is configured, or preflight itself.
+    # Compiling for a TPU takes time: preflight runs only if a machine or section preflight is configured.
     machine = sections.get("machine")
     if "preflight" not in raw and raw.get("machine") is None:
         raw["preflight"] = False
@@ -374,7 +373,7 @@ def _read_section(values: Any, kind: Any, section: str, fixed: Mapping[str, Any]
 def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
     """Read section training; `epochs` is by default the sum of the epochs of its stages."""
     if isinstance(values, dict) and "stages" in values and "epochs" not in values:
-        with contextlib.suppress(InputError):  # It is reported with the section's other mistakes.
+        with contextlib.suppress(InputError):  # The error is reported with the section's other mistakes.
             stages = read_by_hand(values["stages"], tuple[Stage, ...], "training.stages")
             values = {**values, "epochs": sum(stage.epochs for stage in stages)} if stages else values
     fixed = {"model": model.name if model else "", "model_parameters": model.parameters if model else {}}
@@ -396,7 +395,7 @@ def _read_gate(values: Any, data: WriteParams | None, training: TrainParams | No
 
 
 def _check_sections(raw: Mapping[str, Any], where: str) -> None:
-    """Check for unknown sections; for the name of a setting, the error names its section."""
+    """Check for unknown sections. If a key is the name of a setting, the error suggests the setting's section."""
     for key in raw:
         if homes := [section for section, keys in SETTINGS.items() if key not in KEYS and key in keys]:
             full = " or ".join(f"{section}.{key}" for section in homes)
@@ -425,7 +424,7 @@ def _expand_home(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_optional(values: Any, kind: type, section: str, fixed: Mapping[str, Any] = {}) -> Any:
-    """Read a section that may be `false`, which leaves its step out; an absent one is all defaults."""
+    """Read a section that may be `false`, which leaves its step out; a missing section has only defaults."""
     if values is False:
         return None
     if values not in (None, True) and not isinstance(values, dict):
@@ -446,7 +445,7 @@ def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | No
 
 
 def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
-    """Return preflight's parameters for a machine, also where the configuration leaves the step out.
+    """Return preflight's parameters for a machine, even if the configuration leaves the step out.
 
     Raises:
         InputError: If the machine does not run the training's backend.
@@ -456,7 +455,7 @@ def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:
 
 
 def _check_plain(value: Any) -> None:
-    """Check that JSON can hold model.parameters: neither dates, which YAML reads, nor NaN."""
+    """Check that JSON can represent model.parameters; it cannot represent NaN, or dates, which YAML reads."""
     try:
         is_plain = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError):

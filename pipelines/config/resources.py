@@ -1,4 +1,4 @@
-"""Resources that steps request, also by the size of the data, and the time limit of the training."""
+"""Resources that steps request, which depend on the size of the data, and the time limit of the training."""
 
 import dataclasses
 import itertools
@@ -18,39 +18,39 @@ from tpu_components.preflight_training.params import TIMEOUT_FACTOR, TIMEOUT_FLO
 from tpu_pipelines.config.configuration import Config, preflight_params
 from tpu_pipelines.config.steps import StepResources, gib
 
-# A node of 4 CPUs keeps some of them for itself. Vertex AI's own default is a machine of 4 and 16 GB; how it rounds
-# what is asked for is not said there, and taken to be up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
+# A node with 4 CPUs reserves part of them. Vertex AI's default machine has 4 CPUs and 16 GB. Its documentation does not
+# say how it rounds a request; this code assumes that it rounds up: https://cloud.google.com/vertex-ai/docs/pipelines/machine-types
 _CPU = 3
 
 
-BASE_GIB = 4  # Python and TensorFlow take 1.
+BASE_GIB = 4  # Python and TensorFlow use 1 GiB of it.
 
 
-_STEP_GIB = 12  # Arrays and models are held whole.
+_STEP_GIB = 12  # A step keeps arrays and models in memory.
 
 
-# Of the 16 GB of its default machine Vertex AI's own agents take up to 40%, and of larger ones little:
+# Vertex AI's own agents use up to 40% of the 16 GB of the default machine, and a smaller share of larger machines:
 # https://cloud.google.com/vertex-ai/docs/training/understanding-training-service
 _VERTEX_FREE_GIB, _VERTEX_AGENTS_GIB, _VERTEX_AGENTS_SHARE = 9, 6, 0.1
 
 
-# Retries of a training whose pod may be preempted, or only follows the hosts of a slice.
+# Retries of a training whose pod may be preempted, or only waits for the JobSet of several hosts.
 _RETRIES = 5
 
 
-# https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: what every job has.
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute#boot_disk_options: the disk of every job.
 VERTEX_DISK_GIB = 100
 
 
-# A task has 100 artifacts: https://cloud.google.com/vertex-ai/docs/quotas#pipelines. The step that merges has two more.
+# A task has at most 100 artifacts: https://cloud.google.com/vertex-ai/docs/quotas#pipelines. Merging needs two more.
 _MOST_FAN_OUT_TASKS = 90
 
 
-# Time limit of a training without an estimate and without a budget when its job is written.
+# Time limit of a training for which neither an estimate nor a budget is known when its job is written.
 TIMEOUT_WITHOUT_ESTIMATE_SECONDS = 24 * 3600
 
-_DECODED = 10  # Bytes of pixels for each byte of a photo's file: a JPEG of good quality; taken where no size is set.
-_SMALL_FILE_BYTES = 16 << 10  # Below, images may be small enough to be stored as pixels.
+_DECODED = 10  # Bytes of pixels per byte of a JPEG file of good quality; used if no image size is set.
+_SMALL_FILE_BYTES = 16 << 10  # Images in smaller files may be stored as pixels.
 _TOKEN_BYTES = 4
 _POD_DISK_GIB = 10  # Disk of a pod without a request.
 
@@ -58,8 +58,8 @@ _POD_DISK_GIB = 10  # Disk of a pod without a request.
 def resources_of(config: Config, step: str, target: str = "") -> StepResources:
     """Return a step's resources: those that the configuration sets, and defaults for the others.
 
-    Preflight gets the memory limit of a compilation, training the memory for the split. On Kubeflow, a pod on a spot
-    machine, or one that follows several hosts, is retried; a custom job on Vertex AI need not be.
+    By default, preflight requests memory for its compilation limit, and training for twice `training.in_memory_mib`. On
+    Kubeflow, a training on a spot machine or on several hosts is retried; a custom job on Vertex AI needs no retries.
     """
     asked = config.resources.get(step, StepResources())
     held = {
@@ -87,7 +87,7 @@ def check_target(config: Config, target: str) -> None:
     """Check that a platform supports all requested resources.
 
     Raises:
-        InputError: If it would ignore one.
+        InputError: If the platform would ignore or refuse a resource.
     """
     training = config.resources.get("train_model", StepResources())
     if training.timeout:
@@ -136,36 +136,37 @@ def check_target(config: Config, target: str) -> None:
 
 
 def apply(task: Any, asked: StepResources) -> Any:
-    """Set a step's CPUs, memory and retries."""
+    """Set the CPUs, memory and retries of a task; returns the task."""
     task.set_cpu_limit(str(asked.cpu)).set_memory_limit(asked.memory)
     return apply_retries(task, asked)
 
 
 def apply_retries(task: Any, asked: StepResources, timeout_seconds: int = 0, is_of_all: bool = False) -> Any:
-    """Set the retries of a step.
+    """Set the retries of a task; returns the task.
 
-    Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go), and
-    KFP's default for it is an hour: a pod that is taken away after that would not be started again. After which
-    failures, the cluster decides: KFP has no word for Argo's `retryPolicy`, and `doctor` looks at the cluster's own.
+    Argo counts `maxDuration` from the start of the first attempt (argo-workflows, workflow/controller/operator.go).
+    KFP's default is one hour, after which a preempted pod would not be started again. KFP cannot set Argo's
+    `retryPolicy`, which decides the failures to retry; `doctor` checks the cluster's policy.
 
     Args:
-        task: The step.
-        asked: Number of retries, among the other resources.
-        timeout_seconds: Seconds of one attempt.
-        is_of_all: Whether these are the seconds of all attempts together.
+        task: Task of the step.
+        asked: Resources of the step, with the number of retries.
+        timeout_seconds: Time limit of one attempt; 0 means `asked.timeout`, or else a day.
+        is_of_all: Whether this is the time limit of all attempts together.
     """
     if not asked.retries:
         return task
     seconds = timeout_seconds or asked.timeout or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
-    longest = seconds if is_of_all else (asked.retries + 1) * (seconds + 3600)  # And to get a machine.
+    longest = seconds if is_of_all else (asked.retries + 1) * (seconds + 3600)  # Up to an hour to get a machine.
     return task.set_retry(asked.retries, "60s", 2.0, f"{longest}s")
 
 
 def as_root(task: Any) -> Any:
-    """Run a step's pod on Kubeflow as root, who alone may write to a fresh disk: KFP cannot set `fsGroup`.
+    """Run a task's pod on Kubeflow as root; returns the task.
 
-    This root has no capabilities (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16
-    ignore the setting and run as the image's user.
+    Only root may write to a new disk, because KFP cannot set `fsGroup`. The root user has no capabilities
+    (kubeflow/pipelines backend/src/v2/driver/k8s.go, at 7b70c7b). Servers before 2.16 ignore the setting and run as the
+    image's user.
     """
     from kfp import kubernetes
 
@@ -173,14 +174,14 @@ def as_root(task: Any) -> Any:
 
 
 def place_on(target: str, task: Any, asked: StepResources) -> Any:
-    """Set a step's disk and time limit, which differ by platform."""
+    """Set the disk and time limit of a task on a platform; returns the task."""
     if target == "kubeflow":
         from kfp import kubernetes
 
         if asked.timeout:
             kubernetes.set_timeout(task, asked.timeout)
         if asked.disk:
-            # Steps stage what they write in the folder for temporary files.
+            # Steps write their outputs to the folder for temporary files first.
             kubernetes.add_ephemeral_volume(
                 task, volume_name="scratch", mount_path="/tmp", access_modes=["ReadWriteOnce"], size=asked.disk
             )
@@ -193,12 +194,12 @@ def place_on(target: str, task: Any, asked: StepResources) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingTimeout:
-    """The time limit of a training, and its reason.
+    """Time limit of a training, with its reason.
 
     Attributes:
         seconds: Time limit in seconds, if there is no estimate.
-        is_estimated: Whether preflight's estimate replaces it while the pipeline runs.
-        reason: Reason as text.
+        is_estimated: Whether preflight's estimate replaces `seconds` while the pipeline runs.
+        reason: Reason for the time limit, as text.
     """
 
     seconds: int
@@ -209,9 +210,9 @@ class TrainingTimeout:
 def training_timeout(config: Config, machine: MachineSpec, target: str) -> TrainingTimeout:
     """Return the time limit of a configuration's training on a machine.
 
-    1. As the machine says. 2. By preflight's estimate, as `preflight_training.params.timeout_seconds` makes it; that is
-    known while the pipeline runs, when only Vertex AI still takes a time. 3. By what the budget pays for, which
-    preflight holds the run to. 4. After a day.
+    The first that exists: 1. `machine.timeout_seconds`. 2. Preflight's estimate for a TPU on Vertex AI, from
+    `preflight_training.params.timeout_seconds`; Kubeflow accepts no time limit while the pipeline runs. 3. The time
+    that `preflight.max_price_usd` pays for, with a margin for TPUs. 4. A day.
     """
     hours, floor = "{:g} h".format, TIMEOUT_FLOOR_SECONDS / 3600
     if machine.timeout_seconds:
@@ -234,7 +235,7 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
 
 
 def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
-    """Return a machine with the target's price, the training's time limit and its number of attempts."""
+    """Return a machine with the target's price, and the training's time limit and number of attempts."""
     timeout = training_timeout(config, machine, target)
     return dataclasses.replace(
         machine.paid,
@@ -245,7 +246,7 @@ def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
 
 
 def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Config:
-    """Return the configuration with another machine, and a preflight of this machine with the target's prices.
+    """Return the configuration with another machine; preflight then uses this machine and the target's prices.
 
     Raises:
         InputError: If the machine does not run the training's backend.
@@ -258,12 +259,12 @@ def on_machine(config: Config, machine: MachineSpec, target: str = VERTEX) -> Co
 
 @dataclasses.dataclass(frozen=True)
 class DataSize:
-    """The size of a data set, in bytes, as far as its listing says.
+    """Size of a data set in bytes, estimated from its listing.
 
     Attributes:
-        held: Memory that create_tfrecords holds at once: sources of one file are read whole.
-        records: Records that it writes, at most.
-        splits: The inputs of each split, decoded in memory.
+        held: Size of the inputs that create_tfrecords reads into memory at once: texts and arrays; 0 for image files.
+        records: Largest possible size of the records.
+        splits: Size of the decoded inputs in memory, by split.
     """
 
     held: int
@@ -275,8 +276,8 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
     """Return the size of a listed data set.
 
     Args:
-        listing: Its examples.
-        params: Parameters by which it is written.
+        listing: Examples of the data set.
+        params: Parameters of create_tfrecords.
     """
     count = max(len(listing.keys), 1)
     files = listing.num_bytes
@@ -302,7 +303,7 @@ def measure(listing: Listing, params: WriteParams) -> DataSize:
 
 
 def _count_splits(listing: Listing, params: WriteParams) -> dict[str, int]:
-    """Estimate the examples of each split: as the source divides them, else by the fractions that are held out."""
+    """Estimate the number of examples by split, from the source's own splits or else the held-out fractions."""
     count = len(listing.keys)
     own = Counter(listing.splits.tolist()) if listing.splits is not None else Counter[str]()
     held_out = {VALIDATION: params.validation_fraction, TEST: params.test_fraction}
@@ -311,12 +312,15 @@ def _count_splits(listing: Listing, params: WriteParams) -> dict[str, int]:
 
 
 def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str]:
-    """Return the configuration with resources by the data's size, for steps without their own, and a message on them.
+    """Add the resources that the data's size requires, unless the configuration sets them.
 
     Args:
         config: Configuration to run.
-        size: Size of its data.
-        target: The platform: on Vertex AI the training has its host to itself, and a step's disk cannot be set.
+        size: Size of the data set.
+        target: The platform. On Vertex AI, the training uses a whole host, and the disk of a step cannot be set.
+
+    Returns:
+        The configuration, and a message about the added resources; empty if there are none.
     """
     resources, words = dict(config.resources), []
     for step, memory_gib in _needs(config, size, target):
@@ -337,7 +341,7 @@ def with_sizes(config: Config, size: DataSize, target: str) -> tuple[Config, str
 
 
 def _needs(config: Config, size: DataSize, target: str) -> Iterator[tuple[str, float]]:
-    """Yield the memory that each step needs for the data, in GiB: inputs are held twice while they are read."""
+    """Yield each step with the memory that it needs for the data, in GiB. Reading holds the inputs in memory twice."""
 
     def split_gib(name: str) -> float:
         return size.splits.get(name, 0) / 2**30

@@ -24,11 +24,11 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """A setting of a configuration.
 
     Attributes:
-        name: With its section, as `training.epochs`.
-        kind: Its type, as Python writes it.
+        name: Name with its section, for example `training.epochs`.
+        kind: Python type of the value.
         default: Default value; None if the setting is required.
         meaning: Description of the setting.
     """
@@ -69,7 +69,7 @@ def _type_of(kind: Any, allowed: Any = None) -> dict[str, Any]:
         item = _type_of(inner[0])
         if dataclasses.is_dataclass(inner[0]):
             return {"type": "array", "items": item}
-        # Or values separated by commas.
+        # The values may also be one text, separated by commas.
         choice = f"({'|'.join(item.get('enum', ()))})"
         joined = {"type": "string", **({"pattern": f"^{choice}(, *{choice})*$"} if "enum" in item else {})}
         return {"anyOf": [{"type": "array", "items": item}, *([item] if item else []), joined]}
@@ -91,7 +91,7 @@ def _bounds(allowed: Range | Pattern | None) -> dict[str, Any]:
 
 
 def _object(settings: Iterable[Setting]) -> dict[str, Any]:
-    """Return settings as one mapping; those without a default are required."""
+    """Return the JSON Schema of a mapping of settings; settings without a default are required."""
     inside = {setting.name: setting for setting in settings}
     needed = [name for name, setting in inside.items() if setting.default is None]
     return {
@@ -103,9 +103,9 @@ def _object(settings: Iterable[Setting]) -> dict[str, Any]:
 
 
 def as_json_schema() -> dict[str, Any]:
-    """Return the configuration as JSON Schema (https://json-schema.org/draft-07)."""
+    """Return the JSON Schema of a configuration (https://json-schema.org/draft-07)."""
     sections = {section: _object(_settings_of("", PARAMS[section], fields)) for section, fields in SETTINGS.items()}
-    del sections["deploy"]["required"]  # A configuration has defaults for all of them.
+    del sections["deploy"]["required"]  # All of them have defaults in a configuration.
     step = sections.pop("resources.STEP")
     sections["model"] = {"anyOf": [{"type": "string", "examples": list(REGISTRY)}, sections["model"]]}
     sections["machine"] = {"anyOf": [{"enum": [entry.name for entry in load_catalogue().slices]}, sections["machine"]]}
@@ -128,12 +128,12 @@ def as_json_schema() -> dict[str, Any]:
 
 
 def as_text() -> str:
-    """Return the schema as it is written into a file."""
+    """Return the text of the JSON Schema's file."""
     return json.dumps(as_json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def as_markdown() -> str:
-    """Return a table of all settings, and one of the variables that say where pipelines run."""
+    """Return two Markdown tables: all settings of a configuration, and the environment variables of `Settings`."""
     rows = [(setting.name, _shown(setting), setting.meaning) for setting in settings()]
     docs = _docs(Settings)
     variables = [(variable(field.name), "", docs[field.name]) for field in dataclasses.fields(Settings)]

@@ -1,4 +1,4 @@
-"""Where pipelines run: project, region, bucket, accounts. Imports and compilation work without them."""
+"""Settings of platforms: project, region, bucket, accounts. Imports and compilation work without them."""
 
 import dataclasses
 import re
@@ -32,7 +32,7 @@ def _pairs(example: str, pattern: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One field per variable: `project` is TPU_PIPELINES_PROJECT. Empty is not set.
+    """Settings of platforms, from environment variables: `project` is TPU_PIPELINES_PROJECT. Empty means not set.
 
     Attributes:
         project: Google Cloud project.
@@ -45,30 +45,30 @@ class Settings:
             of each API.
         service_account: Service account that a job runs as.
         network: VPC network that a job is peered with.
-        network_attachment: Attachment on Vertex AI that connects a job with a VPC network by an interface; replaces
-            `network`.
+        network_attachment: Network attachment (Private Service Connect interface) on Vertex AI that connects a job to a
+            VPC network, instead of `network`.
         encryption_key: Customer-managed key (CMEK) that encrypts jobs, models and endpoints on Vertex AI.
         tensorboard: TensorBoard instance on Vertex AI that shows a training's curves while it runs; requires
             `service_account`.
-        experiment: Experiment on Vertex AI in which submitted runs are compared by their parameters and metrics;
-            created if missing. Scheduled runs are not in it.
+        experiment: Experiment on Vertex AI that compares the parameters and metrics of submitted runs; created if
+            missing. Scheduled runs are not added.
         labels: Labels of every job and pod: `key=value,key=value`.
-        environment: Variables of the training step: `NAME=value,NAME=value`. They are in the compiled file, so use no
-            secrets.
+        environment: Environment variables of the training step: `NAME=value,NAME=value`. The compiled file contains
+            them, so use no secrets.
         kfp_host: URL of a Kubeflow Pipelines server.
         kfp_namespace: Kubernetes namespace of the runs, on a server with several users.
-        secrets: Kubernetes secrets that the training step mounts, and their paths: `SECRET=/path,SECRET=/path`.
+        secrets: Kubernetes secrets that the training step mounts, with mount paths: `SECRET=/path,SECRET=/path`.
         s3_secret: Kubernetes secret with which the pods of all steps that use s3:// sign in. Its keys are
             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and if needed AWS_SESSION_TOKEN, AWS_ENDPOINT_URL_S3 and
             AWS_DEFAULT_REGION.
         kueue_queue: Kueue's local queue that admits the training's pod, on Kubeflow.
         provisioning: Provisioning mode of the training's node on GKE: `flex-start`, or empty for the cluster's default.
-        volumes: Persistent volume claims that the training step mounts, and their paths: `CLAIM=/path,CLAIM=/path`.
-            Checkpoints are on the first one: without it, a restarted pod trains from the start.
-        notify: Receiver of notifications at the end of a run. A webhook's URL, or a file on gs:// or s3:// that
-            contains it, gets a message for every run that did not succeed, as JSON for Slack and Google Chat. `mailto:`
-            with addresses lets Vertex AI send an e-mail for every run. A URL is in the compiled file; a file keeps it
-            secret.
+        volumes: Persistent volume claims that the training step mounts, with mount paths: `CLAIM=/path,CLAIM=/path`.
+            The first claim stores the checkpoints; without a claim, a restarted pod trains from the start.
+        notify: Receiver of notifications at the end of a run. A webhook, named by its URL or by a file on gs:// or
+            s3:// that contains the URL, gets a JSON message for Slack or Google Chat if a run does not succeed. With
+            `mailto:` and addresses, Vertex AI sends an e-mail for every run. The compiled file contains a URL; a file
+            keeps it secret.
 
     Raises:
         InputError: If a value has the wrong form.
@@ -127,7 +127,7 @@ class Settings:
         """Check that a platform supports all these settings.
 
         Raises:
-            InputError: If it does not, or two settings exclude each other; names them.
+            InputError: If the platform lacks one, or two settings exclude each other; the message names them.
         """
         for name in _OF_TARGET["kubeflow" if target == "vertex" else "vertex"]:
             if value := getattr(self, name):
@@ -156,7 +156,7 @@ class Settings:
         """Check that regional resources are in the region of a job.
 
         Raises:
-            InputError: If one is in another region; names it.
+            InputError: If a resource is in another region; the message names it.
         """
         for name in _OF_REGION:
             value = getattr(self, name)
@@ -176,10 +176,10 @@ class Settings:
         return f"projects/{self.project}/locations/{self.region}/models"
 
     def require(self, *names: str) -> None:
-        """Check that these settings are there.
+        """Check that settings are set, by their names.
 
         Raises:
-            InputError: If some are missing; names them all, and how to set them.
+            InputError: If some are missing; the message lists all of them and says how to set them.
         """
         if missing := [
             field for field in dataclasses.fields(self) if field.name in names and not getattr(self, field.name)
@@ -192,7 +192,7 @@ class Settings:
 
 
 def variable(name: str) -> str:
-    """Return the environment variable of a setting.
+    """Return the name of the environment variable for a setting.
 
     Example:
         >>> variable("kfp_host")
@@ -212,11 +212,12 @@ def hide_credentials(text: str, mark: str = "***@") -> str:
 
 
 def load_settings(environment: Mapping[str, str], file: Path | None = None) -> Settings:
-    """Return the settings of a YAML file, if one is given, and over them those of the environment.
+    """Load settings from environment variables, which take precedence, and from a YAML file.
 
     Args:
-        environment: Holds `TPU_PIPELINES_…`; several labels and such are `key=value,key=value`. Others are ignored.
-        file: Holds settings by their names in lower case; labels and such are mappings.
+        environment: Environment variables; settings are `TPU_PIPELINES_…`, and mappings such as the labels are
+            `key=value,key=value`.
+        file: YAML file with settings by field name, for example `project`; None for no file.
 
     Raises:
         InputError: If the file cannot be read, or a name or value is wrong.
@@ -227,7 +228,7 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
     """
     values: dict[str, Any] = {}
     if file:
-        from tpu_pipelines.config.yaml_files import read_mapping  # Not by the command line, which asks for the targets.
+        from tpu_pipelines.config.yaml_files import read_mapping  # Late: the command line imports this module.
 
         values = read_mapping(file, "the settings", "names and values")
     if "image" in values:

@@ -17,9 +17,9 @@ class Step:
     Attributes:
         artifact: Name of the component's output that a run publishes.
         folder: Folder for the artifact in a run's folder.
-        section: Section of the configuration with its parameters; without the section the step is left out.
-        reads: Earlier steps whose artifacts it reads.
-        needs_promotion: Whether it runs only if the gate promotes the model.
+        section: Section of the configuration with the step's parameters; without the section the step is left out.
+        reads: Earlier steps whose artifacts the step reads.
+        needs_promotion: Whether the step runs only if the gate promotes the model.
     """
 
     artifact: str
@@ -42,17 +42,17 @@ STEPS = tuple(STEP_TABLE)
 
 @dataclasses.dataclass(frozen=True)
 class StepResources:
-    """The resources that a step asks for; what is left out follows from the configuration, see `resources_of`.
+    """Resources that a step requests; `resources_of` replaces missing values by defaults.
 
     Attributes:
         cpu: Number of CPUs; 0 means the default, 3.
-        memory: Memory, as `16Gi`; empty is 12Gi, or what the step is known to need if that is more.
-        disk: Local disk, as `200Gi`; empty is what the data are estimated to need.
+        memory: Memory, for example `16Gi`; empty means 12Gi, or the step's estimated need if that is larger.
+        disk: Local disk, for example `200Gi`; empty means the estimated need of the data.
         retries: Number of times that the step is started again when it fails; -1 means the default: 5 on Kubeflow for a
             training on a spot machine or on several hosts, else 0.
-        timeout: Seconds after which the step is stopped; 0 is never.
-        machine: Machine of one host for evaluate_model, as `v5e-1` or `l4-1`; empty is none. Other steps have none, and
-            section `machine` has the training's.
+        timeout: Seconds after which the step is stopped; 0 means never.
+        machine: Machine with a TPU or GPU and one host for evaluate_model, for example `v5e-1` or `l4-1`; empty means
+            CPUs. Other steps cannot set it; the training uses section `machine`.
 
     Raises:
         InputError: If a value has the wrong form or range.
@@ -70,7 +70,7 @@ class StepResources:
 
 
 def gib(quantity: str) -> float:
-    """Return a quantity in GiB.
+    """Convert a Kubernetes quantity to GiB.
 
     Example:
         >>> gib("512Mi"), gib("2Ti")

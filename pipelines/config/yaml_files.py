@@ -12,15 +12,15 @@ _MOST_VALUES = 100_000  # With aliases unfolded; a file of 300 bytes may have bi
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice instead of taking the last, deep nesting, and aliases that unfold to much."""
+    """YAML loader that refuses repeated keys, deep nesting, and aliases that expand to too many values."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = self._num_values = 0
-        self._sizes: dict[int, int] = {}  # Values in each finished node.
+        self._sizes: dict[int, int] = {}  # Number of values in each finished node, by its `id`.
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node as the base class does, after a check of what it holds."""
+        """Compose a node as the base class does, and check its depth and its number of values."""
         is_alias, before = self.check_event(yaml.AliasEvent), self._num_values
         self._depth += 1
         if self._depth > _DEEPEST:
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping as the base class does, after a check of its keys."""
+        """Construct a mapping as the base class does, after a check that no key is given twice."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if repeated := [key for key in keys if keys.count(key) > 1]:
             raise yaml.YAMLError(f"the key {repeated[0]!r} is given twice{node.start_mark}")
@@ -44,15 +44,15 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_mapping(path: Path, what: str, content: str) -> dict[str, Any]:
-    """Return the mapping that a file holds.
+    """Read a mapping from a YAML file.
 
     Args:
-        path: The file.
+        path: YAML file.
         what: Name of the file in errors, as "the configuration".
         content: Name of its content in errors, as "sections".
 
     Raises:
-        InputError: If it cannot be read, is not YAML, gives a key twice, or holds something else.
+        InputError: If the file cannot be read, is not YAML, gives a key twice, or contains no mapping.
     """
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
