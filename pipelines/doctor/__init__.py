@@ -1,1 +1,1 @@
-"""Checks and their findings, and those that ask a platform, read-only, before anything is submitted or paid."""
+"""Checks of a run and their findings; the checks of a platform send only read-only requests."""

@@ -1,4 +1,4 @@
-"""Checks and their findings: what is as a run needs it, what is not, and what to do about that."""
+"""Checks of everything that a run needs, and their findings: state, reason and remedy."""
 
 import contextlib
 import dataclasses
@@ -19,21 +19,21 @@ _COMMENT: dict[str, Any] = {"initial_indent": "# ", "subsequent_indent": "#   ",
 
 
 class Cost(enum.IntEnum):
-    """The cost of a check, by which commands choose."""
+    """Cost of a check; each command runs the checks of certain costs."""
 
     FILE = 1  # Settings and small files are read.
     SECONDS = 2  # The data are listed, the pipeline is compiled, the model is built.
-    REQUEST = 3  # The platform is asked within a second for what every run needs; `submit` asks these too.
-    NETWORK = 4  # The platform is asked for everything else.
+    REQUEST = 3  # A request of about a second for something that every run needs; `submit` sends it too.
+    NETWORK = 4  # Any other request to the platform.
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """Shell command that creates or grants what a check misses.
+    """Shell command that creates or grants something that a check reports as missing.
 
     Attributes:
         text: The command.
-        unless: Command that succeeds if there is nothing left to do; empty if a repeated `text` changes nothing.
+        unless: Command that succeeds if nothing is left to do; empty if running `text` twice does no harm.
     """
 
     text: str
@@ -49,9 +49,9 @@ class Finding:
 
     Attributes:
         about: Name of what was checked, as `bucket`.
-        state: Whether it meets the needs of a run.
+        state: `ok`, `hint`, `error` or `unknown`.
         said: Sentence with the result, or with the reason why it could not be checked.
-        remedy: Advice if it does not meet them; a command if one is enough.
+        remedy: Advice if the state is not `ok`; a shell command if one is enough.
         commands: The remedy as commands, for a script.
     """
 
@@ -66,7 +66,7 @@ class Finding:
 
 
 class _CheckError(Exception):
-    """Base of the errors of a check; without a remedy, the check's commands are one."""
+    """Base class of a check's errors; if `remedy` is empty, the check's first command is the remedy."""
 
     def __init__(self, said: str, remedy: str = "") -> None:
         super().__init__(said)
@@ -74,24 +74,23 @@ class _CheckError(Exception):
 
 
 class LackError(_CheckError):
-    """Error for something that a run needs and that is missing."""
+    """Error of a check: something that a run needs is missing."""
 
 
 class CannotAskError(_CheckError):
-    """Error for a question that a service does not answer to this user, with what to do nevertheless."""
+    """Error of a check: the state is unknown, because a service does not answer this user."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A question about something that a run needs.
+    """Check of something that a run needs.
 
     Attributes:
-        about: Name of what is asked for.
-        ask: Returns the sentence on what is there, or several findings; raises `LackError` or `CannotAskError`.
-        cost: Cost of asking.
-        needs: Name of the check without which this one cannot be asked, as the sign-in; empty for none.
-        commands: Returns the commands that create or grant what is asked for, in their order; called if it is missing
-            or unknown.
+        about: Name of what is checked, for example `bucket`.
+        ask: Runs the check: returns a sentence for the state `ok`, or findings; raises `LackError` or `CannotAskError`.
+        cost: Cost of the check.
+        needs: Name of a check that must succeed first, for example `sign-in`; empty for none.
+        commands: Returns the commands that create or grant what is missing, in order; called if `ask` raises an error.
     """
 
     about: str
@@ -111,9 +110,9 @@ def lacking(said: str, remedy: str = "", error: type[Exception] = MissingError) 
 
 
 def answer(check: Check) -> Iterator[Finding]:
-    """Ask a check and yield its findings.
+    """Run a check and yield its findings.
 
-    A mistake of the user's becomes an error. If a platform refuses to answer, its finding is unknown.
+    A missing resource or a user's mistake gives the state `error`. If a platform refuses to answer, it is `unknown`.
     """
     try:
         said = check.ask()
@@ -122,14 +121,14 @@ def answer(check: Check) -> Iterator[Finding]:
         is_mistake = check.cost < Cost.REQUEST and isinstance(error, InputError)
         state = Status.ERROR if is_mistake or isinstance(error, LackError) else Status.UNKNOWN
         commands: tuple[Command, ...] = ()
-        with contextlib.suppress(CannotAskError, PlatformError):  # A name in them cannot be looked up.
+        with contextlib.suppress(CannotAskError, PlatformError):  # A name in the commands cannot be looked up.
             commands = check.commands()
         remedy = getattr(error, "remedy", "") or (commands[0].text if commands else "")
         yield Finding(check.about, state, str(error), remedy, commands)
 
 
 def ask_all(checks: Sequence[Check]) -> list[Finding]:
-    """Ask every check, those of a platform side by side; returns the findings in the order of the checks."""
+    """Run all checks, those of a platform in threads; returns the findings, those of local checks first."""
     needed = {check.needs for check in checks}
     first = {check.about: list(answer(check)) for check in checks if check.about in needed}
     failed = {about for about, findings in first.items() if errors_in(findings)}
@@ -146,12 +145,12 @@ def ask_all(checks: Sequence[Check]) -> list[Finding]:
 
 
 def errors_in(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that would stop a run."""
+    """Return the findings with the state `error`, which would stop a run."""
     return [finding for finding in findings if finding.state is Status.ERROR]
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings in which those in a row that say the same are one."""
+    """Merge consecutive findings that differ only in `about` into one."""
     merged = []
     for _, alike in itertools.groupby(findings, lambda each: (each.state, each.said, each.remedy, each.commands)):
         first, *others = alike
@@ -162,7 +161,7 @@ def _merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def as_lines(findings: Sequence[Finding]) -> Iterator[tuple[Status | str, str]]:
-    """Yield for each finding its state and the rest of its line, and below it what to do."""
+    """Yield the lines of a report as (state, text); a remedy is a second line with an empty state."""
     findings = _merged(findings)
     width = max((len(finding.about) for finding in findings), default=0)
     for finding in findings:
@@ -172,9 +171,9 @@ def as_lines(findings: Sequence[Finding]) -> Iterator[tuple[Status | str, str]]:
 
 
 def as_script(findings: Iterable[Finding], title: str) -> str:
-    """Return a shell script of the commands for everything that is missing or unknown, each below its reason.
+    """Return a shell script with the commands of all findings that are not ok, each below its reason.
 
-    What no command can do is a comment.
+    Remedies that are not commands are comments.
     """
     lines = [
         "#!/usr/bin/env bash",

@@ -13,7 +13,7 @@ from tpu_pipelines.doctor.findings import CannotAskError, Command, LackError, la
 
 STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
 _EVERYONE = ("allUsers", "allAuthenticatedUsers")
-# https://cloud.google.com/storage/docs/access-control/iam#convenience-values: who has these roles in the project.
+# https://cloud.google.com/storage/docs/access-control/iam#convenience-values: all who have these roles.
 _CONVENIENCE = {"projectOwner": "roles/owner", "projectEditor": "roles/editor", "projectViewer": "roles/viewer"}
 Policy = Mapping[str, Any]
 TIMEOUT_SECONDS = 20
@@ -64,7 +64,7 @@ class GoogleApis:
             raise InputError(f"it is not, or no longer, valid: {error}") from error
 
     def principal(self) -> str:
-        """Return the signed-in user as a member of IAM policies; empty if unknown."""
+        """Return the signed-in user as a member of IAM policies, `user:EMAIL`; empty if unknown."""
         email = str(getattr(self.credentials, "service_account_email", "") or "")
         if "@" in email:
             return f"serviceAccount:{email}"
@@ -84,26 +84,26 @@ class GoogleApis:
         return f"{'serviceAccount' if email.endswith('gserviceaccount.com') else 'user'}:{email}" if email else ""
 
     def get(self, host: str, path: str, **query: Any) -> dict[str, Any]:
-        """Send a GET and return the JSON of the answer; errors as in `send`."""
+        """Send a GET request and return the JSON response; raises the errors of `send`."""
         return dict(self.send("GET", host, path, params=query).json())
 
     def find(self, host: str, path: str, name: str, remedy: str = "") -> dict[str, Any]:
-        """Return something that a run needs; other errors as in `send`.
+        """Return the JSON of a resource that a run needs; also raises the errors of `send`.
 
         Args:
             host: Host of the API.
-            path: Path of what is needed.
-            name: Its name in messages.
-            remedy: What to do if it does not exist; by default the check's commands.
+            path: Path of the resource.
+            name: Name of the resource in messages.
+            remedy: Advice if the resource does not exist; by default the check's commands.
 
         Raises:
-            LackError: If it does not exist.
+            LackError: If the resource does not exist.
         """
         with lacking(f"there is no {name}", remedy):
             return self.get(host, path)
 
     def post(self, host: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a POST that changes nothing and return the JSON of the answer; errors as in `send`."""
+        """Send a POST request that changes nothing and return the JSON response; raises the errors of `send`."""
         return dict(self.send("POST", host, path, json=body).json())
 
     def send(self, method: str, host: str, path: str, **options: Any) -> Any:
@@ -111,7 +111,7 @@ class GoogleApis:
 
         Raises:
             MissingError: If the resource does not exist.
-            CannotAskError: If the service does not respond, or with another error, whose message is repeated.
+            CannotAskError: If the service does not respond, or responds with another error; repeats its message.
         """
         import requests
         from google.auth import exceptions
@@ -140,10 +140,10 @@ def create_bucket(uri: str, region: str, project: str) -> Command:
 
 
 def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
-    """Return a sentence if a quota suffices; a negative limit is none.
+    """Return a sentence if a quota suffices; a negative `limit` means unlimited.
 
     Raises:
-        LackError: If it does not.
+        LackError: If the quota is too small.
     """
     if 0 <= limit < needed:
         remedy = f"ask for more: https://console.cloud.google.com/iam-admin/quotas?project={project}"
@@ -173,9 +173,9 @@ class Policies:
             own: Reads the resource's own policy. The policies of the project and above it are always included.
 
         Raises:
-            LackError: If it lacks some; names the role.
-            CannotAskError: If it may lack some: a policy cannot be read, or the member has them only if it is in a
-                group or if a condition holds, and neither is visible.
+            LackError: If the member lacks a permission; the message names the role.
+            CannotAskError: If this is unknown: a policy cannot be read, or the member has a permission only through a
+                group or a condition, which are not visible.
         """
         name, policies, unread = member.partition(":")[2], [*self._above[0]], [*self._above[1]]
         if own:
@@ -197,9 +197,9 @@ class Policies:
 
     @functools.cached_property
     def _above(self) -> tuple[list[Policy], list[str]]:
-        """The policies of the project, its folders and its organisation; and the reason for which one cannot be read.
+        """Policies of the project, its folders and its organisation, and messages about policies that cannot be read.
 
-        By google/cloud/resourcemanager/v3/projects.proto, GetIamPolicy leaves out what is inherited.
+        GetIamPolicy does not return inherited policies: google/cloud/resourcemanager/v3/projects.proto.
         """
         policies: list[Policy] = []
         name, body = f"projects/{self._project}", {"options": {"requestedPolicyVersion": 3}}
@@ -224,10 +224,10 @@ class Policies:
 
 
 def _roles(policies: Iterable[Policy], member: str) -> tuple[set[str], set[str]]:
-    """Return the roles that policies certainly bind to a member, and those that they may bind.
+    """Return the roles that policies certainly grant to a member, and those that a group or condition may grant.
 
     Args:
-        policies: IAM policies, that of a resource after those of its project.
+        policies: IAM policies; the policy of a resource comes after those of its project.
         member: Member, as in `Policies.judge`.
     """
     surely, maybe = set[str](), set[str]()

@@ -1,4 +1,4 @@
-"""Whether a registry has an image: its digest, and the platforms that it is for."""
+"""Looks up an image in its registry: digest, platforms and Python version."""
 
 import dataclasses
 import hashlib
@@ -10,7 +10,7 @@ from tpu_components.core.base.retries import MissingError
 from tpu_pipelines.doctor.findings import CannotAskError, LackError
 from tpu_pipelines.doctor.google_apis import TIMEOUT_SECONDS, GoogleApis
 
-PLATFORM = "linux/amd64"  # Of every host that Vertex AI and GKE have TPUs in.
+PLATFORM = "linux/amd64"  # Platform of all TPU hosts on Vertex AI and GKE.
 # https://distribution.github.io/distribution/spec/manifest-v2-2 and https://github.com/opencontainers/image-spec.
 _MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
@@ -27,9 +27,9 @@ class Image:
     """An image in a registry.
 
     Attributes:
-        digest: Digest, as `sha256:…`, that its name means now.
-        platforms: Platforms, as `linux/amd64`.
-        python: Version of its Python, where its base says it as Docker's official images do; else empty.
+        digest: Current digest of the image's name, for example `sha256:…`.
+        platforms: Platforms, for example `linux/amd64`.
+        python: Version of Python, from PYTHON_VERSION in the image, as in Docker's official images; empty if not set.
     """
 
     digest: str
@@ -38,7 +38,7 @@ class Image:
 
 
 def repository_of(image: str) -> tuple[str, str, str] | None:
-    """Return project, location and name of an image's repository in Artifact Registry; None elsewhere.
+    """Return project, location and name of an image's repository in Artifact Registry; None for other registries.
 
     Example:
         >>> repository_of("europe-docker.pkg.dev/my-project/images/steps:1")
@@ -49,13 +49,13 @@ def repository_of(image: str) -> tuple[str, str, str] | None:
 
 
 def find_image(image: str, apis: GoogleApis) -> Image:
-    """Look up an image in its registry, by the registry's own protocol.
+    """Look up an image in its registry, without pulling it.
 
-    https://distribution.github.io/distribution/spec/api: manifests and blobs by GET, nothing is pulled.
+    Reads manifests and blobs by GET: https://distribution.github.io/distribution/spec/api.
 
     Raises:
-        MissingError: If it has none.
-        CannotAskError: If it does not say.
+        MissingError: If the registry does not have the image.
+        CannotAskError: If the registry does not answer.
     """
     host, _, rest = image.partition("/")
     path, separator, reference = rest.partition("@")
@@ -79,7 +79,7 @@ def find_image(image: str, apis: GoogleApis) -> Image:
         raise CannotAskError(f"{host} has a manifest of an unknown kind: {manifest.get('mediaType', 'none named')}")
     digest = reference if separator else f"sha256:{hashlib.sha256(response.content).hexdigest()}"
     platforms = dict.fromkeys(f"{entry.get('os')}/{entry.get('architecture')}" for entry in entries)
-    platforms.pop("unknown/unknown", None)  # That of attestations.
+    platforms.pop("unknown/unknown", None)  # The platform of attestations.
     python = dict(variable.partition("=")[::2] for variable in variables).get("PYTHON_VERSION", "")
     return Image(digest, tuple(platforms), python)
 
@@ -98,7 +98,7 @@ def look_at_image(
 
     Raises:
         LackError: If there is no such image, or it is for another platform or an older Python.
-        CannotAskError: If the registry does not say.
+        CannotAskError: If the registry does not answer.
     """
     build = f"`make image`, docker push, and set {variable}=…@sha256:…"
     if not is_in_registry(image, is_clusters_own):
@@ -128,13 +128,13 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _get(apis: GoogleApis, host: str, path: str) -> Any:
-    """Send a GET to a registry: to Google's with the user's credentials, to others without any."""
+    """Send a GET request to a registry, with the user's credentials only if the registry is Google's."""
     headers = {"Accept": ", ".join(_MANIFESTS)}
     if _GOOGLES.fullmatch(host):
         return apis.send("GET", host, path, headers=headers)
     import requests
 
-    # As Docker: a registry on this machine, or one of a cluster, speaks HTTP.
+    # Like Docker, use HTTP for a registry on this machine or in a cluster.
     url = f"{'http' if ':' in host else 'https'}://{host}/{path}"
     try:
         response = requests.get(url, headers=headers, timeout=TIMEOUT_SECONDS)
@@ -154,7 +154,7 @@ def _get(apis: GoogleApis, host: str, path: str) -> Any:
 
 
 def _anonymous_token(challenge: str) -> str:
-    """Get the token that a registry gives to any reader: https://distribution.github.io/distribution/spec/auth."""
+    """Get a registry's token for anonymous users, empty if none: https://distribution.github.io/distribution/spec/auth."""
     import requests
 
     fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))

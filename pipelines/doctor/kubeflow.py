@@ -1,4 +1,4 @@
-"""Checks of what a run needs of a server of Kubeflow Pipelines and, given a Kubernetes context, of its cluster."""
+"""Checks that a Kubeflow Pipelines server and, with a kubectl context, its cluster have everything that a run needs."""
 
 import functools
 import json
@@ -27,10 +27,11 @@ from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.kubeflow import Kubeflow
 from tpu_pipelines.platforms.tpu_pod import KEYS, node_selectors, steps_on_s3
 
-# As gcloud names them; the location is a region, or a zone of it.
+# Names of contexts that gcloud creates; the location is a region or a zone.
 _GKE_CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>(?P<region>[^_]+?)(?P<zone>-[a-z])?)_(?P<cluster>.+)")
-# kubeflow/pipelines, backend/src/apiserver/config/config.json (DefaultPipelineRunnerServiceAccount), and with several
-# users manifests/kustomize/env/platform-agnostic-multi-user: the profile's own.
+# Service account of the steps: kubeflow/pipelines, backend/src/apiserver/config/config.json
+# (DefaultPipelineRunnerServiceAccount); on a server with several users that of the profile
+# (manifests/kustomize/env/platform-agnostic-multi-user).
 _RUNNER, _RUNNER_OF_A_PROFILE = "pipeline-runner", "default-editor"
 _SERVERS_NAMESPACE = "kubeflow"
 _TPU7X_POOLS = "https://cloud.google.com/kubernetes-engine/docs/how-to/tpus"
@@ -42,11 +43,11 @@ class KubeflowChecks:
     """Checks of everything that a configuration's run needs on Kubeflow.
 
     Args:
-        config: Configuration that is to run.
-        settings: Settings of the platform; must have the server.
+        config: Configuration of the run.
+        settings: Settings of the platform; must have `kfp_host`.
         apis: Client of Google Cloud's APIs, for buckets, images and node pools.
-        context: Context of Kubernetes, as kubectl has it; empty asks the cluster nothing.
-        image: Image that every step is to run in.
+        context: kubectl context of the cluster; empty skips the checks of the cluster.
+        image: Default image of the steps.
     """
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
@@ -61,7 +62,7 @@ class KubeflowChecks:
         self._is_shared = False
 
     def checks(self) -> list[Check]:
-        """Return everything to ask, in the order in which it is told."""
+        """Return all checks in the order of the report."""
         images = (("image", self._image, ""), ("steps' image", other_steps_image(), "STEPS_"), *self._beam_image)
         checks = [
             Check("server", self._answers),
@@ -100,7 +101,7 @@ class KubeflowChecks:
             checks.append(Check("queue", self._queue))
         return checks
 
-    # The server
+    # Server
 
     def _answers(self) -> Iterator[Finding]:
         address, token = hide_credentials(self._settings.kfp_host), "put a token's path into KF_PIPELINES_SA_TOKEN_PATH"
@@ -130,7 +131,7 @@ class KubeflowChecks:
     def _namespace(self) -> str:
         return self._settings.kfp_namespace or "kubeflow"
 
-    # Where it writes
+    # Object store
 
     def _store(self) -> str:
         root = self._settings.bucket
@@ -151,7 +152,7 @@ class KubeflowChecks:
         return (create_bucket(self._settings.bucket, region, project),)
 
     def _s3(self) -> str:
-        """Check the secret of the pods that use s3://; its content is nobody's to read here."""
+        """Check that the secret of the pods that use s3:// exists; its content is not read."""
         name, steps = self._settings.s3_secret, ", ".join(sorted(self._on_s3))
         literals = " ".join(f"--from-literal={key}=…" for key in KEYS)
         create = f"kubectl create secret generic {name or 's3-credentials'} {literals} --namespace={self._namespace}"
@@ -162,7 +163,7 @@ class KubeflowChecks:
             raise CannotAskError(f"whether {name} is there, the cluster knows: name a context by --kube-context")
         return self._find(name, "read_namespaced_secret", create)
 
-    # The cluster
+    # Cluster
 
     @functools.cached_property
     def _kubernetes(self) -> Any:
@@ -179,11 +180,11 @@ class KubeflowChecks:
             raise InputError(f"no context {self._context!r} in kubectl's configuration: {error}") from error
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Return what the cluster answers.
+        """Call a method of the Kubernetes API and return its result.
 
         Raises:
-            MissingError: If there is no such thing.
-            CannotAskError: If it does not say.
+            MissingError: If the object does not exist.
+            CannotAskError: If the cluster refuses or does not answer.
         """
         import urllib3
         from kubernetes.client import ApiException, AuthorizationV1Api, CoreV1Api, CustomObjectsApi
@@ -200,7 +201,7 @@ class KubeflowChecks:
             raise CannotAskError(f"{self._context} does not answer: {error}") from error
 
     def _nodes(self, machine: MachineSpec) -> str:
-        """Check the nodes that are there; else pools that would get one: none is there while nobody asks for it."""
+        """Check that nodes for a machine exist, or that a node pool on GKE would add one when a pod requests it."""
         selector = ",".join(f"{key}={value}" for key, value in node_selectors(machine, self._settings).items())
         if nodes := self._ask("list_node", label_selector=selector).items:
             return f"{len(nodes)} with {selector}"
@@ -233,11 +234,11 @@ class KubeflowChecks:
         return judge_quota(name, region, int(quotas[name].get("limit", 0)), needed, context["project"])
 
     def _create_pool(self, machine: MachineSpec) -> tuple[Command, ...]:
-        """Return the command for a node pool that the cluster's autoscaler fills, on GKE.
+        """Return the command that creates an autoscaled node pool on GKE; empty if no command can.
 
-        A pool of several hosts is one slice, with all nodes or none. A topology is for these alone
+        A pool of several hosts is one slice, with all nodes or none. Only such pools have a topology
         (AI-Hypercomputer/xpk src/xpk/core/nodepool.py at 367c838). A pool of 7x needs a workload policy, which a person
-        chooses (src/xpk/core/system_characteristics.py: requires_workload_policy).
+        must choose (src/xpk/core/system_characteristics.py: requires_workload_policy).
         """
         context, generation, hosts = self._gke, machine.slice.generation, machine.slice.hosts
         if not context or machine.machine_type == "cloud-tpu" or generation.name == "7x":
@@ -251,7 +252,7 @@ class KubeflowChecks:
         flags += f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}" + " --spot" * machine.spot
         # By default a node may only read from buckets: https://cloud.google.com/kubernetes-engine/docs/how-to/access-scopes
         flags += " --scopes=cloud-platform"
-        # A machine is in one zone, and not every zone of a region has this machine type.
+        # Not every zone of a region has this machine type.
         if not context["zone"]:
             where = f"name={machine.machine_type} AND zone~^{context['location']}-"
             zone = f"gcloud compute machine-types list --filter='{where}' --format='value(zone)' --limit=1"
@@ -274,15 +275,15 @@ class KubeflowChecks:
         with lacking(f"there is no LocalQueue {name} in {namespace}", f"kubectl get localqueues -n {namespace}"):
             try:
                 find("v1beta2")
-            except MissingError:  # All that Kueue serves before 0.15; 0.20 no longer has it (its release notes).
+            except MissingError:  # The only version before Kueue 0.15; removed in 0.20 (its release notes).
                 find("v1beta1")
         return f"{name} in {namespace}"
 
     def _retries(self) -> str:
-        """Check what Argo starts again where a step asks for it: KFP has no word for that, and the cluster decides.
+        """Check that Argo's `retryPolicy` includes a training whose pod is taken away; KFP cannot set this policy.
 
-        A pod that its node shuts down has failed, and of one that is gone too soon only an error is known: see
-        tests/fakes/kubeflow.py, preempt, for the sources.
+        To Argo, a pod that its node shuts down is a failure, and a deleted pod is an error; `preempt` in
+        tests/fakes/kubeflow.py names the sources.
         """
         # kubeflow/pipelines manifests/kustomize/third-party/argo/base/workflow-controller-configmap-patch.yaml
         name, namespace = "workflow-controller-configmap", _SERVERS_NAMESPACE if self._is_shared else self._namespace
@@ -304,7 +305,7 @@ class KubeflowChecks:
         )
 
     def _jobsets(self) -> Iterator[Finding]:
-        """Check that a slice of several hosts can be started, and that the step may."""
+        """Check that the cluster supports JobSets, for a slice of several hosts, and that the step may create them."""
         installation = "https://jobset.sigs.k8s.io/docs/installation"
         with lacking(f"the cluster knows no {GROUP}/{VERSION}", installation):
             self._ask("list_namespaced_custom_object", GROUP, VERSION, self._namespace, PLURAL, limit=1)
@@ -321,7 +322,7 @@ class KubeflowChecks:
         return (Command(apply, f"kubectl get crd {PLURAL}.{GROUP} --context={self._context}"),)
 
     def _grant_jobsets(self) -> tuple[Command, ...]:
-        """Return the commands for a role with all rights that the step needs, and for its binding."""
+        """Return the commands that create a role with all rights that the step needs, and bind it."""
         place, name = f"--context={self._context} --namespace={self._namespace}", "tpu-pipelines-jobsets"
         rules: dict[str, list[str]] = {}
         for verb, what in RIGHTS:
@@ -352,7 +353,7 @@ class KubeflowChecks:
         return f"{account} may create them"
 
     def _may(self, account: str, verb: str, what: str) -> bool:
-        """Return whether the cluster gives a right to a service account."""
+        """Return whether the cluster lets a service account do `verb` to the resource `what`."""
         resource, _, subresource = what.partition("/")
         attributes = {
             "namespace": self._namespace,
@@ -373,13 +374,13 @@ class KubeflowChecks:
 
 
 def _has(pool: dict[str, Any], machine: MachineSpec) -> bool:
-    """Return whether the nodes of a pool are of a machine: those of several hosts are one slice, of a topology."""
+    """Return whether a pool's nodes have a machine's type and, for a slice of several hosts, its topology."""
     config: dict[str, Any] = pool.get("config", {})
-    # google/container/v1/cluster_service.proto: NodePool.PlacementPolicy.tpu_topology. A pool of single hosts need not
-    # have it, where its machine type says all.
+    # google/container/v1/cluster_service.proto: NodePool.PlacementPolicy.tpu_topology. A pool of single hosts may lack
+    # it, because its machine type determines the topology.
     topology = pool.get("placementPolicy", {}).get("tpuTopology", "")
     is_shaped = topology == machine.tpu_topology or (not topology and machine.slice.hosts == 1)
     gpus = [(gpu.get("acceleratorType"), int(gpu.get("acceleratorCount", 0))) for gpu in config.get("accelerators", ())]
-    if machine.slice.is_gpu:  # NodeConfig.accelerators: a machine type of N1 alone does not say which.
+    if machine.slice.is_gpu:  # NodeConfig.accelerators: an N1 machine type does not determine the GPU.
         is_shaped = (machine.slice.generation.gke_accelerator, machine.accelerator_count) in gpus
     return is_shaped and config.get("machineType") == machine.machine_type and bool(config.get("spot")) == machine.spot

@@ -1,9 +1,9 @@
 """Checks of everything that a run on Vertex AI needs in Google Cloud.
 
-The reference of each call names its permission: serviceusage.services.get, resourcemanager.projects.getIamPolicy,
+The API reference names the permission for each call: serviceusage.services.get, resourcemanager.projects.getIamPolicy,
 iam.serviceAccounts.get, iam.serviceAccounts.getIamPolicy, storage.buckets.get, storage.buckets.getIamPolicy,
 artifactregistry.repositories.getIamPolicy, compute.networks.get, cloudkms.cryptoKeys.get, cloudquotas.quotas.get.
-If the user lacks one, that finding is unknown, and the other checks go on.
+If the user lacks one, the state of that finding is `unknown`, and the other checks continue.
 """
 
 import dataclasses
@@ -37,20 +37,20 @@ from tpu_pipelines.platforms.custom_job import in_region
 _VERTEX_AI, _CLOUD_QUOTAS = "aiplatform.googleapis.com", "cloudquotas.googleapis.com"
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
 _KEYS, _CONNECTIVITY = "cloudkms.googleapis.com", "networkconnectivity.googleapis.com"
-# Of whoever submits; https://cloud.google.com/iam/docs/roles-permissions/aiplatform has roles and permissions.
+# Permissions of the user who submits, from https://cloud.google.com/iam/docs/roles-permissions/aiplatform.
 _SUBMITTER = ("aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get", "aiplatform.pipelineJobs.list")
-# Of the account that runs pipelines: https://cloud.google.com/vertex-ai/docs/tabular-data/tabular-workflows/
+# Permissions of the account that runs pipelines: https://cloud.google.com/vertex-ai/docs/tabular-data/tabular-workflows/
 # service-accounts names Vertex AI User, Storage Object Admin and Service Account User.
 _RUNNER = ("aiplatform.metadataStores.get", "aiplatform.customJobs.create", "aiplatform.customJobs.get")
 _DEPLOYER = ("aiplatform.models.upload", "aiplatform.endpoints.create", "aiplatform.endpoints.deploy")
 _DATAFLOW = "dataflow.googleapis.com"
-# Of the account that starts Dataflow's job and follows it, and of the one that its workers run as:
+# Permissions of the account that starts and follows the Dataflow job, and of the account of its workers:
 # https://cloud.google.com/dataflow/docs/concepts/access-control has roles and permissions.
 _STARTER = (*(f"dataflow.jobs.{verb}" for verb in ("create", "get", "cancel")), "dataflow.messages.list")
 _WORKER = tuple(f"dataflow.workItems.{verb}" for verb in ("lease", "update", "sendMessage"))
 _READER = ("storage.objects.get", "storage.objects.list")
-_WRITER = (*_READER, "storage.objects.create", "storage.objects.delete")  # To write an object again takes both.
-_ACT_AS = ("iam.serviceAccounts.actAs",)  # custom_job.proto, service_account: of whoever creates a job that runs as it.
+_WRITER = (*_READER, "storage.objects.create", "storage.objects.delete")  # Overwriting takes both.
+_ACT_AS = ("iam.serviceAccounts.actAs",)  # custom_job.proto, service_account: to create a job that runs as it.
 _ENCRYPTER = ("cloudkms.cryptoKeyVersions.useToEncrypt", "cloudkms.cryptoKeyVersions.useToDecrypt")
 _USER, _ACTING = "roles/aiplatform.user", "roles/iam.serviceAccountUser"
 _ENCRYPTING = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
@@ -64,7 +64,7 @@ class VertexChecks:
         config: Configuration of the run.
         settings: Settings of the platform; must have project, region and bucket.
         apis: Client of Google Cloud's APIs.
-        image: Image of every step.
+        image: Default image of the steps.
     """
 
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, image: str) -> None:
@@ -105,7 +105,7 @@ class VertexChecks:
                 for entry in dict.fromkeys(self._machines)
             ),
         ]
-        # Checks of what only some configurations use.
+        # Checks that only some configurations need.
         optional: Sequence[tuple[object, Sequence[Check]]] = (
             (settings.network, [Check("network", self._network)]),
             (settings.network_attachment, [Check("attachment", self._attachment)]),
@@ -127,7 +127,7 @@ class VertexChecks:
         needing = (dataclasses.replace(check, needs="sign-in") for check in checks)
         return [Check("sign-in", self._sign_in, Cost.REQUEST), *needing]
 
-    # Who asks, and where
+    # Sign-in and project
 
     def _sign_in(self) -> str:
         with lacking("", "gcloud auth application-default login", InputError):
@@ -161,7 +161,7 @@ class VertexChecks:
         if any(map(repository_of, filter(None, images))):
             needed.append(_REGISTRY)
         if not self._settings.service_account or self._settings.network:
-            needed.append(_COMPUTE)  # Its default account runs pipelines that name no account.
+            needed.append(_COMPUTE)  # Compute Engine's default account runs pipelines that name none.
         if has_dataflow:
             needed.append(_DATAFLOW)
         names = [f"projects/{project}/services/{name}" for name in needed]
@@ -181,7 +181,7 @@ class VertexChecks:
         """Return the commands that create Vertex AI's service agent and grant its role.
 
         A service agent that is created by a command gets no role automatically:
-        https://cloud.google.com/iam/docs/create-service-agents. The first commands enable the APIs that are asked here.
+        https://cloud.google.com/iam/docs/create-service-agents. The first commands enable APIs that the checks call.
         """
         project = self._settings.project
         return (
@@ -206,7 +206,7 @@ class VertexChecks:
     def _vertex(self, project: str, region: str) -> VertexService:
         return VertexService(project, region, self._settings.vertex_endpoint, self._apis.credentials)
 
-    # Where it writes
+    # Bucket
 
     def _bucket(self) -> Iterator[Finding]:
         name, region = split(self._settings.bucket)[0], self._settings.region
@@ -236,22 +236,23 @@ class VertexChecks:
             yield Finding("bucket", Status.OK, f"gs://{name} in {location}; {may}{far}")
 
     def _create_bucket(self) -> tuple[Command, ...]:
-        """Return the commands for a bucket that the user may write to, where the model's code travels through it."""
+        """Return the commands that create the bucket and, if the model's code is uploaded, let the user write to it."""
         bucket = self._settings.bucket
         create = create_bucket(bucket, self._settings.region, self._settings.project)
         if not bundle_of(self._config.training.model):
             return (create,)
         return create, _bind_bucket(split(bucket)[0], self._who, "roles/storage.objectAdmin")
 
-    # What it runs in
+    # Images
 
     def _of_image(
         self, about: str, image: str, name: str, cost: Cost = Cost.NETWORK, least_python: str = ""
     ) -> list[Check]:
-        """Check that the image in the variable `name` exists, and that Vertex AI's service agent may pull it.
+        """Return the checks that an image exists, and that Vertex AI's service agent may pull it.
 
-        Service agent: https://cloud.google.com/vertex-ai/docs/general/custom-service-account. It pulls a model's image
-        when the model is uploaded: `ModelContainerSpec.image_uri` in model.proto.
+        The variable TPU_PIPELINES_{name}IMAGE sets the image. Service agent:
+        https://cloud.google.com/vertex-ai/docs/general/custom-service-account. It pulls a model's image when the model
+        is uploaded: `ModelContainerSpec.image_uri` in model.proto.
         """
         look = functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", False, least_python)
         project, location, repository = repository_of(image) or ("", "", "")
@@ -285,7 +286,7 @@ class VertexChecks:
         """
         return f"serviceAccount:service-{self._number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 
-    # As whom it runs
+    # Service account
 
     @property
     def _account(self) -> str:
@@ -301,7 +302,7 @@ class VertexChecks:
 
     @property
     def _account_path(self) -> str:
-        """Path of the account below its own project: iam.proto answers 403 for a missing one below `projects/-`."""
+        """API path of the account in its own project; with `projects/-`, a missing account gives 403 (iam.proto)."""
         answer = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", self._account)
         return f"v1/projects/{answer[1] if answer else self._settings.project}/serviceAccounts/{self._account}"
 
@@ -314,7 +315,7 @@ class VertexChecks:
 
     def _create_account(self) -> tuple[Command, ...]:
         name, domain = self._account.split("@")
-        if domain != f"{self._settings.project}.iam.gserviceaccount.com":  # Not one that a user creates here.
+        if domain != f"{self._settings.project}.iam.gserviceaccount.com":  # An account of another project.
             return ()
         place = f"--project={self._settings.project}"
         made = f"gcloud iam service-accounts create {name} {place}"
@@ -334,7 +335,7 @@ class VertexChecks:
             about: Name of the check.
             needed: Names of the permissions.
             role: Role that contains them, for the advice.
-            account: The account; empty is the pipeline's.
+            account: The account; empty means the pipeline's.
         """
 
         def ask() -> str:
@@ -368,12 +369,13 @@ class VertexChecks:
         path = f"{self._account_path}:getIamPolicy"
         return self._policies.judge(self._member, _ACT_AS, _ACTING, lambda: self._apis.post(IAM, path, {}))
 
-    # What it trains on
+    # Quota
 
     def _quota(self, machine: MachineSpec) -> str | tuple[Finding, ...]:
-        """Check the quota: google/api/cloudquotas/v1/resources.proto has a value for each combination of dimensions.
+        """Check that a machine's quota suffices in its region.
 
-        Of v2 and v3 cores are counted, of the others chips or GPUs: https://cloud.google.com/vertex-ai/docs/quotas.
+        The API has a value for each combination of dimensions: google/api/cloudquotas/v1/resources.proto. Quotas count
+        cores for v2 and v3, and chips or GPUs for others: https://cloud.google.com/vertex-ai/docs/quotas.
         """
         project, region = self._settings.project, machine.region
         quota, needed = _quota_of(machine)
@@ -381,7 +383,7 @@ class VertexChecks:
         console = f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
         try:
             answer = self._apis.get(_CLOUD_QUOTAS, place)
-        except MissingError:  # Without the commands: there is nothing to ask for.
+        except MissingError:  # Without commands, because an unknown quota cannot be requested.
             said = f"Google Cloud knows no {quota}"
             return (Finding(f"quota {machine.name}", Status.UNKNOWN, said, f"look at {console}"),)
         places = [
@@ -395,10 +397,10 @@ class VertexChecks:
         return judge_quota(quota, region, limit, needed, project)
 
     def _request_quota(self, machine: MachineSpec) -> tuple[Command, ...]:
-        """Return the commands that ask for the quota; a person decides, and the answer comes by e-mail.
+        """Return the commands that request a larger quota; Google answers by e-mail.
 
         https://cloud.google.com/sdk/gcloud/reference/beta/quotas/preferences/create: up to release 578 only the beta
-        track has it. There is one preference per quota and region, large enough for the largest machine. No other
+        track has this command. One preference per quota and region requests enough for the largest machine. No other
         command depends on the answer.
         """
         project, (quota, _) = self._settings.project, _quota_of(machine)
@@ -415,10 +417,10 @@ class VertexChecks:
         enable = Command(f"gcloud services enable {_CLOUD_QUOTAS} --project={project}")
         return enable, Command(ask, f"gcloud beta quotas preferences describe {name} --project={project}")
 
-    # What it is connected to
+    # Network, encryption key and TensorBoard
 
     def _network(self) -> str:
-        """Check the network: by custom_job.proto, private services access must be configured for it."""
+        """Check that the network exists and has private services access, which custom_job.proto requires."""
         network = self._settings.network
         known = self._apis.find(_COMPUTE, f"compute/v1/{network}", network, "check TPU_PIPELINES_NETWORK")
         if not any(
@@ -466,7 +468,7 @@ class VertexChecks:
             self._vertex(project, region).call("TensorboardService", "get_tensorboard", {"name": name})
         return name
 
-    # Where the model goes
+    # Registry and endpoint
 
     @property
     def _registry_service(self) -> tuple[VertexService, str]:
@@ -494,7 +496,7 @@ class VertexChecks:
         return name
 
     def _connection_policy(self) -> str:
-        """Check that the service may put an endpoint's address into the network.
+        """Check that a connection policy lets Vertex AI put an endpoint's address into the network.
 
         google/cloud/networkconnectivity/v1/cross_network_automation.proto: ServiceConnectionPolicy.
         """
@@ -514,7 +516,7 @@ class VertexChecks:
             )
         return f"Vertex AI may put addresses into {network}"
 
-    # The commands that grant a role
+    # Commands that grant a role
 
     def _bind_project(self, member: str, role: str = _USER) -> Command:
         return _bind(f"gcloud projects add-iam-policy-binding {self._settings.project}", member, role)
@@ -533,7 +535,7 @@ def _bind_bucket(name: str, member: str, role: str) -> Command:
 
 
 def _quota_of(machine: MachineSpec) -> tuple[str, int]:
-    """Return the name of a machine's quota and the amount that the machine needs; spot machines have their own."""
+    """Return the name of a machine's quota and the amount that it needs; spot machines have separate quotas."""
     entry, spot = machine.slice, "Preemptible" if machine.spot else ""
     kind = (entry.generation.vertex_pod_quota if entry.hosts > 1 else "") or entry.generation.vertex_quota
     return f"CustomModelTraining{spot}{kind}PerProjectPerRegion", machine.accelerator_count or entry.chips
