@@ -1,1 +1,1 @@
-"""The pipeline: wiring, cache keys, and the compiled file."""
+"""The pipeline: connection of its steps, cache keys, and compilation."""

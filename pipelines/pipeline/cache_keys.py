@@ -30,7 +30,7 @@ _WITHOUT_EFFECT = (
 
 @functools.cache
 def step_codes() -> dict[str, Code]:
-    """Return the code of every step: its module and what it imports. A file's imports are cached by its content."""
+    """Return the code of every step: its module and all imported modules. Imports are cached by file content."""
     own = digest_files({"": Path(fingerprint.__file__)})
     memo = sandbox.default_cache_dir() / f"references-{own[:16]}-{platform.python_version()}.json"
     kept = _read_references(compile_cache.recall(memo, Mapping[str, Any]) or {})
@@ -56,7 +56,7 @@ def code_version(step: str) -> str:
 
 
 def _code_here(step: str) -> str:
-    """Return `code_version` with the libraries of this machine; on a platform, the image holds them."""
+    """Return the fingerprint of a step's code and of this machine's libraries; on a platform, the image has them."""
     return digest_of([code_version(step), step_codes()[step].versions()])
 
 
@@ -72,7 +72,7 @@ def model_version(config: Config, is_here: bool) -> str:
 
 
 def _content(place: str) -> str:
-    """Return the fingerprint of a file or folder; in an object store, of the checksums."""
+    """Return the fingerprint of a file's or folder's content; in an object store, that of the checksums."""
     if storage.is_remote(place):
         return digest_of([_remote_files(place)])
     return _folder_content(Path(place)) if Path(place).is_dir() else digest_files({"": Path(place)})
@@ -115,7 +115,7 @@ def _params(params: Any) -> dict[str, Any]:
 
 
 def lineage(config: Config) -> dict[str, Any]:
-    """Return the lineage that a registry records of a run: its name, configuration and code."""
+    """Return the lineage of a run for the registry: `run` (its name), `config`, and `code` (fingerprint by step)."""
     code = {step: code_version(step) for step in config.steps}
     return {"run": config.name, "config": _decisive(config), "code": code}
 
@@ -133,8 +133,8 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
 
     Args:
         config: The run's configuration.
-        data: The `data_version` of its source, or another digest of it.
-        image: Image of its steps; empty for this machine, whose libraries count instead.
+        data: `data_version` of the source, or another digest of the data.
+        image: Image of the steps; empty for this machine, whose libraries are then in the digest.
     """
     version = code_version if image else _code_here
     code = ({step: version(step) for step in STEPS}, model_version(config, not image), image)
@@ -145,14 +145,14 @@ def fingerprints(config: Config, data: str, image: str = "") -> dict[str, str]:
 def platform_fingerprints(
     config: Config, image: str, machine: str = "", environment: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, str]]:
-    """Return an input for each step with facts that a platform's cache would not count otherwise.
+    """Return the input `fingerprint` of each step, so that the platform's cache detects changes of code and model.
 
-    The cache identifies a step by its inputs, image and command. It knows neither the code behind an image's tag nor
-    the content of a model's files, and not every service counts the machine and image of the training step.
+    The cache identifies a step by its inputs, image and command. It does not detect changes of the code behind an
+    image's tag or of a model's files, and some services ignore the machine and image of the training step.
 
     Args:
         config: The run's configuration.
-        image: The image that its steps run in.
+        image: Image of the steps.
         machine: Short name of the training step's machine.
         environment: Variables of the training step.
     """
@@ -164,13 +164,13 @@ def platform_fingerprints(
 
 
 def trained(config: Config, fingerprint: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts that decide a training's weights, as far as they are known when its job is written.
+    """Return all facts, by name, that determine a training's weights and are known at compilation.
 
     The machine is left out: on another machine a training continues from the same checkpoint.
 
     Args:
         config: Configuration of the run, as it is compiled.
-        fingerprint: That of the training step, from `platform_fingerprints`.
+        fingerprint: Fingerprint of the training step, from `platform_fingerprints`.
     """
     initial = [config.training.initial_model] if config.training.initial_model else []
     asked = digest_of([_params(config.data), _params(config.training), *initial])[:12]
@@ -182,13 +182,14 @@ def step_keys(config: Config, data: str, champion_digest: str = "", initial_dige
 
     Args:
         config: The run's configuration.
-        data: The `data_version` of its source.
+        data: `data_version` of the source.
         champion_digest: Digest of the champion that a registry names; empty for none.
         initial_digest: Digest of the model whose weights the training starts with; empty for none.
 
     Returns:
-        Equal keys mean equal outputs: a key covers the step's parameters, its code, and the keys of what it reads.
-        They do not cover where an alias points: the caller checks this before it takes deploy_model from a cache.
+        Equal keys mean equal outputs: a key covers the step's parameters and code, and the keys of the steps that it
+        reads. It does not cover an alias's current version: the caller checks that before it takes deploy_model from a
+        cache.
     """
     model = model_version(config, is_here=True)
     champion, champion_files = config.gate.champion, champion_digest

@@ -72,10 +72,10 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     Args:
         config: Parameters of every step, and the machine.
         target: `vertex` or `kubeflow`.
-        settings: Settings of the platform, as far as they are known.
+        settings: Settings of the platform; some may be missing.
 
     Raises:
-        InputError: If the platform or its region lacks the machine, or its steps could not read the data or the model.
+        InputError: If the platform or the region lacks the machine, or the steps could not read the data or the model.
     """
     machine = require_machine(config, target)
     machine = in_region(machine, settings) if target == "vertex" else machine
@@ -138,7 +138,7 @@ def require_step_image(target: str) -> None:
     """Check that a platform can pull the image of training and that of the other steps.
 
     Raises:
-        InputError: If the name of one of them has no registry.
+        InputError: If the name of an image contains no registry.
     """
     _require_image(IMAGE, target, "step", "TPU_PIPELINES_IMAGE")
     if other := other_steps_image():
@@ -177,7 +177,7 @@ def require_machine(config: Config, target: str) -> MachineSpec:
 
 
 def _train_on(machine: MachineSpec, training: TrainParams) -> TrainParams:
-    """Return the training's parameters with the machine's accelerator, which only this step has."""
+    """Return the training's parameters with the machine's accelerator."""
     own, devices = machine.slice.generation.accelerator, machine.slice.devices
     if training.accelerator == "auto":
         training = dataclasses.replace(training, accelerator=own)
@@ -293,7 +293,7 @@ def check_output(output: Path) -> None:
     """Check that a compiled pipeline may be written to a file.
 
     Raises:
-        InputError: If it may not, or the file is something else.
+        InputError: If the file cannot be written, or exists and is no compiled pipeline.
     """
     if output.suffix not in (".yaml", ".yml"):
         raise InputError(f"Cannot write {output}: expected a name that ends in .yaml. Choose another --output.")

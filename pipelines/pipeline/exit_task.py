@@ -1,4 +1,4 @@
-"""Exit task of a pipeline: tells somebody how a run ended."""
+"""Exit task of a pipeline: sends a notification when a run has ended."""
 
 from typing import List  # noqa: UP035 (KFP's types)
 
@@ -14,9 +14,9 @@ def vertex_pipelines_notification_email(
     recipients: List[str],  # noqa: UP006
     pipeline_task_final_status: dsl.PipelineTaskFinalStatus,
 ) -> dsl.ContainerSpec:
-    """Let Vertex AI send an e-mail: the service reads name and inputs of this component, and never starts it.
+    """Let Vertex AI send an e-mail: the service reads this component's name and inputs, and never runs it.
 
-    google_cloud_pipeline_components/v1/vertex_notification_email/component.py has name, inputs and container.
+    Source of its name, inputs and container: google_cloud_pipeline_components/v1/vertex_notification_email/component.py
     """
     module = "google_cloud_pipeline_components.container.v1.vertex_notification_email.executor"
     return dsl.ContainerSpec(
@@ -48,14 +48,14 @@ def exit_task(run: str, settings: Settings) -> dsl.PipelineTask:
 
     Args:
         run: Name of the run.
-        settings: Address of the message, and the server whose page it names.
+        settings: Settings with the receiver, `notify`, and `kfp_host` for the link to the run.
     """
     if settings.notify.startswith(MAIL):
         task = vertex_pipelines_notification_email(recipients=settings.notify.removeprefix(MAIL).split(","))
     else:
         host = hide_credentials(settings.kfp_host, "").rstrip("/")
         page = f"{host}/#/runs/details/"
-        # KFP's driver fills in a placeholder that is a whole input: backend/src/v2/driver/resolve.go.
+        # KFP's driver replaces a placeholder that is the entire value of an input: backend/src/v2/driver/resolve.go.
         task = notify(run=run, address=settings.notify, page=page, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
         task.set_cpu_limit("1").set_memory_limit("2G")
     return task.set_caching_options(False)

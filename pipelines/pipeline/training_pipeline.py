@@ -47,15 +47,15 @@ def training_pipeline(
     """Build the pipeline of a configuration.
 
     Args:
-        config: Parameters of every step. The pipeline's own inputs are the few that an operator changes per run.
-        on_machines: Components of the steps that run on a TPU of their own, by step, with the request for it.
-        cache_keys: Cache key of each step in a local run. Without them the platform computes keys, and a further step
-            lists the source each time.
+        config: Parameters of every step. The pipeline's inputs are the few parameters that change per run.
+        on_machines: Components of the steps that run on a TPU or GPU, by step; they include the request for it.
+        cache_keys: Cache key of each step in a local run. Without them the platform computes the keys, and an
+            additional step lists the source in every run.
         lineage: Facts about the run for the registry, in addition to the artifacts' metadata.
-        place: Sets a task's platform-specific options.
+        place: Sets the platform-specific options of a step's task, and returns the task.
         estimated_timeout: Whether the time limit of the training is preflight's estimate, if there is preflight.
         fingerprints: Additional input of each step for the platform's cache; see `platform_fingerprints`.
-        exit_task: Adds the task that runs when all others have ended, however they end.
+        exit_task: Adds the task that runs when all others have ended, even if they have failed.
 
     Returns:
         A KFP pipeline, to compile or to call inside a kfp.local session.
@@ -70,7 +70,7 @@ def training_pipeline(
     ) -> dsl.PipelineTask:
         component = on_machines.get(step, component)
         task = component(**inputs, fingerprint=dict((fingerprints or {}).get(step, {})))
-        if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Their pages show it in the title.
+        if not cache_keys and step in ("preflight_training", "evaluate_model"):  # Their pages show the name.
             task.set_env_variable(RUN_VARIABLE, config.name)
         if step in on_machines:
             task = place(step, task)
@@ -83,7 +83,7 @@ def training_pipeline(
     def add_steps(source: Any, epochs: Any, learning_rate: Any, champion: Any) -> None:
         data = _constants(config.data, "source")
         data_version: Any = ""
-        if not cache_keys:  # They contain it already.
+        if not cache_keys:  # Cache keys already contain the data version.
             listed = apply(list_source(source=source, data=data), resources_of(config, "create_tfrecords"))
             data_version = place("create_tfrecords", listed).set_caching_options(False).output
         asked = {"source": source, "data": data, "data_version": data_version}
