@@ -1,4 +1,4 @@
-"""Options of the Beam job that writes records on a platform: Dataflow if the settings name it."""
+"""Options of the Beam job that writes records on a platform; on Vertex AI it uses Dataflow by default."""
 
 import json
 
@@ -17,7 +17,7 @@ def with_settings(config: Config, target: str, settings: Settings) -> Config:
     Values of the configuration take precedence over the settings.
 
     Raises:
-        InputError: If a cluster needs a runner and none is named, or Dataflow lacks a region or a bucket.
+        InputError: If no runner is named for Kubeflow, or project, region or bucket are missing for Dataflow.
     """
     asked, runner = config.data.beam_options, _runner(config, target)
     if not runner:

@@ -29,7 +29,7 @@ _TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # KFP's types of inpu
 
 
 def in_region(machine: MachineSpec, settings: Settings) -> MachineSpec:
-    """Return the machine; if it has no region, in the settings' region.
+    """Return the machine, with the settings' region if it has none.
 
     Raises:
         InputError: If the settings' region does not have the machine.
@@ -60,11 +60,11 @@ def as_custom_job(
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
         name: Name of the run, and of its folder in the bucket.
         asked: Retries of the step; other resources come from the machine.
-        fingerprint: Facts that determine the weights; part of the folder's name.
+        fingerprint: Facts that determine the weights; their digest is part of the checkpoint folder's name.
         step: Name of the step.
 
     Raises:
-        InputError: If the bucket is not on Cloud Storage, or the machine needs a network.
+        InputError: If the bucket is not on Cloud Storage, or the machine mounts NFS shares and no network is set.
     """
     from google.protobuf import json_format
     from kfp import components
@@ -113,10 +113,10 @@ def as_custom_job(
 def _fields(machine: MachineSpec, settings: Settings, name: str) -> dict[str, Any]:
     """Return the fields of the job that do not change the weights.
 
-    The platform's cache key contains values of inputs, and arguments with unresolved placeholders
-    (https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching). Whether it contains defaults of inputs, and
-    resolves placeholders in them, is not documented. So these fields are inputs with defaults, except those with a
-    placeholder.
+    The platform's cache key contains the values of inputs, and arguments with unresolved placeholders
+    (https://cloud.google.com/vertex-ai/docs/pipelines/configure-caching). It is not documented whether the key contains
+    defaults of inputs, and resolves placeholders in defaults. So these fields are inputs with defaults, except fields
+    with a placeholder.
     """
     # A slice of several hosts is one replica too: the service starts the container on each of its machines. No machine
     # can continue without the others, so all must restart.
@@ -217,21 +217,21 @@ def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings
 
 
 def _nfs_mount(text: str) -> dict[str, str]:
-    """Return a share as Vertex AI names it: machine_resources.proto, NfsMount."""
+    """Convert `SERVER:PATH=NAME` to the fields of Vertex AI's NfsMount (machine_resources.proto)."""
     source, _, name = text.partition("=")
     server, _, path = source.partition(":")
     return {"server": server, "path": path, "mount_point": name}
 
 
 def _input(name: str) -> str:
-    """Return the placeholder of an input."""
+    """Return the placeholder that the platform replaces by an input's value."""
     return f"{{{{$.inputs.parameters['{name}']}}}}"
 
 
 def _as_argument(job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
     """Return the job as JSON, with placeholders that the platform replaces by the inputs' values.
 
-    A value that is no string is inserted as JSON, so its placeholder has no quotes.
+    The platform inserts values other than strings as JSON, so their placeholders have no quotes.
     """
     text = json.dumps(job)
     for name, value in inputs.items():

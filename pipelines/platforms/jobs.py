@@ -1,4 +1,4 @@
-"""Jobs and schedules on any platform: what is submitted, what is returned, and the interface of platforms."""
+"""Jobs and schedules on any platform: their dataclasses, and the interface of a platform's client."""
 
 import dataclasses
 import datetime
@@ -31,7 +31,7 @@ def slug(name: str) -> str:
 
 
 def now() -> datetime.datetime:
-    """Return the time, in UTC."""
+    """Return the current time in UTC."""
     return datetime.datetime.now(datetime.UTC)
 
 
@@ -60,7 +60,7 @@ class Job:
 
 
 def fingerprints_in(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the fingerprints in the labels of a job; see `cache_keys.fingerprints`."""
+    """Return the fingerprints in a job's labels, by `data`, `configuration` and `code`."""
     return {part: labels[name] for part in FINGERPRINTS if (name := f"tpu_pipelines_{part}") in labels}
 
 
@@ -72,14 +72,14 @@ class Submission:
         job_id: Id of the job on the platform.
         name: Name of the run in the configuration.
         state: State of the job.
-        machine: Machine of the training, for example `v5e-4`.
+        machine: Short name of the training's machine, for example `v5e-4`.
         url: URL of the run's page.
         logs_url: URL of the training's logs.
         steps: States of the steps that have started, by name.
-        error: The platform's message, if the run failed.
+        error: Error message of the platform; empty if the run has not failed.
         lacks_machine: Whether the run failed because its machine is not available.
         waited_seconds: Seconds that the run has been waiting for its machine.
-        fingerprints: Fingerprints of data, configuration and code; see `cache_keys.fingerprints`. Empty if unknown.
+        fingerprints: Fingerprints of data, configuration and code; empty if unknown.
         digest: Digest of the whole run; equal for equal runs, including those of a schedule.
         created: Time of submission, ISO 8601; empty if unknown.
         training_seconds: Seconds that the training has had its machine, or waited for it.
@@ -103,7 +103,7 @@ class Submission:
     @property
     def promoted(self) -> bool:
         """Whether the model has passed the gate."""
-        # The second step shows it if nothing is exported.
+        # `mark_promoted` runs if nothing is exported.
         judged = (self.steps.get(name) for name in ("export_model", "mark_promoted"))
         return any(state in (State.SUCCEEDED, State.CACHED) for state in judged)
 
@@ -130,10 +130,9 @@ class Schedule:
 
 
 def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Prepare the contents of two schedules for comparison.
+    """Return the contents of two schedules, without the pipeline specification if their digest labels are equal.
 
-    The pipeline specification is left out if both have our digest and the digests are equal: a service may complete and
-    reorder a specification, which would then always differ from ours.
+    A service may complete and reorder a specification, which would then always differ from ours.
     """
     digest = after.get("labels", {}).get(DIGEST)
     is_same = bool(digest) and before.get("labels", {}).get(DIGEST) == digest
@@ -143,7 +142,7 @@ def comparable(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dic
 
 
 class Platform(Protocol):
-    """A platform for runs and schedules.
+    """Client of a platform for runs and schedules.
 
     Methods raise `OutageError` for transient errors and `InputError` for refusals.
     """
@@ -192,12 +191,12 @@ class Retrying:
     """A `Platform` that repeats the calls of another one after transient errors.
 
     If the response of `create` is lost, the repeated call returns the created job. A repeated `create_schedule` would
-    make a second schedule, so `schedule.upsert` must get a platform without these retries. It retries its own
-    calls, and looks for the schedule first.
+    make a second schedule, so `schedule.upsert` must get a platform without these retries. `upsert` has retries
+    of its own, which look for the schedule first.
 
     Args:
         platform: Platform to call.
-        backoff: Times between the calls.
+        backoff: Delays between the calls.
     """
 
     def __init__(self, platform: Platform, backoff: Backoff | None = None) -> None:

@@ -132,7 +132,7 @@ class Kubeflow:
         root, (spec, *platforms) = self._settings.bucket, job.specifications
         return {
             "description": yaml.safe_dump(dict(job.labels)),
-            # In the server's form.
+            # In the form that the server expects.
             "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platforms[0]} if platforms else spec,
             "runtime_config": {"parameters": {}, **({"pipeline_root": root} if root else {})},
         }
@@ -184,14 +184,14 @@ class Kubeflow:
                 raise
 
     def find_output(self, job_id: str, step: str, output: str) -> str:
-        """Return the URI of a step's output; empty if runs write to the server's default folder.
+        """Return the URI of a step's output; empty if unknown, or the run's root folder if that cannot be read here.
 
         The server does not report the URI, but its driver builds it as ROOT/PIPELINE/RUN/STEP/SALT/OUTPUT, in older
         versions without the salt (kubeflow/pipelines backend/src/v2/driver/driver.go: provisionOutputs). The output of
         a cached step is in another run's folder.
 
         Raises:
-            InputError: If there is no such output.
+            InputError: If the step has no folder.
         """
         run = self._find(job_id)
         root = _root(run).partition("?")[0].rstrip("/") if run else ""
@@ -265,7 +265,7 @@ class Kubeflow:
         return bool(self._call("healthzs", "get_healthz").multi_user)
 
     def check_sign_in(self) -> None:
-        """Make a request that needs a valid sign-in."""
+        """Send a request that fails without a valid sign-in."""
         self._call("experiments", "list_experiments", page_size=1, **self._where)
 
     # Schedules
@@ -361,7 +361,7 @@ def _labels(description: str | None) -> dict[str, str]:
 
 
 def _times_of_training(tasks: Sequence[Any], now: datetime.datetime) -> tuple[float, float, bool]:
-    """Return the duration of the training so far, the time that its pod has waited, and whether the pod never ran.
+    """Return the training's duration and its pod's waiting time, in seconds, and whether the pod never ran.
 
     Args:
         tasks: Nodes of the run's workflow, sorted by start. A running node has an end before its start.
@@ -432,7 +432,7 @@ def _sdk() -> Any:
 
 @contextlib.contextmanager
 def _translated(doing: str, host: str) -> Iterator[None]:
-    """Convert errors of KFP's client to ours."""
+    """Convert errors of KFP's client to those that a `Platform` raises."""
     import urllib3
 
     refused = f"Kubeflow Pipelines at {host} refused to {doing}:"

@@ -18,7 +18,7 @@ from tpu_pipelines.platforms.jobs import Step, slug
 # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus, …/how-to/gpus
 _RESOURCES = {TPU: "google.com/tpu", GPU: "nvidia.com/gpu"}
 _KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-# Limit for lost hosts; a user's mistake is never restarted.
+# Limit of restarts after lost hosts; a user's mistake causes no restart.
 _MOST_RESTARTS = 10
 _KEPT_SECONDS = 24 * 3600  # Time to inspect a failed JobSet.
 # Group of the images' user; Kubernetes gives it write access to a pod's volumes.
@@ -47,10 +47,10 @@ def as_tpu_pod(
     Args:
         component: Component of the step; it is not changed.
         machine: Machine of the training. Region, boot disk and restarts are ignored: the cluster decides them.
-        settings: Labels, environment, secrets, volumes, queue and kind of node.
+        settings: Labels, environment, secrets, volumes, queue and provisioning mode.
         name: Name of the run, and of its folder on the first volume.
-        asked: Further resources of the step.
-        fingerprint: Facts besides the inputs that determine the result; part of the folder's name.
+        asked: Resources of the step other than the machine.
+        fingerprint: Facts other than the inputs that determine the result; their digest is in the folder's name.
         step: Name of the step; only the training has checkpoints.
 
     Raises:
@@ -213,10 +213,10 @@ def _host_pod(
 
 
 def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
-    """Return the labels of nodes with a machine.
+    """Return the node labels that select a machine on GKE.
 
     Raises:
-        InputError: If GKE does not have the machine.
+        InputError: If GKE does not have the machine, or `flex-start` is combined with spot or a reservation.
     """
     entry, generation = machine.slice, machine.slice.generation
     entry.require_target(KUBEFLOW)
@@ -249,7 +249,7 @@ def node_selectors(machine: MachineSpec, settings: Settings) -> dict[str, str]:
 
 
 def _queue(settings: Settings) -> dict[str, str]:
-    """Return Kueue's label of the queue that admits a pod: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods."""
+    """Return the pod label that names Kueue's queue, empty without a queue: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods."""
     return {_KUEUE_QUEUE: settings.kueue_queue} if settings.kueue_queue else {}
 
 
@@ -257,8 +257,8 @@ def steps_on_s3(config: Config, bucket: str) -> frozenset[str]:
     """Return the steps whose pods read or write s3://; all steps if the bucket is on S3.
 
     Args:
-        config: Configuration of the run, with the model's bundle if it has one.
-        bucket: Bucket of the settings. KFP's launcher copies artifacts in the pod of each step.
+        config: Configuration of the run; an uploaded model has its URI as name.
+        bucket: Bucket of the settings. KFP's launcher copies artifacts from and to it in the pod of each step.
     """
     if _is_on_s3(bucket):
         return frozenset(STEPS)

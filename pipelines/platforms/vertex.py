@@ -25,7 +25,7 @@ _NO_CAPACITY = re.compile(
 # The message of a failed program, which had its machine. It quotes the program's output, such as exhausted TPU memory.
 _PROGRAM_ENDED = re.compile(r"exited with a non-zero status")
 _OURS_OF_A_JOB = ("labels", "serviceAccount", "network", "encryptionSpec", "pscInterfaceConfig", "pipelineSpec")
-_ACTIVE_RUNS = 1  # Of a schedule, so that runs do not queue up while one waits for a machine.
+_ACTIVE_RUNS = 1  # Limit of a schedule, so that runs do not queue up while one waits for a machine.
 _RESOURCE_EXHAUSTED = 8  # https://grpc.io/docs/guides/status-codes
 
 
@@ -53,7 +53,7 @@ class Vertex:
         self._parent = f"projects/{settings.project}/locations/{settings.region}"
 
     def _call(self, method: str, request: Any, kind: str = "PipelineService") -> Any:
-        """Call the service once and convert its errors to ours."""
+        """Call the service once and convert its errors to those that a `Platform` raises."""
         return self._service.call(kind, method, request)
 
     # Jobs
@@ -88,8 +88,8 @@ class Vertex:
     def create(self, job: Job) -> Submission:
         """Start a job in the settings' experiment, or return the existing job with its id.
 
-        The service creates the job's context, which an experiment needs, only when the job starts. Before that this
-        raises OutageError, and a repeated call finds the job.
+        An experiment needs the job's context, which the service creates only when the job starts. Before the start,
+        this raises OutageError, and a repeated call finds the job.
         """
         with contextlib.suppress(ExistsError):
             created = self._call("create_pipeline_job", self._request(job))
