@@ -38,7 +38,7 @@ _LISTED_SLICES = 10
 
 @dataclasses.dataclass(frozen=True)
 class RunFindings:
-    """Findings of a run; what an unfinished run lacks is None or empty.
+    """Findings of a run; in an unfinished run, missing ones are None or empty.
 
     Attributes:
         reasons: Outcomes of the gate's rules.
@@ -47,7 +47,7 @@ class RunFindings:
         preflight: Report of preflight.
         champion: Footprint of the registered champion's training.
         same_as: Registered version of the model, if every step came from the cache; otherwise empty.
-        unread: Reason why the figures of a successful run could not be read; otherwise empty.
+        unread: Reason why the metrics of a successful run could not be read; otherwise empty.
     """
 
     reasons: tuple[Rule, ...] = ()
@@ -74,13 +74,13 @@ class RunFindings:
 
     @classmethod
     def of_job(cls, submission: Submission, submitter: Platform, config: Config, settings: Settings) -> Self:
-        """Read the findings of a finished run on a platform; what cannot be read is left out.
+        """Read the findings of a finished run on a platform; findings that cannot be read are left out.
 
         Args:
             submission: The run.
             submitter: The platform.
             config: Configuration of the run.
-            settings: Place of a registry on Vertex AI.
+            settings: Settings of the platform.
         """
         if not submission.state.is_final:
             return cls()
@@ -116,7 +116,7 @@ def render_markdown(
         decision: The decision.
         outcome: Result of the run, or its state.
         links: URLs by link text.
-        findings: Reasons of the gate, and metrics.
+        findings: Findings of the run.
     """
     told = outcome if decision.needed else f"not needed ({outcome})"
     lines = [
@@ -135,7 +135,7 @@ def render_preflight(name: str, report: PreflightReport, comparison: FootprintCo
 
     Args:
         name: Name of the configuration.
-        report: Findings for its machines.
+        report: Findings of preflight for each machine.
         comparison: Comparison of the first machine with another training; None without one.
     """
     failed = [reason for machine in report.machines for reason in machine.reasons]
@@ -171,7 +171,7 @@ def render_outputs(values: Mapping[str, str]) -> str:
 
 
 def append(path: Path, text: str) -> None:
-    """Append to a file, which may be mounted and so must not be replaced."""
+    """Append text to a file in place, because the file may be a mount that cannot be replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
@@ -268,12 +268,12 @@ def _slices(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _legal(text: str) -> str:
-    """Remove characters that XML 1.0 forbids."""
+    """Replace characters that XML 1.0 forbids with U+FFFD."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def _champion(evaluation: Evaluation | None, look_up: Callable[[], str]) -> NamedFootprint | None:
-    """Return the footprint of the champion that an evaluation has compared with; None if its version has none.
+    """Return the footprint of the champion in an evaluation; None if there is no champion, or it has no footprint.
 
     Args:
         evaluation: The evaluation.

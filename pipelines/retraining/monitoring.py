@@ -1,4 +1,4 @@
-"""Compares the predictions in a server's log with those that its model version made for the test split."""
+"""Compares the predictions in a server's log with those that the same model version made for the test split."""
 
 import dataclasses
 from collections import Counter
@@ -51,7 +51,7 @@ class Watch:
         num_requests: Number of requests whose first prediction was compared; so large requests count only once.
         ms: Median and 95% quantile of these requests' times, in milliseconds; None without requests.
         shifts: Differences of all statistics, the largest effect first.
-        power: Description of the shift that this number of predictions can show.
+        power: Description of the smallest shift that this number of predictions can show.
     """
 
     version: str
@@ -76,7 +76,7 @@ class Watch:
 
 
 def watch(log: Path, against: str, latency_ms: float | None = None, confidence: float = 0.99) -> Watch:
-    """Compare the predictions of a log with those of the same format of a version for its test split.
+    """Compare the predictions in a server's log with those that the version made for its test split.
 
     Args:
         log: File that `tpu-pipelines serve --log` wrote.
@@ -172,7 +172,7 @@ def _quantiles(ms: np.ndarray) -> tuple[float, float]:
 
 
 def _judge_time(ms: np.ndarray, limit: float, allowed: float) -> Shift:
-    """Test by the binomial test whether more than 5% of the requests exceed the time limit."""
+    """Return the result of a binomial test that more than 5% of the requests exceed the time limit."""
     from scipy import stats
 
     num_slow = int((ms > limit).sum())

@@ -117,11 +117,11 @@ class RunDecision:
 
     @property
     def is_open(self) -> bool:
-        """Whether the outcome of the run may have changed since."""
+        """Whether the recorded outcome is not final: empty, pending or running."""
         return self.outcome in (State.PENDING, State.RUNNING, "")
 
     def with_run(self, run: Submission, usd_per_hour: float | None) -> Self:
-        """Return the decision with the current state of its run on a platform."""
+        """Return the decision with the current state and price of its run on a platform."""
         hours = run.training_seconds / 3600 if self.needed else 0.0
         is_judged = run.state is State.SUCCEEDED
         outcome = (PROMOTED if run.promoted else NOT_PROMOTED) if is_judged else str(run.state)
@@ -137,7 +137,7 @@ class RunDecision:
 
 
 def decide(plan: RunPlan, submitter: Platform, occasion: Occasion, look_for_drift: Callable[[], Drift]) -> RunDecision:
-    """Compare a run with the last one with its name on a platform. Starts no run.
+    """Decide whether to submit a run, by comparing it with the last run of its name. Starts no run.
 
     Args:
         plan: The run that would be submitted.
@@ -156,7 +156,7 @@ def decide(plan: RunPlan, submitter: Platform, occasion: Occasion, look_for_drif
 
 
 def decide_here(config: Config, workspace: Path, occasion: Occasion = Occasion()) -> RunDecision:
-    """Compare a run with the last one with its name in a workspace. Starts no run.
+    """Decide whether to run a configuration here, by comparing it with the last run of its name. Starts no run.
 
     Args:
         config: Configuration of the run.
@@ -185,7 +185,7 @@ def _decide(
     occasion: Occasion,
     look_for_drift: Callable[[], Drift],
 ) -> RunDecision:
-    """Compare a run of a name, by its fingerprints, with the last one."""
+    """Decide by comparing a run's fingerprints with those of the last run, and by the conditions."""
     if last is None:
         return RunDecision.make(True, f"there is no earlier run of {name!r}")
     since, before = last.job_id, last.fingerprints
@@ -206,7 +206,7 @@ def _decide(
 def _apply(
     occasion: Occasion, decision: RunDecision, created: str, is_change: bool, look: Callable[[], Drift]
 ) -> RunDecision:
-    """Return the decision by the conditions. A last run without a result always needs a new run."""
+    """Apply the conditions of `--when` to a decision. A new run is always needed if the last one gave no result."""
     age = now() - datetime.datetime.fromisoformat(created) if created else None
     if occasion.always and not decision.needed:
         return dataclasses.replace(decision, needed=True, reason=f"always, though {decision.reason}")
@@ -240,7 +240,7 @@ def place_of(config: Config, otherwise: str) -> str:
 
     Args:
         config: The configuration.
-        otherwise: Parent folder if the configuration has no registry with a folder: a bucket or the workspace.
+        otherwise: Parent folder, a bucket or the workspace, if the configuration has no registry that is a folder.
     """
     deploy = config.deploy
     if deploy and deploy.registry and deploy.registry != VERTEX and not is_on_vertex(deploy.registry):
@@ -291,7 +291,7 @@ def entries(
 
 
 def _paid_once(known: Sequence[RunDecision]) -> list[RunDecision]:
-    """Return decisions, the oldest first, with the price of a run only in one of several decisions that share it."""
+    """Return decisions, the oldest first, with hours and price only in the first decision of each run."""
     begun = {entry.run: entry.at for entry in reversed(known) if entry.needed}
     return [
         entry
