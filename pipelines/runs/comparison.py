@@ -49,10 +49,10 @@ class Run:
 
     Attributes:
         label: Name of the run, unique in the comparison.
-        summary: Its `summary.json`.
-        trained: Facts about the training of its model, section `training` of `model.json`.
-        history: One mapping per epoch; empty if it did not train.
-        dataset: Fingerprint of its data set; empty if it did not train.
+        summary: Content of the run's `summary.json`.
+        trained: Facts about the training: section `training` of `model.json`.
+        history: One mapping of metrics per epoch; empty if the run did not train.
+        dataset: Fingerprint of the data set; empty if the run did not train.
     """
 
     label: str
@@ -80,7 +80,7 @@ class Row:
 
     @property
     def best(self) -> frozenset[int]:
-        """Index of the best run; empty if several runs have the best formatted value."""
+        """Index of the best run, in a set; empty if several are equally good or values are missing."""
         known = [value for value in self.values if value is not None] if self.direction else []
         if len(known) < 2:
             return frozenset()
@@ -90,11 +90,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Comparison(Displayed):
-    """Runs and what they differ in.
+    """Comparison of runs.
 
     Attributes:
         runs: The runs, in the requested order.
-        sections: Rows under their headings.
+        sections: Rows by section: `results`, `training`, `export`, `preflight` and `configuration`.
         notes: Remarks to read before trusting the comparison.
     """
 
@@ -106,7 +106,7 @@ class Comparison(Displayed):
         return as_text(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all properties of each run."""
+        """Return a mapping for each run with all its properties."""
         properties = [row for rows in self.sections.values() for row in rows]
         return [
             {"run": run.label} | {row.name: row.values[place] for row in properties}
@@ -114,7 +114,7 @@ class Comparison(Displayed):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values: a list for every property, in the order of the runs."""
+        """Return `runs`, `notes` and each section for JSON: a list of values per property."""
         sections = {title: {row.name: list(row.values) for row in rows} for title, rows in self.sections.items()}
         return {"runs": [run.label for run in self.runs], **sections, "notes": list(self.notes)}
 
@@ -143,7 +143,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
         folders: Folders of runs. A folder that is named twice, for example by a link to the latest run, counts once.
 
     Raises:
-        InputError: If one of them is no run's folder, or all are the same.
+        InputError: If a folder is no run's folder, or all folders are the same.
     """
     places = list(dict.fromkeys(folder.resolve() for folder in folders))
     if len(places) == 1 < len(folders):
@@ -270,7 +270,7 @@ def _preflight(runs: Sequence[Run]) -> tuple[Row, ...]:
 
 
 def _configuration(runs: Sequence[Run]) -> tuple[Row, ...]:
-    """Return the keys in which configurations differ."""
+    """Return a row for each setting that differs between the configurations."""
     configs = [run.summary.settings for run in runs]
     rows = [
         _row(key, [config.get(key) for config in configs], _shorten)
@@ -336,7 +336,7 @@ def check_page(path: Path) -> None:
     """Check that the page may be written.
 
     Raises:
-        InputError: If it may not, or the file is something else.
+        InputError: If the path does not end in .html, or the file cannot be written.
     """
     if path.suffix not in (".html", ".htm"):
         raise InputError(f"Cannot write {path}: expected a name that ends in .html. Choose another --output.")
@@ -363,7 +363,7 @@ def write_page(comparison: Comparison, path: Path) -> None:
 
 
 def _curves(runs: Sequence[Run]) -> Iterator[Any]:
-    """Draw the curve of each metric in the histories; the legend has number and name of each run."""
+    """Yield a chart of each metric in the histories; its legend has the number and name of each run."""
     followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
     for name in (name for name in followed if name.removeprefix("validation_") in _CURVES):
 

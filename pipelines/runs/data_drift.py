@@ -101,7 +101,7 @@ def sketch_sample(params: WriteParams) -> DataSketch:
             f"Cannot tell whether {params.source!r} has drifted: expected images or texts, received a corpus, of which "
             "no figures are kept. Use --when changed."
         )
-    # The number of examples is the same as the number that is measured in a large data set.
+    # As many examples as are measured in a large data set.
     share = min(1.0, MOST_MEASURED / sum(plan.split_examples.values()))
     order = {name: examples[: math.ceil(share * len(examples))] for name, examples in plan.order.items()}
     sample = dataclasses.replace(plan, order=order)
@@ -113,7 +113,7 @@ def sketch_sample(params: WriteParams) -> DataSketch:
 
 
 def champion_of(config: Config, settings: Settings | None) -> str:
-    """Return the champion that a configuration's model is compared with; see `Config.champion`."""
+    """Return `Config.champion`, the model to beat; the settings name a registry on Vertex AI."""
     if config.deploy and config.deploy.registry == VERTEX and settings:
         config = config.changed("deploy", registry=settings.vertex_registry())
     return config.champion

@@ -29,7 +29,7 @@ from tpu_pipelines.starting.data_overview import source_of
 
 
 def find_export(name: str, workspace: Path) -> str:
-    """Find the export folder, local or on gs://, for a name; `load_model` checks that of a registered version.
+    """Return the export folder, local or on gs://, for a name; its files are not checked.
 
     Args:
         name: An export folder, a run's folder, a version's folder, or `NAME`, `NAME@ALIAS` or `NAME@VERSION` in the
@@ -149,7 +149,7 @@ def export_run(run_dir: Path, overrides: Sequence[str], output: Path) -> ExportI
         output: Folder of the export; an existing export is replaced.
 
     Raises:
-        InputError: If it is no run's folder, or its model cannot be exported.
+        InputError: If `run_dir` is no run's folder, or its model cannot be exported.
     """
     params = read_export(Summary.load(run_dir).config.get("export", {}), overrides)
     from tpu_components.export_model import export_model

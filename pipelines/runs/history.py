@@ -1,4 +1,4 @@
-"""The runs of a name: the latest run in a fixed folder, earlier runs in numbered folders beside it.
+"""Runs with the same name: the latest run in a fixed folder, earlier runs in numbered folders beside it.
 
     WORKSPACE/digits/             the latest run
     WORKSPACE/digits.runs/0001/   the first run; then 0002, …
@@ -40,7 +40,7 @@ _COLUMNS = {"run": "<", "number": "<", "ended, UTC": "<", "result": "<", "score"
 
 
 def set_aside(run_dir: Path) -> None:
-    """Move a finished run to a numbered folder, so that the next run can begin; deletes the oldest beyond `KEPT`.
+    """Move a finished run to a numbered folder, so that the next run can begin; deletes surplus earlier runs.
 
     A run that was killed has no summary and is not moved.
     """
@@ -57,7 +57,7 @@ def set_aside(run_dir: Path) -> None:
     moved = {"ended": _ended(summary, run_dir), "artifacts": artifacts}
     storage.write_json(run_dir / SUMMARY_FILE, raw | moved)
     os.rename(run_dir, place)
-    with contextlib.suppress(OSError):  # It exists, or the file system has no links.
+    with contextlib.suppress(OSError):  # The link exists, or the file system has no links.
         (directory / LATEST).symlink_to(Path("..") / run_dir.name)
     delete_earlier(run_dir, KEPT)
 
@@ -74,8 +74,8 @@ def find_surplus(run_dir: Path, keep: int) -> list[Path]:
     """
     directory = history_dir(run_dir)
     places = [directory / number for number in _numbers(directory)]
-    # A failed run must not cause the deletion of the last run that has trained. The newest is deleted last, because the
-    # next run gets the number after its own.
+    # A failed run must not cause the deletion of the last run that has trained. The newest run is deleted last, because
+    # the next run's number is one higher.
     good = [place for place in places if not _has_failed(place)]
     kept = good[-1:] if _has_failed(run_dir) else []
     places = [*sorted(places[:-1], key=lambda place: place in good), *places[-1:]]
@@ -83,7 +83,7 @@ def find_surplus(run_dir: Path, keep: int) -> list[Path]:
 
 
 def delete_earlier(run_dir: Path, keep: int) -> list[Path]:
-    """Delete the runs that `find_surplus` returns, and what earlier deletions left; returns their former folders."""
+    """Delete the runs from `find_surplus`, and remains of interrupted deletions; returns the runs' former folders."""
     directory = history_dir(run_dir)
     for half in directory.glob(".*.old"):
         shutil.rmtree(half, ignore_errors=True)
@@ -107,7 +107,7 @@ def delete_one(run_dir: Path, number: str) -> Path:
     _delete(place, directory)
     if number == LATEST:
         (directory / LATEST).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # Other runs are kept in it.
+    with contextlib.suppress(OSError):  # The folder still contains other runs.
         directory.rmdir()
     return place
 
@@ -117,7 +117,7 @@ def find_run(workspace: Path, reference: str) -> tuple[str, str]:
 
     Args:
         workspace: Folder for runs.
-        reference: `NAME` for the latest run, which may be unfinished, or for example `NAME@3` for an earlier run.
+        reference: `NAME` for the latest run, even if it is unfinished, or for example `NAME@3` for an earlier run.
 
     Raises:
         InputError: If there is no such run.
@@ -178,9 +178,9 @@ def names(workspace: Path) -> list[str]:
 
 
 def as_rows(workspace: Path, name: str = "") -> list[dict[str, Any]]:
-    """Return a row for each run that can be read: name, number, folder, end, status, metrics, gate and size.
+    """Return a mapping for each readable run: `name`, `number`, `directory`, `status`, `metrics` and others.
 
-    A run that has not ended is `running` or `interrupted`; its `training` is the last log line of a step.
+    A run that has not ended has the status `running` or `interrupted`; its `training` is the last log line of a step.
 
     Raises:
         InputError: If there is no run, or none of this name.

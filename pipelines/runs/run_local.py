@@ -104,7 +104,7 @@ def run_local(config: Config, workspace: Path, runner: str = "subprocess", force
         if not session.is_the_same_again(made_of):
             history.set_aside(run_dir)
         run_dir.mkdir(exist_ok=True)
-        (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # It describes the run before.
+        (run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # It describes the previous run.
         if (run_dir / LOG_FILE).is_symlink() or not (run_dir / LOG_FILE).is_file():
             storage.new_file(run_dir / LOG_FILE).close()
         with storage.naming_full_disk(run_dir), safe_children():
@@ -231,7 +231,7 @@ class _LocalRun:
         return entry_key(step, self._keys[step])
 
     def _outputs(self, step: str) -> Path | None:
-        """Return the path of the step's artifact, if the step is done."""
+        """Return the path of the step's artifact in the cache; None if the step is not done."""
         return self._cache.output(self._entry(step), STEP_TABLE[step].artifact)
 
     def _drop_leftovers(self) -> None:
@@ -270,10 +270,10 @@ class _LocalRun:
         return initial
 
     def _pin_champion(self) -> tuple[str, str]:
-        """Return the champion by its current version, and its digest for the cache keys.
+        """Return the reference of the champion's current version, and the model's digest for the cache keys.
 
-        The run keeps this champion, and deploy_model checks whether the alias has moved since. If the model of this run
-        is the champion itself, it is compared with the version that it has beaten, so that an equal run is found again.
+        The run uses this version to its end, and deploy_model checks whether the alias has moved since. If the champion
+        is this run's own model, the version that it replaced is returned, so that a repeated run has the same keys.
         """
         if (named := parse_reference(self._config.champion)) is None:
             return self._config.champion, ""
@@ -298,7 +298,7 @@ class _LocalRun:
         return same and self._cached.issuperset(self._expected())
 
     def _share_records(self) -> None:
-        """Link the same records from the cache of another run of the workspace, if there are any."""
+        """Link equal records from the cache of a run with another name in the workspace."""
         others = sorted(path for path in self._cache_dir.parent.iterdir() if path.is_dir() and not path.is_symlink())
         for other in others:
             if self._outputs("create_tfrecords") is not None:
@@ -360,7 +360,7 @@ class _LocalRun:
         return evaluation is not None and Evaluation.load(evaluation).gate.promote
 
     def _expected(self) -> list[str]:
-        """Return the expected steps: export and deployment only after the gate's promotion."""
+        """Return the expected steps; export and deployment are expected only if the gate promotes the model."""
         return (
             self._steps if self._promoted() else [step for step in self._steps if not STEP_TABLE[step].needs_promotion]
         )
@@ -453,7 +453,7 @@ def _make_runner(runner: str, config: Config) -> Any:
         mounts.append(docker.types.Mount(path, path, "bind", read_only=True))
     if config.deploy and not is_on_vertex(config.deploy.registry):
         registry = config.deploy.registry
-        Path(registry).mkdir(parents=True, exist_ok=True)  # Docker mounts what is there.
+        Path(registry).mkdir(parents=True, exist_ok=True)  # Docker mounts only existing folders.
         mounts.append(docker.types.Mount(registry, registry, "bind"))
     return local.DockerRunner(
         mounts=mounts, environment={"AIP_CHECKPOINT_DIR": os.environ["AIP_CHECKPOINT_DIR"]}, user=str(os.getuid())
@@ -489,6 +489,6 @@ def delete_runs(workspace: Path, name: str, number: str = "", keep: int = 0) -> 
         if number == history.LATEST:  # A killed or failed run would be continued from its cached steps.
             shutil.rmtree(cache_dir / "checkpoints", ignore_errors=True)
         StepCache(cache_dir).keep_only(folder for _, folder in history.runs_of(run_dir) if folder.is_dir())
-        with contextlib.suppress(OSError):  # There is a latest run in it.
+        with contextlib.suppress(OSError):  # The folder contains the latest run.
             run_dir.rmdir()
         return Deleted(tuple(dropped), before - history.own_bytes(places))

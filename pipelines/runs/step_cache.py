@@ -1,7 +1,7 @@
 """The step cache of a run: entries of kfp.local, and outputs of the steps. Files outside its folder are not changed.
 
     CACHE/steps/KEY.json                      kfp.local's entry for a step that is done
-    CACHE/training-pipeline-TIME/TASK/OUTPUT  what the step left
+    CACHE/training-pipeline-TIME/TASK/OUTPUT  an output of the step
 
 Only the last three parts of a path in an entry are used, so that a moved or copied workspace reads its own files.
 kfp.local needs absolute paths, which are written into the entries before it runs.
@@ -35,7 +35,7 @@ class StepCache:
     """Step cache of the runs with one name.
 
     Args:
-        directory: Its folder; created if missing.
+        directory: Folder of the cache; created if missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -86,7 +86,7 @@ class StepCache:
                 pipeline_dir.rmdir()
 
     def adopt(self, key: str, name: str, other: Path) -> Path | None:
-        """Link a step's output from another cache of the workspace, if it has one.
+        """Link a step's output from another cache, if it has one; returns the linked path, or None.
 
         Args:
             key: Key of the entry; see `output`.
@@ -95,7 +95,7 @@ class StepCache:
         """
         if other.resolve() == self.directory.resolve() or not (other / _ENTRIES / f"{key}.json").is_file():
             return None
-        with contextlib.suppress(OSError):  # Its own run may be deleting it.
+        with contextlib.suppress(OSError):  # The other cache's run may be deleting the output.
             theirs = StepCache(other)
             if (value := theirs.output(key, name)) is not None:
                 outputs = theirs._read(theirs.entries_dir / f"{key}.json") or {}

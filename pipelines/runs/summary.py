@@ -42,15 +42,15 @@ class StepSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Summary(JsonFile, name=SUMMARY_FILE, what="the summary of a run", step="the pipeline"):
-    """`summary.json`.
+    """Content of `summary.json`.
 
     Attributes:
         status: `succeeded`; `rejected` by the gate; or `failed`.
         config: The configuration, with defaults.
         fingerprints: Fingerprints of the run's `data`, `configuration` and `code`.
         seconds: Duration of the run; see `StepSummary`.
-        ended: Time of its end, UTC, ISO 8601; empty in older files.
-        host: The machine, in words; empty in older files.
+        ended: Time when the run ended, UTC, ISO 8601; empty in older files.
+        host: Description of the machine that ran it; empty in older files.
         steps: Outcome of every step, by name.
         metrics: Metrics of the model.
         gate: Decision whether to promote the model, with the reasons.
@@ -112,7 +112,7 @@ def _flatten(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def as_text(summary: Summary) -> str:
-    """Return what a run prints when it ends."""
+    """Return the text that a run prints when it ends."""
     lines = [f"{summary.config.get('name', 'run')}: {summary.status} in {summary.seconds:.1f} s", ""]
     for name, step in summary.steps.items():
         time = State.CACHED if step.cached else f"{step.seconds:.1f} s" if step.seconds else ""

@@ -1,4 +1,4 @@
-"""Runs in the tool in which a team compares its experiments: MLflow, or Weights & Biases."""
+"""Records runs in an experiment tracker: MLflow or Weights & Biases."""
 
 import importlib
 import os
@@ -16,14 +16,14 @@ from tpu_pipelines.checking.workspace import SUMMARY_FILE
 from tpu_pipelines.runs.summary import Summary
 
 VARIABLE = "TPU_PIPELINES_TRACKING"
-TRACKED_FILE = "tracking.json"  # In a run's folder: where it is recorded.
+TRACKED_FILE = "tracking.json"  # In a run's folder: the tool and the address of its record.
 
 
 def chosen_tool() -> str:
     """Return the tool that TPU_PIPELINES_TRACKING names; empty if it is not set.
 
     Raises:
-        InputError: If it names another one, or the tool is not installed.
+        InputError: If the variable names another tool, or the tool is not installed.
     """
     tool = os.environ.get(VARIABLE, "")
     if tool and tool not in _TOOLS:
@@ -37,14 +37,15 @@ def chosen_tool() -> str:
 
 
 def record(summary: Summary, run_dir: Path, tool: str) -> None:
-    """Record a run: its settings, its figures by epoch, those of the test, price, version and report.
+    """Record a run in a tracker: settings, metrics of each epoch and of the test, price, version and report.
 
-    A run is recorded once. What fails here is a hint: the run is done, and the same command records it later.
+    A run is recorded once. An error is printed as a hint, because the run itself is done; the same command records it
+    later.
 
     Args:
         summary: The run's summary.
         run_dir: The run's folder.
-        tool: What `chosen_tool` returns.
+        tool: Name of the tool, from `chosen_tool`; empty records nothing.
     """
     if not tool or (run_dir / TRACKED_FILE).exists():
         return
@@ -73,14 +74,14 @@ def _epochs(run_dir: Path) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def _results(summary: Summary) -> dict[str, float]:
-    """Return the figures of the test, the seconds, and the price in US dollars that preflight expects."""
+    """Return the metrics of the test split, `run_seconds`, and `expected_usd`, the price that preflight expects."""
     cost = summary.preflight.cost if summary.preflight else None
     price = {"expected_usd": cost.usd_per_run} if cost and cost.usd_per_run is not None else {}
-    return _figures(summary.metrics, "test_") | price | {"run_seconds": summary.seconds}  # An epoch has `seconds`.
+    return _figures(summary.metrics, "test_") | price | {"run_seconds": summary.seconds}  # An epoch has `seconds` too.
 
 
 def _name(summary: Summary, run_dir: Path) -> str:
-    """Return the minute in which a run ended, which a narrow column shows; the experiment has the run's name."""
+    """Return a record's name: the minute in which the run ended. The experiment has the name of the run."""
     return summary.ended[:16].replace("T", " ") or run_dir.name
 
 
@@ -95,7 +96,7 @@ def _files(run_dir: Path) -> Iterator[Path]:
 
 
 def _to_mlflow(summary: Summary, run_dir: Path) -> str:
-    """Record a run in MLflow, at MLFLOW_TRACKING_URI; its experiment is called like the run."""
+    """Record a run in MLflow at MLFLOW_TRACKING_URI, in an experiment with the run's name; returns its address."""
     import mlflow
 
     mlflow.set_experiment(run_dir.name)
@@ -112,7 +113,7 @@ def _to_mlflow(summary: Summary, run_dir: Path) -> str:
 
 
 def _to_wandb(summary: Summary, run_dir: Path) -> str:
-    """Record a run in Weights & Biases, in a project with the name of the run's folder; wandb reads WANDB_… itself."""
+    """Record a run in Weights & Biases, in a project with the run's name; returns its address. wandb reads WANDB_…."""
     import wandb
 
     run = wandb.init(
