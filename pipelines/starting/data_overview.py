@@ -47,34 +47,34 @@ KINDS = {
 _OF_MANY = {".tar": "webdataset", ".parquet": "parquet", ".tfrecord": "tfrecords", ".tfrecords": "tfrecords"}
 _TABLES = {".csv": "csv", ".tsv": "csv", ".json": "labelstudio", ".xml": "cvat"}
 _BY_SUFFIX = {**_TABLES, ".npz": "npz", ".txt": "corpus", **_OF_MANY}
-_IMBALANCE = 10  # Classes are balanced if the largest has more than so many times the examples of the smallest.
+_IMBALANCE = 10  # Training balances classes if the largest has more than this many times the smallest.
 _SEARCHED_FILES = 1_000
 _LOOKED_AT = 500
 _LOOK_SECONDS = 10.0
 _SHOWN = 5
-_MOST_LEVELS = 20  # Labels with more different numbers are treated as a regression.
+_MOST_LEVELS = 20  # Numeric labels with more different values are treated as a regression.
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class DataOverview(Displayed):
-    """Overview of data, from all names and some of the content.
+    """Overview of data, from all file names and the content of some files.
 
     Attributes:
         params: Parameters to read the data.
         kind: Kind of example: `image`, `text` or `corpus`.
         split_examples: Number of examples by split.
-        class_examples: Number of examples by class or label; empty where there are none.
+        class_examples: Number of examples by class or label; empty without classes.
         has_splits: Whether the source defines splits.
         notes: Messages of the source about what it left out or assumed.
         num_looked_at: Number of examples that were read.
         sizes: (height, width) of each image that was read.
         channels: Numbers of channels of the images: 1, 3 or both.
         lengths: Number of words of each text that was read.
-        damaged: Reasons by name of the damaged examples among those that were read.
-        unusable: Reasons by name of all examples that are known to be unusable without reading files: rows of a table
-            without a label or a word, and files that are missing or empty.
-        num_inputs: Number of all inputs.
-        class_splits: The same as `class_examples`, by split.
+        damaged: Damaged examples among those that were read: reasons by name.
+        unusable: Examples that are known to be unusable without reading files: reasons by name. Such examples are rows
+            of a table without a label or a word, and files that are missing or empty.
+        num_inputs: Number of all inputs, usable or not.
+        class_splits: Number of examples by class or label, for each split.
     """
 
     params: WriteParams
@@ -94,17 +94,17 @@ class DataOverview(Displayed):
 
     @property
     def trained_classes(self) -> Mapping[str, int]:
-        """Number of training examples by class; of all examples where splits are not known."""
+        """Number of training examples by class; number of all examples if the splits are not known."""
         return self.class_splits.get(TRAIN, self.class_examples)
 
     @property
     def bad_share(self) -> float:
-        """Expected share of bad examples: the larger one of unusable and of damaged examples."""
+        """Expected share of bad examples: the larger of the shares of unusable and damaged examples."""
         return max(len(self.unusable) / max(1, self.num_inputs), len(self.damaged) / max(1, self.num_looked_at))
 
     @property
     def is_imbalanced(self) -> bool:
-        """Whether training has so much more of one class than of another that it should balance them."""
+        """Whether the largest class has more than 10 times the training examples of the smallest class."""
         counts = self.trained_classes.values()
         return self.params.asked == CLASSIFICATION and max(counts, default=0) > _IMBALANCE * max(
             1, min(counts, default=0)
@@ -114,7 +114,7 @@ class DataOverview(Displayed):
         return "\n".join(self.lines())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the number of examples of each class, in all and by split, or of each split without classes."""
+        """Return a mapping of example counts for each class, in all and by split; without classes, for each split."""
         if not self.class_examples:
             return [{"split": name, "examples": count} for name, count in self.split_examples.items()]
         by_split = self.class_splits.items()
@@ -128,7 +128,7 @@ class DataOverview(Displayed):
         return [*self.facts(), *self.remarks()]
 
     def remarks(self) -> list[str]:
-        """Return what the source left out or assumed, and the examples that cannot be used."""
+        """Return messages about what the source left out or assumed, and about examples that cannot be used."""
         told = list(self.notes)
         parts = [(self.unusable, f"{self.num_inputs:,} cannot be used")]
         parts += [(self.damaged, f"{self.num_looked_at:,} that were read are damaged")]
@@ -138,7 +138,7 @@ class DataOverview(Displayed):
         return told
 
     def facts(self) -> list[str]:
-        """Return numbers of examples, their classes and their sizes."""
+        """Return lines with the number of examples, and with their classes and sizes."""
         total = sum(self.split_examples.values())
         splits = ", ".join(f"{name} {count:,}" for name, count in self.split_examples.items())
         own = "the source's own" if self.has_splits else "held out by hash"
@@ -163,7 +163,7 @@ class DataOverview(Displayed):
 
     @property
     def typical(self) -> int:
-        """The median of the lengths."""
+        """Median number of words of the texts; 0 without texts."""
         return int(statistics.median(self.lengths)) if self.lengths else 0
 
 
@@ -256,7 +256,7 @@ def _have_decimal_commas(params: WriteParams, names: tuple[str, ...]) -> bool:
 
 
 def look_at(params: WriteParams) -> DataOverview:
-    """List the data, guess their task, divide them, and read some of them.
+    """List data, guess their task, divide them into splits, and read some examples; returns an overview.
 
     Args:
         params: Parameters to read the data; see `guess_task`.
@@ -270,7 +270,7 @@ def look_at(params: WriteParams) -> DataOverview:
 
 
 def overview_of(plan: DatasetPlan, params: WriteParams) -> DataOverview:
-    """Describe a plan's data; see `look_at`."""
+    """Return an overview of a plan's data; see `look_at`."""
     listing = plan.listing
     overview = DataOverview(
         params=params,
@@ -310,7 +310,7 @@ def _count_classes(listing: Listing, params: WriteParams, some: Any = slice(None
 
 
 def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
-    """Read examples of every split, in random order, for as long as the time allows."""
+    """Add sizes, lengths and damaged examples, from random examples of every split, read for up to 10 seconds."""
     until, listing = time.monotonic() + _LOOK_SECONDS, plan.listing
     examples = np.concatenate([indices[:: max(1, len(indices) // _LOOKED_AT)] for indices in plan.order.values()])
     sizes, channels, lengths, damaged, looked_at = [], set(), [], {}, 0

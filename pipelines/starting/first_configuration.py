@@ -1,4 +1,4 @@
-"""Writes a first configuration for unprepared data from their overview, with reasons for its values."""
+"""Writes a first configuration for data from their overview, with reasons for its values."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ _SIDES = (32, 48, 64, 96)  # Sides of the training images; a CPU is slow with la
 _SMALL_PIXELS = 128 * 128  # Images of one size are not resized up to this number of pixels.
 _WANTED_STEPS = 1_500
 _TEXT_LEARNING_RATE = 0.003
-_BETTER = 0.1  # Macro F1 above that of a constant answer that is first asked for.
+_BETTER = 0.1  # The first gate requires a macro F1 that exceeds that of a constant answer by this.
 _WIDTH = 110
 _COMPILED = re.compile(rb'\.compile\(|"compile_config": \{"')
 
@@ -109,7 +109,7 @@ def plan_start(
         workflow: Whether to write a GitHub workflow that retrains.
 
     Raises:
-        InputError: If an override is wrong, or the configuration would be.
+        InputError: If an override has the wrong form.
     """
     config_path, files = folder / f"{name}.yaml", {}
     if not model:
@@ -117,7 +117,7 @@ def plan_start(
         model, files[path] = str(path), _write_model(overview, name)
     data, reasons = _choose_data(overview, model)
     training, more = _choose_training(overview, is_ours=bool(files))
-    if _is_compiled(model):  # A schedule would replace its optimizer.
+    if _is_compiled(model):  # A learning rate schedule would replace the model's optimizer.
         del training["learning_rate_schedule"], training["warmup_epochs"]
     raw: dict[str, Any] = {"name": name, "data": data, "model": model, "training": training}
     if overview.is_imbalanced:
@@ -197,7 +197,7 @@ def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Re
         data["num_tokens"] = min(400, max(16, 16 * math.ceil(longest / 16)))
         reasons["data.num_tokens"] = "Words of a text that a model sees; longer ones lose their start."
     if params.asked == "language_model":
-        # The user's value stays, and determines the other one.
+        # The user's value is kept, and the other value follows from it.
         is_set = params.num_tokens != WriteParams.num_tokens
         tokens = params.num_tokens if is_set else max(128, 2 * params.context_tokens)
         data |= {"num_tokens": tokens, "context_tokens": params.context_tokens or tokens // 2}
@@ -220,7 +220,7 @@ def _choose_size(overview: DataOverview, model: str) -> tuple[list[int], str] | 
 
 
 def _is_compiled(model: str) -> bool:
-    """Return whether a model's file seems to compile it; the code is not run."""
+    """Return whether a model's file seems to compile the model; the code is not run."""
     path = Path(model)
     return path.suffix in (".py", ".keras") and path.is_file() and bool(_COMPILED.search(_described(path)))
 
@@ -245,7 +245,7 @@ def _input_size(model: str) -> list[int] | None:
 
 
 def batch_for(examples: int) -> int:
-    """Return a batch size for a number of training examples: a power of two from 8 to 128.
+    """Return a batch size for a number of training examples: a power of two from 8 to 128, or all examples if fewer.
 
     From 160 examples on, an epoch has at least 20 steps, so that a trial of three epochs learns beyond the warmup.
 
