@@ -1,4 +1,4 @@
-"""Schedules of runs on a platform: one for each name."""
+"""Schedules of runs on a platform; each name has one."""
 
 import dataclasses
 import difflib
@@ -49,14 +49,14 @@ def check_cron(cron: str) -> None:
 def upsert(platform: Platform, job: Job, cron: str, backoff: Backoff | None = None, dry_run: bool = False) -> Change:
     """Create or change the schedule of a run, or leave it if it is up to date.
 
-    A paused schedule stays paused. There is never a second schedule: of several concurrent calls the oldest schedule
-    stays, and a schedule whose creation was not confirmed is found.
+    A paused schedule stays paused. There is never a second schedule: of concurrently created schedules only the oldest
+    remains, and a retry finds a schedule whose creation was not confirmed.
 
     Args:
-        platform: Platform, without retries of its own.
+        platform: Client of the platform, which does not retry.
         job: Job that the schedule starts.
         cron: Cron expression of the start times.
-        backoff: Times between retries after transient errors.
+        backoff: Delays between retries after transient errors.
         dry_run: Return the change without making it.
 
     Raises:
@@ -87,7 +87,7 @@ def upsert(platform: Platform, job: Job, cron: str, backoff: Backoff | None = No
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the changed lines; empty if there are none."""
+    """Return the removed (`-`) and added (`+`) lines of YAML; empty if there are none."""
     old, new = (yaml.safe_dump(content).splitlines() if content else [] for content in comparable(before, after))
     lines = list(difflib.unified_diff(old, new, n=0, lineterm=""))[2:]
     return "\n".join(line for line in lines if not line.startswith("@@"))

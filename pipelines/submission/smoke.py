@@ -1,4 +1,4 @@
-"""Submits the smallest run to a platform, twice, and prints a table of facts that are not documented."""
+"""Submits the smallest run to a platform twice, and reports facts about the platform that are not documented."""
 
 import dataclasses
 import secrets
@@ -39,7 +39,7 @@ _OPEN = (
 
 @dataclasses.dataclass(frozen=True)
 class Smoke:
-    """The smallest run before its submission.
+    """Plan of the smallest run.
 
     Attributes:
         config: Configuration of the run.
@@ -60,13 +60,13 @@ class Smoke:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of the machine; None if unknown."""
+        """Price of the machine in US dollars per hour; None if unknown."""
         price = self.paid.price
         return price.usd_per_hour if price else None
 
     @property
     def price(self) -> str:
-        """Highest price in words. The second submission trains again unless the cache answers it."""
+        """Highest price of both submissions, as text; the second trains again unless the platform's cache is used."""
         machine = self.plan.jobs[0].machine
         minutes = machine.timeout_seconds / 60
         what = f"two trainings on {machine.name}, each of them stopped after {minutes:g} minutes at the latest"
@@ -105,10 +105,10 @@ def plan_smoke(target: str, machine: str, settings: Settings, overrides: Sequenc
 
 @dataclasses.dataclass(frozen=True)
 class SmokeReport:
-    """Answers of the platform.
+    """Answers of the platform in a smoke test.
 
     Attributes:
-        rows: Questions with their answers.
+        rows: Pairs of question and answer.
         has_succeeded: Whether both runs have succeeded.
         answers: Rows about the platform itself, without those about this run.
         source: Platform, machine and day of the answers.
@@ -120,7 +120,7 @@ class SmokeReport:
     source: str = ""
 
     def as_rules(self) -> str:
-        """Return the answers as comments of the form of tests/fakes: a rule and its source."""
+        """Return the answers as comment lines for tests/fakes: `# Rule: …`, with the source."""
         rules = (f"Rule: {question}: {answer} ({self.source})" for question, answer in self.answers)
         lines = (textwrap.wrap(rule, 118, break_long_words=False, break_on_hyphens=False) for rule in rules)
         return "".join(f"# {line}\n" for rule in lines for line in rule)
@@ -135,7 +135,7 @@ def run_smoke(
     report: Callable[[Submission], None] = lambda _: None,
     poll_seconds: float = 20,
 ) -> SmokeReport:
-    """Submit the run, wait for its end, and submit it again, so that the platform's cache can answer it.
+    """Submit the run, wait for its end, and submit it again to test the platform's cache; returns the report.
 
     Args:
         smoke: The run.
@@ -208,7 +208,7 @@ def _environment(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple[str, str]]:
-    """Return the measured times and preflight's estimate."""
+    """Return rows with the measured times and preflight's estimate."""
     if not told:
         return []
     result = told["result"]
@@ -226,7 +226,7 @@ def _times(smoke: Smoke, told: Mapping[str, Any], sent: float) -> Sequence[tuple
 
 
 def _estimate(smoke: Smoke) -> str:
-    """Return preflight's estimate of the time of a step."""
+    """Return preflight's estimate of the time of a training step, as text."""
     try:
         listing = smoke.plan.data.listing if smoke.plan.data else list_examples(smoke.config.data)
         (report,) = judge_machines(smoke.config, listing, (smoke.paid,))
@@ -236,7 +236,7 @@ def _estimate(smoke: Smoke) -> str:
 
 
 def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Return whether the cache answered the second run: only a training that runs writes a new report."""
+    """Return rows with the steps of the second run that the cache answered. A cached training writes no new report."""
     hits = [step for step, state in second.steps.items() if state == State.CACHED]
     if not told:
         training = "not known: the training tells nothing"

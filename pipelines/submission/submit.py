@@ -54,7 +54,7 @@ class RunPlan:
     data: DatasetPlan | None = None
 
     def has(self, job_id: str) -> bool:
-        """Return whether a job belongs to this run, in any round."""
+        """Return whether a job belongs to this run, in any round of submissions."""
         return job_id.startswith(self.jobs[0].job_id)
 
     def round(self, number: int) -> tuple[Job, ...]:
@@ -71,7 +71,7 @@ class RunPlan:
         )
 
     def jobs_from(self, job_id: str) -> list[Job]:
-        """Return the job with this id, and those that are tried after it in its round."""
+        """Return the job with this id, and the jobs on the next machines of the same round."""
         match = re.match(r"-r(\d+)", job_id.removeprefix(self.jobs[0].job_id))
         jobs = self.round(int(match[1]) if match else 1)
         return list(itertools.dropwhile(lambda job: job.job_id != job_id, jobs))
@@ -86,7 +86,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
         settings: Project, region, bucket and images.
 
     Raises:
-        InputError: If it cannot be compiled, on any of the machines, or its data cannot be used.
+        InputError: If the run cannot be compiled for one of its machines, or its data cannot be used.
     """
     machines = compiling.require_machine(config, target).candidates
     data = None if find_source(config.data.source)[0].is_downloaded else check_data(config)
@@ -123,7 +123,7 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
 
 
 def without_cache(plan: RunPlan) -> RunPlan:
-    """Return the run with all steps to be executed, regardless of the platform's cache and of earlier checkpoints."""
+    """Return the run changed so that all steps run, regardless of the platform's cache and of earlier checkpoints."""
     jobs = []
     for job in plan.jobs:
         spec, *platforms = yaml.safe_load_all(job.package)
@@ -166,7 +166,7 @@ def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submissio
 
 
 def look_up(plan: RunPlan, submitter: Platform) -> Submission | None:
-    """Return the newest job of a run, on whichever of its machines; None if there is none. Starts nothing."""
+    """Return the newest job of a run on any of its machines; None if there is none. Starts nothing."""
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
         newest, number = jobs[-1], number + 1
@@ -176,8 +176,8 @@ def look_up(plan: RunPlan, submitter: Platform) -> Submission | None:
 def _find(jobs: tuple[Job, ...], submitter: Platform) -> Submission | None:
     """Return the submission of the first of these jobs whose machine was available, or the last one.
 
-    A job that was not submitted yet is created if those before it lacked their machine. Returns None if not even the
-    first was submitted.
+    A job that was not submitted yet is created if all jobs before it lacked their machine. Returns None if the first
+    job was not submitted yet.
     """
     newest = None
     for job in jobs:
@@ -207,7 +207,7 @@ def wait(
 ) -> Submission:
     """Follow a run to its end, and start it on the next machine if one is not available.
 
-    The process may be killed and repeated: all state is on the platform.
+    The process may be killed, and `wait` repeated: all state is on the platform.
 
     Args:
         plan: Plan of the run.
