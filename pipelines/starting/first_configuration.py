@@ -127,8 +127,9 @@ def plan_start(
         raw["gate"] = {"beat_baseline": False, "minimum": {"macro_f1": round(constant + _BETTER, 2)}}
         more["gate.beat_baseline"] = "By accuracy, always answering the commonest class is hard to beat; see macro_f1."
     overridden(raw, overrides)
-    if raw["training"].get("stages") and not any(text.startswith("training.epochs=") for text in overrides):
-        del raw["training"]["epochs"]  # The stages have their own numbers of epochs.
+    has_stages = isinstance(raw["training"], dict) and raw["training"].get("stages")  # Overrides are not checked yet.
+    if has_stages and not any(text.startswith("training.epochs=") for text in overrides):
+        raw["training"].pop("epochs", None)  # The stages have their own numbers of epochs.
     files = {config_path: _as_yaml(raw, reasons | more, overview, config_path)} | files
     files[folder / SCHEMA_FILE] = as_text()
     if workflow:

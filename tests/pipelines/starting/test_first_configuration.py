@@ -56,6 +56,8 @@ def test_init_writes_a_configuration_with_reasons_a_model_and_a_workflow(photos)
     assert "|| 'My-photos.yaml' }}" in (photos.parent / ".github/workflows/retrain.yml").read_text()
     again = tpu_pipelines_here("init", "My photos", cwd=photos.parent)
     assert_user_error_after_hint(again, "Refused to overwrite My-photos.yaml, My_photos_model.py", "--force")
+    wrong = tpu_pipelines_here("init", "My photos", "--name", "wrong", "--set", "training=5", cwd=photos.parent)
+    assert_user_error_after_hint(wrong, "training is 5, expected a mapping of epochs")
 
 
 def assert_user_error_after_hint(done, *words):
