@@ -2,25 +2,20 @@
 
 from dataclasses import replace
 
-import keras
 import pytest
 
-from tests.components.train_model.interrupting import train_until_sigterm
+from tests.components.train_model.interrupting import continue_training, train_alone, train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models
-from tpu_components.train_model import train_model
 
 
 @pytest.mark.heavy  # Three trainings for each optimizer.
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lion", "adamw", "rmsprop", "adafactor", "muon"])
 def test_a_training_ended_within_an_accumulation_continues_to_the_same_weights(
-    tiny, digits_records, tmp_path, optimizer
+    tiny, digits_records, tmp_path, optimizer, capfd
 ):
     parameters = {"gradient_accumulation_steps": 4, "global_clipnorm": 1.0}
     params = replace(tiny, epochs=1, optimizer=optimizer, optimizer_parameters=parameters)
-    keras.utils.clear_session()
-    train_model(params, digits_records, tmp_path / "whole")
-    keras.utils.clear_session()
+    train_alone(params, digits_records, tmp_path / "whole")
     assert train_until_sigterm(params, digits_records, tmp_path / "ended", looks=6) == (0, 6)
-    keras.utils.clear_session()
-    train_model(params, digits_records, tmp_path / "ended")
+    continue_training(params, digits_records, tmp_path / "ended", capfd)
     assert_equal_models(tmp_path / "whole", tmp_path / "ended")

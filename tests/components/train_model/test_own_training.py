@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.components.train_model.interrupting import train_until_sigterm
+from tests.components.train_model.interrupting import continue_training, train_alone, train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
@@ -120,7 +120,9 @@ def test_what_the_configuration_names_replaces_what_the_model_is_compiled_with(o
     )
 
 
-def test_callbacks_reduce_the_rate_and_stop_the_training_and_resume_in_their_state(tiny, digits_records, tmp_path):
+def test_callbacks_reduce_the_rate_and_stop_the_training_and_resume_in_their_state(
+    tiny, digits_records, tmp_path, capfd
+):
     params = replace(
         tiny,
         epochs=6,
@@ -130,12 +132,12 @@ def test_callbacks_reduce_the_rate_and_stop_the_training_and_resume_in_their_sta
             "early_stopping": {"monitor": "val_loss", "min_delta": 100.0, "patience": 4},
         },
     )
-    result = train_model(params, digits_records, tmp_path / "whole")
+    result = train_alone(params, digits_records, tmp_path / "whole")
     rates = [entry["learning_rate"] for entry in history_of(tmp_path / "whole")]
     assert rates == pytest.approx([0.01, 0.01, 0.01, 0.005, 0.005])
     assert result.epochs == 5
     assert train_until_sigterm(params, digits_records, tmp_path / "ended", looks=40 * 2 + 5) == (2, 5)
-    train_model(params, digits_records, tmp_path / "ended")
+    continue_training(params, digits_records, tmp_path / "ended", capfd)
     assert_equal_models(tmp_path / "whole", tmp_path / "ended")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.components.conftest import EVERYTHING, QUICK
 from tests.components.corpora import QUICK_LANGUAGE_MODEL, corpus_params
-from tests.components.train_model.interrupting import train_until_sigterm
+from tests.components.train_model.interrupting import continue_training, train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models, history_of
 from tests.sharing import made_once
 from tpu_components.core.examples.artifacts import Manifest
@@ -80,13 +80,13 @@ def test_killed_training_continues_to_the_same_weights(whole, digits_records, tm
 
 
 @pytest.mark.heavy  # A training in a process of its own: 6 s.
-def test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights(whole, digits_records, tmp_path):
+def test_training_that_sigterm_ends_saves_at_once_and_continues_to_the_same_weights(
+    whole, digits_records, tmp_path, capfd
+):
     """A minute lies between two checkpoints: none would be due."""
-    keras.utils.clear_session()  # Layers are called as in a process of its own.
     stood = train_until_sigterm(_PARAMS, digits_records, tmp_path / "ended", looks=40 + 5)
     assert stood == (1, 5), "40 steps an epoch; whether a checkpoint is due is asked after each"
-    keras.utils.clear_session()
-    train_model(_PARAMS, digits_records, tmp_path / "ended")
+    continue_training(_PARAMS, digits_records, tmp_path / "ended", capfd)
     assert_equal_models(whole, tmp_path / "ended")
 
 

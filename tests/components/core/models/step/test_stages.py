@@ -6,12 +6,11 @@ import keras
 import numpy as np
 import pytest
 
-from tests.components.train_model.interrupting import train_until_sigterm
+from tests.components.train_model.interrupting import continue_training, train_alone, train_until_sigterm
 from tests.components.train_model.weights import assert_equal_models
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.models.step.hyperparameters import TrainParams
 from tpu_components.core.models.step.stages import Freezer, freeze_least, plan_stages, stage_of
-from tpu_components.train_model import train_model
 from tpu_components.train_model.checkpoints.checkpoint import CHECKPOINT_FILE, load_arrays
 from tpu_components.train_model.params import Stage
 
@@ -79,14 +78,10 @@ def test_frozen_layers_rest_and_a_session_that_begins_between_stages_gives_the_s
 ):
     stages = (Stage(1, ("conv*",), 0.01), Stage(1, ("dense*",)))
     params = replace(quick, epochs=2, stages=stages, ema_decay=0.9, learning_rate_schedule="cosine")
-    keras.utils.clear_session()  # Layers are called as in a process of its own.
-    train_model(params, digits_records, tmp_path / "whole")
-    keras.utils.clear_session()
+    train_alone(params, digits_records, tmp_path / "whole")
     assert train_until_sigterm(params, digits_records, tmp_path / "killed", looks=40) == (1, 0)
     after_first, _ = load_arrays(tmp_path / "killed-checkpoints" / CHECKPOINT_FILE)
-    keras.utils.clear_session()
-    train_model(params, digits_records, tmp_path / "killed")
-    assert "continuing at epoch 2, step 0 of 40" in capfd.readouterr().err
+    continue_training(params, digits_records, tmp_path / "killed", capfd)
     assert_equal_models(tmp_path / "whole", tmp_path / "killed")
 
     last, _ = load_arrays(tmp_path / "whole-checkpoints" / CHECKPOINT_FILE)
