@@ -10,7 +10,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0  # Time limit for the head of a request, from its first byte or the start of the connection.
 # A chunk costs some 5 µs, whatever its size. A body may have this many chunks, and one more for each kibibyte.
-_MOST_SMALL_CHUNKS, _SMALL_CHUNK_BYTES = 1000, 1024
+_MOST_SMALL_CHUNKS, _SMALL_CHUNK_BYTES = 100, 1024
+_PIECE_BYTES = 1 << 15
 ANSWER_SECONDS = 30.0  # Time limit for a client that reads nothing of its response while the system's buffers are full.
 # Open files besides connections: the model, libraries, the event loop, connections that are being accepted.
 _SPARE_FILES = 128
@@ -131,8 +132,10 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process bytes from the client."""
-        super().data_received(data)
+        """Process bytes from the client, in pieces, because the parser copies its whole buffer at each event."""
+        for start in range(0, len(data), _PIECE_BYTES):
+            if not self.transport.is_closing():  # As after invalid HTTP.
+                super().data_received(data[start : start + _PIECE_BYTES])
         self._look()
 
     def on_response_complete(self) -> None:
