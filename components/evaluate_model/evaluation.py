@@ -270,7 +270,7 @@ def _show_examples(
 
     examples = manifest.class_names, scores.keys, scores.targets
     if manifest.task != LANGUAGE_MODEL:
-        return show_examples(manifest.interface.task, *examples, scores.outputs[:2], params.num_pictures, pick)
+        return show_examples(manifest.interface.task, *examples, list(scores.outputs[:2]), params.num_pictures, pick)
     with device.scope():
         return show_passages(*examples, scores.outputs[0], pick, StepModel(load_trained_model(model_dir)))
 

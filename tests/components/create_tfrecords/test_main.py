@@ -66,4 +66,4 @@ def test_help_explains_every_parameter():
     text = " ".join(done.stdout.split())
     for field in dataclasses.fields(WriteParams):
         assert f"--{field.name.replace('_', '-')}" in text
-    assert "Share of the inputs that may be unreadable; these are set aside and listed." in text
+    assert "Largest share of unreadable inputs; these are set aside and listed in the manifest." in text
