@@ -33,6 +33,7 @@ _REFERENCE = re.compile(r".*/([0-9a-f]{64})/[^/]+\.(zip|keras)")
 _TIME = (1980, 1, 1, 0, 0, 0)  # Modification time of every file, so that equal content gives an equal archive.
 _MOST_BYTES = 256 << 20  # Limit, because every change is uploaded again.
 # Types of Google's credentials: https://google.aip.dev/auth/4110
+_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")  # https://www.rfc-editor.org/rfc/rfc7468
 _CREDENTIALS = ("service_account", "authorized_user", "external_account", "impersonated_service_account")
 _MOST_CREDENTIAL_BYTES = 1 << 20
 USER_MODULE = "user_model"  # Module name of the model's own file.
@@ -112,7 +113,9 @@ def _check_may_travel(model: str, files: Mapping[str, Path]) -> None:
 
 
 def _opens_an_account(content: bytes) -> bool:
-    """Return whether a file is JSON with a `private_key` or of a type of Google credentials."""
+    """Return whether a file holds a private key in PEM, or is JSON with a `private_key` or Google credentials."""
+    if _PRIVATE_KEY.search(content):
+        return True
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):

@@ -94,12 +94,15 @@ def test_what_a_bundle_holds_beside_code_is_told(folder):
     assert data_files(bundle_of(str(folder / "my_model.py"))) == {"factor.txt": 3}
 
 
-@pytest.mark.parametrize("credentials", [{"type": "service_account"}, {"private_key": "-----BEGIN"}])
+@pytest.mark.parametrize(
+    "credentials",
+    ['{"type": "service_account"}', '{"private_key": "-----BEGIN"}', "-----BEGIN EC PRIVATE KEY-----\nMHc"],
+)
 def test_credentials_do_not_travel(folder, credentials):
     (folder / "my_scaling.py").write_text("KEY = 'key.json'\n")
     (folder / "key.json").write_text(json.dumps({"type": "labels"}))
     assert "key.json" in data_files(bundle_of(str(folder / "my_model.py")))
-    (folder / "key.json").write_text(json.dumps(credentials))
+    (folder / "key.json").write_text(credentials)
     with pytest.raises(InputError, match=r"my_model\.py' cannot travel: its code names 'key\.json', which holds cred"):
         bundle_of(str(folder / "my_model.py"))
 
