@@ -170,7 +170,7 @@ class Prepared:
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.params.target_shard_mib, task_examples))
 
     def write(self, tasks: Sequence[Task], folder: Path) -> Written:
-        """Yield the part and the framed records of every task, in order, written by processes of this machine.
+        """Encode the tasks in processes of this machine; yield the part of each task and its framed records, in order.
 
         Args:
             tasks: Results of `cut`, all or some.

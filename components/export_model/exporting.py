@@ -188,7 +188,7 @@ def try_out(
     Args:
         training: Model and hyper-parameters.
         interface: Required input and output of the model.
-        required: Formats that the export must contain; those with `may_fail` are tried.
+        required: Formats that the export must contain. Those whose conversion may fail are converted here.
 
     Returns:
         Warnings about parts of the model that training does not use.

@@ -1,4 +1,4 @@
-"""Predictions of an exported model for every example of a source, in files that a restart continues."""
+"""Writes the predictions of an exported model for every example of a source; a restart continues where it ended."""
 
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.predicting import predict_batch

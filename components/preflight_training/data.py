@@ -67,15 +67,15 @@ class HostRate:
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """Facts about a data set.
+    """Sizes of a data set, and the rates at which this machine reads it, from which preflight estimates a training.
 
     Attributes:
         interface: Input and output of a model for the data set.
         num_examples: Number of examples in the training split.
         decoded_bytes: Bytes of the training split in memory.
-        host: Rates of this machine.
+        host: Examples per second that this machine reads and decodes.
         num_validation: Number of examples in the validation split; 0 if there is none.
-        assumed: Assumed difference from the data at hand, in words; empty if there is none.
+        assumed: How the data are assumed to differ from the measured data, in words; empty if they do not.
     """
 
     interface: Interface

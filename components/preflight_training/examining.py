@@ -114,7 +114,7 @@ class Examination:
     """Preflight of one training on several machines: first `compile`, then `report` with the measured data.
 
     Args:
-        params: Training to compile; `machines` replaces `params.paid`.
+        params: Training to compile; its own machine, `params.paid`, is ignored.
         machines: Machines, each with the settings that determine its price.
         cache_dir: Folder that keeps compilations between runs.
     """

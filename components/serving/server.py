@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signal handlers as they are."""
+        """Install no handlers of uvicorn; ours stay in place."""
         yield
 
 

@@ -135,7 +135,7 @@ def put_part(array: Any, mesh: Any, axis: int | None) -> Any:
 def put_everywhere(array: np.ndarray, mesh: Any, share: Share, length: int) -> Any:
     """Return an array replicated on every device. Each host passes its share of the first axis.
 
-    The devices exchange the shares, so no host reads the share of another.
+    Each host reads its own share only; the devices then exchange the shares.
 
     Args:
         array: The share of this host.

@@ -96,7 +96,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def _tell_dry_run(arguments: argparse.Namespace, config: Config, plan: RunPlan, requests: Sequence[Any]) -> None:
-    """Describe the run and what is missing; also write the request if --json or --output is set."""
+    """Print the planned run and what is missing to submit it; with --json or --output, also write the request."""
     stream = sys.stderr if arguments.json else sys.stdout
     show_text(f"{config.name} for {arguments.target}, not sent (dry run)\n", stream)
     show_findings(list(describe(config, plan, arguments.target)), stream=stream)

@@ -280,7 +280,7 @@ class KubeflowChecks:
         return f"{name} in {namespace}"
 
     def _retries(self) -> str:
-        """Check that Argo's `retryPolicy` includes a training whose pod is taken away; KFP cannot set this policy.
+        """Check that Argo's `retryPolicy` restarts a training whose pod was preempted; KFP cannot set this policy.
 
         To Argo, a pod that its node shuts down is a failure, and a deleted pod is an error; `preempt` in
         tests/fakes/kubeflow.py names the sources.

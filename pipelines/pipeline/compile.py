@@ -160,8 +160,8 @@ def require_machine(config: Config, target: str) -> MachineSpec:
     """Return the machine of a configuration.
 
     Raises:
-        InputError: If the configuration has no machine, the platform does not offer it, or it has several hosts and the
-            backend trains on one.
+        InputError: If the configuration has no machine, the platform does not offer it, or the machine has several
+            hosts and the backend trains on a single host.
     """
     if config.machine is None:
         raise InputError(
@@ -251,7 +251,7 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
 
 
 def _with_registry(config: Config, target: str, settings: Settings) -> Config:
-    """Return the configuration with the settings of its registry on Vertex AI, if it has one."""
+    """Return the configuration with the location of its registry on Vertex AI; unchanged for another registry."""
     deploy = config.deploy
     if deploy is None or not (deploy.registry == VERTEX or is_on_vertex(deploy.registry)):
         return config

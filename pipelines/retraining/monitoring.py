@@ -71,7 +71,7 @@ class Watch:
         return any(shift.drifted for shift in self.shifts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return values for JSON."""
+        """Return the fields as values that JSON can represent."""
         return {"drifted": self.drifted, **dataclasses.asdict(self)}
 
 

@@ -41,7 +41,7 @@ _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, i
 
 
 class DamagedRecordError(Exception):
-    """A TFRecord or TFRecord file cannot be read. The message is the reason, without the name of the file."""
+    """A record, or its TFRecord file, cannot be read. The message is the reason, without the name of the file."""
 
 
 # tensorflow/core/example/example.proto and feature.proto as a FileDescriptorProto, in protobuf's text format.

@@ -286,8 +286,8 @@ def join(root: str, name: str) -> str:
     """Join a relative path to a root folder, and check that the result is below the root.
 
     Raises:
-        InputError: If `name` is absolute, has a part `..`, or holds a NUL. Symbolic links are followed: whoever
-            may place one in `root` may as well place the file.
+        InputError: If `name` is absolute, has a part `..`, or holds a NUL. Symbolic links are not refused: anyone
+            who can create one in `root` can also write the file.
     """
     if "\0" in name:
         raise InputError(f"Refused the path {name!r}: expected a file name, received one with a NUL byte. Correct it.")

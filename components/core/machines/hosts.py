@@ -308,7 +308,7 @@ class ProcessGroup:
             self._store.wait_at_barrier(f"tpu_pipelines/{what}", _FOREVER_MS)
 
     def tell(self, name: str, content: str) -> None:
-        """Send a message to all hosts under a unique name."""
+        """Send a message to all hosts. `name` identifies it and is used once."""
         self._store.key_value_set(f"{_TOLD}/{name}", content)
 
     def hear(self, name: str) -> str:
@@ -345,7 +345,7 @@ class ProcessGroup:
             self._store.key_value_set(f"{_END}/{self.hosts.index}", "")
 
     def is_asked_to_end(self) -> bool:
-        """Return whether another host has called `ask_to_end`; False within half a second of the previous check."""
+        """Return whether another host has called `ask_to_end`. Checks every half second; returns False in between."""
         if self._is_alone or time.monotonic() - self._asked_at < _ASK_EVERY_SECONDS:
             return False
         self._asked_at = time.monotonic()

@@ -251,7 +251,7 @@ class Registry(Protocol):
         """Return the version that a model must beat to get an alias; None if there is none."""
 
     def promote(self, number: str, alias: str, reason: str, champion: str | None = None) -> Move:
-        """Move an alias to a version that has passed the gate, unless the version has the alias already."""
+        """Move an alias to a version that has passed the gate; does nothing if the version has the alias already."""
 
 
 def check_promotable(

@@ -335,7 +335,14 @@ def _centers(right: np.ndarray, counts: np.ndarray, decide: np.ndarray) -> tuple
 
 
 def _mean_of_shares(parts: Any, wholes: Any, members: Any, is_f1: bool = False) -> Estimate:
-    """Estimate the mean over classes of (sum of parts) / (sum of wholes), from two float64[examples, classes]."""
+    """Estimate the mean over classes of (sum of parts) / (sum of wholes).
+
+    Args:
+        parts: Numerators, float64[examples, classes].
+        wholes: Denominators, of the same shape.
+        members: Whether an example belongs to a class, of the same shape.
+        is_f1: Whether the ratio is F1, whose bias on few examples is corrected.
+    """
     right, counts, decide = parts.sum(axis=0), wholes.sum(axis=0), _count_deciding(wholes != 0, members)
     centers, scales = _centers(right, counts, decide)
     influence = (parts @ scales - wholes @ (centers * scales)) * (parts.shape[0] / len(counts))

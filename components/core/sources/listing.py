@@ -27,7 +27,7 @@ class Corpus:
 
     Attributes:
         input: Description of a passage.
-        ids: Ids of each split's characters, of the input's stored dtype; splits without characters are left out.
+        ids: For each non-empty split, the ids of its characters, in the dtype in which the input is stored.
         starts: Position in the text at which each split begins.
         ends: int64[num_examples]: end of each passage, as a position in its split.
     """

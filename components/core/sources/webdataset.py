@@ -158,7 +158,7 @@ class _Group:
             return None if facts.get(name) is None else str(facts[name])
 
     def examples(self) -> Iterator[_Example]:
-        """Yield the images with the label from a label file, else with the folder's name as label."""
+        """Yield each image with the label from its own label file, or with the name of its folder if it has none."""
         folder = self.stem.rpartition("/")[0].rpartition("/")[2] or None
         for name, span in self._images:
             yield _Example(name, span, self._label if self._label is not None else folder, self._kept)
