@@ -109,10 +109,9 @@ def _with_other_bytes(model, target):
     return target
 
 
-def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was_promoted(
-    registry, digits_records, trained_digits, tmp_path
-):
-    params = EvaluateParams(
+def _against_the_best(registry):
+    """A margin, with which a model is also compared with the best that was ever promoted."""
+    return EvaluateParams(
         champion=f"{registry.directory}@champion",
         max_regression={"accuracy": 0.3},
         test_decisions=52,
@@ -120,6 +119,12 @@ def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was
         accelerator="cpu",
         num_replicas=1,
     )
+
+
+def test_decisions_on_a_test_set_are_counted_and_compared_with_the_best_that_was_promoted(
+    registry, digits_records, trained_digits, tmp_path
+):
+    params = _against_the_best(registry)
     first, second = (_with_other_bytes(trained_digits, tmp_path / name) for name in ("b", "bb"))
     for _ in range(2):  # A repeated evaluation is no second decision.
         result = evaluate_model(params, digits_records, first, tmp_path / "evaluation")
@@ -148,14 +153,7 @@ def test_the_report_shows_what_changed_since_the_champion_not_since_the_best(
     registry.override("0002", "champion", "by hand")
     held_out = HeldOutSet.find(f"{registry.directory}/tests", load_identities(digits_records, "test"), "other")
     held_out.record(model_digest(trained_digits), True, {"accuracy": 1.0}, {})
-    params = EvaluateParams(
-        champion=f"{registry.directory}@champion",
-        max_regression={"accuracy": 0.3},
-        test_decisions=52,
-        backend="tensorflow",
-        accelerator="cpu",
-        num_replicas=1,
-    )
+    params = _against_the_best(registry)
     model, output = _with_other_bytes(trained_digits, tmp_path / "b"), tmp_path / "evaluation"
     scored = evaluate_model(params, digits_records, model, output)
     assert "the best that was promoted" in said(scored)[2]
