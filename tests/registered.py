@@ -54,7 +54,12 @@ def copy_with_weights(model, value, directory):
 
     with h5py.File(weights, "r+") as file:
         file.visititems(fill)
-    raw = json.loads((directory / "model.json").read_text())
-    raw["digests"]["best.weights.h5"] = file_sha256(weights)
-    (directory / "model.json").write_text(json.dumps(raw))
+    renew_digest(weights)
     return directory
+
+
+def renew_digest(file):
+    """Write the digest of a changed file of a model into the model's description."""
+    raw = json.loads((file.parent / "model.json").read_text())
+    raw["digests"][file.name] = file_sha256(file)
+    (file.parent / "model.json").write_text(json.dumps(raw))

@@ -236,7 +236,7 @@ def _estimate(smoke: Smoke) -> str:
 
 
 def _cache(second: Submission, told: Mapping[str, Any], again: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Return rows with the steps of the second run that the cache answered. A cached training writes no new report."""
+    """Return table rows that say which steps of the second run the cache answered, the training among them."""
     hits = [step for step, state in second.steps.items() if state == State.CACHED]
     if not told:
         training = "not known: the training tells nothing"

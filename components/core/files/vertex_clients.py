@@ -188,7 +188,7 @@ def google_errors(service: str, doing: str, where: str, advice: str, hint: str =
 
 
 def sign_in() -> Any:
-    """Return the Google credentials of the environment.
+    """Return Google's application default credentials.
 
     Raises:
         InputError: If there are none.

@@ -180,7 +180,7 @@ def _name_at(place: str) -> str:
 
 
 def try_keys(signing_key: str, verify_key: str) -> None:
-    """Check before long work that the signing key works, and that the verify key belongs to it. Empty keys are skipped.
+    """Check that the signing key works, and that the verify key belongs to it. Empty keys are not checked.
 
     Raises:
         InputError: If a key cannot be read, or the keys are no pair.

@@ -9,9 +9,8 @@ import pytest
 
 from tests.components.judging import said
 from tests.html_page import Page
-from tests.registered import copy_with_weights, write_model
+from tests.registered import copy_with_weights, renew_digest, write_model
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.examples.artifacts import file_sha256
 from tpu_components.core.examples.example_ids import load_identities
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.held_out import HeldOutSet
@@ -102,10 +101,9 @@ def test_a_folder_with_other_weights_is_no_champion(digits_records, trained_digi
 def _with_other_bytes(model, target):
     """A model that gives the same answers and has another digest."""
     shutil.copytree(model, target)
-    (target / "architecture.json").write_text((target / "architecture.json").read_text() + " " * len(target.name))
-    raw = json.loads((target / "model.json").read_text())
-    raw["digests"]["architecture.json"] = file_sha256(target / "architecture.json")
-    (target / "model.json").write_text(json.dumps(raw))
+    architecture = target / "architecture.json"
+    architecture.write_text(architecture.read_text() + " " * len(target.name))
+    renew_digest(architecture)
     return target
 
 

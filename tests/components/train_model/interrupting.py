@@ -14,10 +14,10 @@ from tpu_components.train_model.checkpoints.checkpoint import load_arrays
 from tpu_components.train_model.session import Session
 
 
-def train_alone(params: TrainParams, records: Path, output: Path) -> TrainResult:
+def train_alone(params: TrainParams, records: Path, output: Path, checkpoints: Path | None = None) -> TrainResult:
     """Train with layers whose names are counted from the first, as in a process of its own."""
     keras.utils.clear_session()
-    return train_model(params, records, output)
+    return train_model(params, records, output, checkpoints)
 
 
 def continue_training(params: TrainParams, records: Path, output: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,10 @@
 import shutil
 from dataclasses import replace
 
-import keras
 import numpy as np
 import pytest
 
+from tests.components.train_model.interrupting import train_alone
 from tests.components.train_model.weights import weights_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import ModelInfo
@@ -56,8 +56,7 @@ def test_another_initial_model_is_another_training(tiny, digits_records, tmp_pat
         train_model(replace(tiny, epochs=1, seed=seed), digits_records, tmp_path / f"of-{seed}")
     for seed, said in ((1, "starting with the weights"), (1, "continuing at epoch"), (2, "is of another training")):
         params = replace(tiny, epochs=1, initial_model=str(tmp_path / f"of-{seed}"))
-        keras.utils.clear_session()  # Layers are called as in a process of its own.
-        train_model(params, digits_records, tmp_path / "out", tmp_path / "checkpoints")
+        train_alone(params, digits_records, tmp_path / "out", tmp_path / "checkpoints")
         assert said in capfd.readouterr().err
 
 

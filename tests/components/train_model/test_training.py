@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.components.train_model.interrupting import train_alone
 from tests.components.train_model.weights import assert_equal_models, history_of, weights_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples import artifacts, records
@@ -201,11 +202,9 @@ def test_finished_training_runs_again_without_training(tiny, digits_records, tmp
     with pytest.raises(KeyboardInterrupt):  # A session that ends before it could train.
         train_model(params, digits_records, tmp_path / "model")
     source.write_text("from tests.components.preflight_training.dense import build_model\n")
-    keras.utils.clear_session()  # Layers are called as in a process of its own.
-    first = train_model(params, digits_records, tmp_path / "model")
+    first = train_alone(params, digits_records, tmp_path / "model")
     shutil.copytree(tmp_path / "model", tmp_path / "first")
-    keras.utils.clear_session()
-    again = train_model(params, digits_records, tmp_path / "model")
+    again = train_alone(params, digits_records, tmp_path / "model")
     assert first.first_step_seconds > 0 == again.first_step_seconds
     assert (first.sessions, again.sessions) == (2, 3)
     assert again.goodput < first.goodput < 1
@@ -240,11 +239,9 @@ def test_checkpoint_of_another_training_is_ignored(tiny, digits_records, other_c
 def test_best_weights_of_another_training_are_not_taken(tiny, digits_records, other_checkpoints, tmp_path):
     """Another training may have written its best weights into the folder and died before its checkpoint."""
     params = replace(tiny, epochs=1)
-    keras.utils.clear_session()  # Layers are called as in a process of its own.
-    train_model(params, digits_records, tmp_path / "model", tmp_path / "ours")
+    train_alone(params, digits_records, tmp_path / "model", tmp_path / "ours")
     shutil.copyfile(other_checkpoints / "best.npz", tmp_path / "ours" / "best.npz")
-    keras.utils.clear_session()
-    train_model(params, digits_records, tmp_path / "again", tmp_path / "ours")
+    train_alone(params, digits_records, tmp_path / "again", tmp_path / "ours")
     assert_equal_models(tmp_path / "model", tmp_path / "again")
 
 

@@ -100,7 +100,7 @@ def computed_in(model: Any) -> list[str]:
 
 
 def put_together(compute_loss: Callable[..., Any], mesh: Any, types: Sequence[str]) -> Callable[..., Any]:
-    """Wrap Keras's `compute_loss_and_updates`, so that it receives gathered weights.
+    """Wrap Keras's `compute_loss_and_updates`: the parts of the weights are gathered before each call.
 
     Args:
         compute_loss: The function to wrap.
