@@ -549,7 +549,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
             with open(handle, "wb") as file:
-                os.fchmod(handle, 0o644)  # mkstemp's files are private; these are for others to read.
+                os.chmod(staged, 0o644)  # mkstemp's files are private; these are for others to read.
                 file.write(content)
                 file.flush()
                 os.fsync(handle)
@@ -714,7 +714,7 @@ def copy_tree(source: Path, target: Path) -> None:
                 while os.copy_file_range(source_file.fileno(), made.fileno(), 1 << 30):
                     pass
             shutil.copyfileobj(source_file, made)  # Copies the rest.
-            os.fchmod(made.fileno(), 0o444)
+            os.chmod(to_path, 0o444)
 
     with staged_directory(target) as staged:
         shutil.copytree(source, staged, copy_function=copy, dirs_exist_ok=True)
