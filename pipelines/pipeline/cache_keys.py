@@ -163,10 +163,11 @@ def platform_fingerprints(
     return {step: {"code": code_version(step)[:12], **more.get(step, {})} for step in STEPS}
 
 
-def trained(config: Config, fingerprint: Mapping[str, str]) -> dict[str, str]:
-    """Return all facts, by name, that determine a training's weights and are known at compilation.
+def checkpoint_folder(config: Config, fingerprint: Mapping[str, str]) -> str:
+    """Return the name of the folder of a training's checkpoints on a platform, as `digits/956d4455984f`.
 
-    The machine is left out: on another machine a training continues from the same checkpoint.
+    It contains a digest of all facts that determine the weights and are known at compilation. The machine is left out:
+    on another machine a training continues from the same checkpoint.
 
     Args:
         config: Configuration of the run, as it is compiled.
@@ -174,7 +175,8 @@ def trained(config: Config, fingerprint: Mapping[str, str]) -> dict[str, str]:
     """
     initial = [config.training.initial_model] if config.training.initial_model else []
     asked = digest_of([_params(config.data), _params(config.training), *initial])[:12]
-    return {**{part: value for part, value in fingerprint.items() if part != "machine"}, "configuration": asked}
+    made_of = {**{part: value for part, value in fingerprint.items() if part != "machine"}, "configuration": asked}
+    return f"{config.name}/{digest_of(made_of)[:12]}"
 
 
 def step_keys(config: Config, data: str, champion_digest: str = "", initial_digest: str = "") -> dict[str, str]:

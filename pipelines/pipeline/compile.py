@@ -40,7 +40,7 @@ from tpu_pipelines.config.resources import (
     training_timeout,
 )
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.pipeline.cache_keys import lineage, platform_fingerprints, trained
+from tpu_pipelines.pipeline.cache_keys import checkpoint_folder, lineage, platform_fingerprints
 from tpu_pipelines.platforms import beam_job
 from tpu_pipelines.platforms.custom_job import as_custom_job, in_region
 from tpu_pipelines.platforms.jobs import Step
@@ -57,12 +57,14 @@ class CompiledPipeline:
         package: The pipeline as YAML.
         machine: Machine of the training step; on Vertex AI with its region.
         timeout: Time limit of the training, and its reason.
+        checkpoints: Folder of the training's checkpoints, relative to the bucket or volume.
         carried: Content of the files to upload for the pipeline, by their URI in the bucket.
     """
 
     package: str
     machine: MachineSpec
     timeout: TrainingTimeout
+    checkpoints: str
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
 
@@ -102,17 +104,17 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
 
     timeout = training_timeout(config, machine, target)
     limited = dataclasses.replace(machine, timeout_seconds=timeout.seconds)
-    made_of = trained(config, made_with["train_model"])
+    checkpoints = checkpoint_folder(config, made_with["train_model"])
     config = dataclasses.replace(config, training=training)
     wrap = _WRAPPERS[target]
     asked = {step: resources_of(config, step, target) for step in ("train_model", "evaluate_model")}
-    steps = {"train_model": wrap(train_model, limited, settings, config.name, asked["train_model"], made_of)}
+    steps = {"train_model": wrap(train_model, limited, settings, config.name, asked["train_model"], checkpoints)}
     if judge := config.evaluation_machine:
         judge = in_region(judge, settings) if target == "vertex" else judge
         config = config.changed("gate", accelerator=judge.slice.generation.accelerator)
         component = with_image(evaluate_model, IMAGE)  # The image of the other steps may not contain JAX.
-        own = asked["evaluate_model"]
-        steps["evaluate_model"] = wrap(component, judge, settings, config.name, own, step="evaluate_model")
+        own, step = asked["evaluate_model"], "evaluate_model"
+        steps[step] = wrap(component, judge, settings, config.name, own, f"{config.name}/{step}", step)
     on_s3 = steps_on_s3(config, settings.bucket) if settings.s3_secret else frozenset()
 
     def place(name: str, task: Any) -> Any:
@@ -131,7 +133,7 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path))
-        return CompiledPipeline(path.read_text(encoding="utf-8"), machine, timeout, carried)
+        return CompiledPipeline(path.read_text(encoding="utf-8"), machine, timeout, checkpoints, carried)
 
 
 def require_step_image(target: str) -> None:

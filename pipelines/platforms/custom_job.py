@@ -6,11 +6,9 @@ the launcher step itself, so that the package is not needed.
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
@@ -24,7 +22,6 @@ from tpu_pipelines.platforms.jobs import Step, slug
 LAUNCHER_IMAGE = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
 _LAUNCHER = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _RESOURCES = "gcp_resources"  # Output by which a restarted launcher finds its job.
-_FOLDER = re.compile(r'(?<="output_uri_prefix": ")[^"]+')  # Folder of the checkpoints, in the job's JSON.
 _TYPES = {str: "STRING", bool: "BOOLEAN", dict: "STRUCT"}  # KFP's types of inputs.
 
 
@@ -48,7 +45,7 @@ def as_custom_job(
     settings: Settings,
     name: str,
     asked: StepResources,
-    fingerprint: Mapping[str, str] | None = None,
+    folder: str,
     step: str = "train_model",
 ) -> Step:
     """Wrap a component as a Vertex custom job: one pool of one replica, on exactly this machine.
@@ -58,9 +55,9 @@ def as_custom_job(
             the weights become inputs with defaults, so no input or output of the component may have their names.
         machine: Machine with its region. Fallbacks and `max_wait_seconds` are ignored; the submission handles them.
         settings: Service account, network, key, TensorBoard, labels, environment and bucket.
-        name: Name of the run, and of its folder in the bucket.
+        name: Name of the run.
         asked: Retries of the step; other resources come from the machine.
-        fingerprint: Facts that determine the weights; their digest is part of the checkpoint folder's name.
+        folder: Folder of the job in the bucket, where the training has its checkpoints.
         step: Name of the step.
 
     Raises:
@@ -83,9 +80,8 @@ def as_custom_job(
     values = {key: _input(key) if key in inputs else value for key, value in fields.items()}
     spec = json_format.MessageToDict(component.pipeline_spec)
     (executor,) = spec["deploymentSpec"]["executors"].values()
-    version = digest_of(fingerprint)[:12]
     pool = _pool(executor["container"], machine, settings)
-    job = _job(pool, values, machine, f"{name}/{version}", settings, step)
+    job = _job(pool, values, machine, folder, settings, step)
     executor["container"] = {
         "image": LAUNCHER_IMAGE,
         "command": ["python3", "-u", "-m", _LAUNCHER],
@@ -176,13 +172,6 @@ def _job(
         "labels": values["labels"],
         "encryption_spec": {"kms_key_name": values["encryption_spec_key_name"]},
     }
-
-
-def start_anew(pipeline: Mapping[str, Any]) -> None:
-    """Change the checkpoint folder of a compiled pipeline's custom job, so that it ignores earlier checkpoints."""
-    for executor in pipeline["deploymentSpec"]["executors"].values():
-        arguments = executor.get("container", {}).get("args", [])
-        arguments[:] = [_FOLDER.sub(r"\g<0>/{{$.pipeline_job_name}}", argument) for argument in arguments]
 
 
 def _pool(container: Mapping[str, Any], machine: MachineSpec, settings: Settings) -> dict[str, Any]:

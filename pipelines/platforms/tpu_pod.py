@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import BAD_INPUT, InputError
 from tpu_components.core.machines.hosts import COUNT_VARIABLE
 from tpu_components.core.machines.machine_spec import GPU, KUBEFLOW, TPU, MachineSpec
@@ -39,7 +38,7 @@ def as_tpu_pod(
     settings: Settings,
     name: str,
     asked: StepResources,
-    fingerprint: Mapping[str, str] | None = None,
+    folder: str,
     step: str = "train_model",
 ) -> Step:
     """Return a step whose pod requests a TPU or GPUs from a GKE cluster, or starts a JobSet that does.
@@ -48,9 +47,9 @@ def as_tpu_pod(
         component: Component of the step; it is not changed.
         machine: Machine of the training. Region, boot disk and restarts are ignored: the cluster decides them.
         settings: Labels, environment, secrets, volumes, queue and provisioning mode.
-        name: Name of the run, and of its folder on the first volume.
+        name: Name of the run.
         asked: Resources of the step other than the machine.
-        fingerprint: Facts other than the inputs that determine the result; their digest is in the folder's name.
+        folder: Folder of the checkpoints on the first volume.
         step: Name of the step; only the training has checkpoints.
 
     Raises:
@@ -58,14 +57,12 @@ def as_tpu_pod(
     """
     import kfp.kubernetes as kubernetes
 
-    # The folder depends on code and model, so that finished weights of others are not reused.
-    version = digest_of(fingerprint)[:12]
-    folder = next((f"{path.rstrip('/')}/{name}/{version}" for path in settings.volumes.values()), "")
-    checkpoints = {"AIP_CHECKPOINT_DIR": folder} if folder and step == "train_model" else {}
+    shared = next((f"{path.rstrip('/')}/{folder}" for path in settings.volumes.values()), "")
+    checkpoints = {"AIP_CHECKPOINT_DIR": shared} if shared and step == "train_model" else {}
     environment = {**checkpoints, **settings.environment}
     selectors, is_slice = node_selectors(machine, settings), machine.slice.hosts > 1
     timeout_seconds = machine.timeout_seconds or TIMEOUT_WITHOUT_ESTIMATE_SECONDS
-    if is_slice and not folder:
+    if is_slice and not shared:
         raise InputError(
             f"{machine.name} has {machine.slice.hosts} hosts, which on Kubeflow read the records from a volume of all "
             "and leave the model there: expected a claim that many pods mount (ReadWriteMany), received none. Set "
@@ -74,7 +71,7 @@ def as_tpu_pod(
     if is_slice:
         image = component.component_spec.implementation.container.image
         template = _host_pod(machine, settings, environment, asked, image)
-        request = {"manifest": _jobset(template, machine, settings, name, timeout_seconds), "shared": f"{folder}/hosts"}
+        request = {"manifest": _jobset(template, machine, settings, name, timeout_seconds), "shared": f"{shared}/hosts"}
         environment[JOBSET_VARIABLE] = json.dumps(request, sort_keys=True)
 
     def make(**inputs: Any) -> Any:

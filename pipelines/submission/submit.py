@@ -6,6 +6,7 @@ also a concurrent one or one from another computer, therefore finds the existing
 
 import dataclasses
 import itertools
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +32,7 @@ from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Finding, answer
 from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.pipeline.cache_keys import fingerprints
-from tpu_pipelines.platforms.custom_job import start_anew
-from tpu_pipelines.platforms.jobs import DIGEST, Job, Platform, Submission, slug
+from tpu_pipelines.platforms.jobs import DIGEST, Job, Platform, Submission, now, slug
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,7 @@ class RunPlan:
 
     Attributes:
         jobs: Job for each machine, in the order in which the machines are tried.
+        checkpoints: Folder of the training's checkpoints, relative to the bucket or volume.
         carried: Content of the files that the jobs read from the bucket, by URI.
         timeout: Time limit of the training and its reason, in words.
         resources: Resources that steps request for the size of the data, in words; empty if they request the default.
@@ -48,6 +49,7 @@ class RunPlan:
     """
 
     jobs: tuple[Job, ...]
+    checkpoints: str
     carried: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     timeout: str = ""
     resources: str = ""
@@ -119,18 +121,22 @@ def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
         }
         job_id = f"{name}-{digest}" + (f"-f{index}" if index else "")
         jobs.append(Job(job_id, config.name, made.package, made.machine, labels))
-    return RunPlan(tuple(jobs), compiled[0].carried, compiled[0].timeout.reason, resources, data)
+    first = compiled[0]
+    return RunPlan(tuple(jobs), first.checkpoints, first.carried, first.timeout.reason, resources, data)
 
 
 def without_cache(plan: RunPlan) -> RunPlan:
-    """Return the run changed so that all steps run, regardless of the platform's cache and of earlier checkpoints."""
-    jobs = []
+    """Return the run changed so that all steps run, regardless of the platform's cache and of earlier checkpoints.
+
+    Its checkpoints have a folder of their own, named by the time: a job that restarts, or a job on the next machine,
+    continues from them.
+    """
+    jobs, anew = [], f"{plan.checkpoints}/{now():%Y%m%dT%H%M%S%f}"
     for job in plan.jobs:
-        spec, *platforms = yaml.safe_load_all(job.package)
+        spec, *platforms = json.loads(json.dumps(job.specifications).replace(plan.checkpoints, anew))
         for component in (spec["root"], *spec["components"].values()):
             for task in component.get("dag", {}).get("tasks", {}).values():
                 task.pop("cachingOptions", None)
-        start_anew(spec)
         jobs.append(dataclasses.replace(job, package=yaml.safe_dump_all([spec, *platforms])))
     return dataclasses.replace(plan, jobs=tuple(jobs))
 

@@ -161,7 +161,7 @@ def test_a_custom_job_is_the_one_that_googles_own_helper_makes():
     """Compared where that helper can say everything: a machine without a topology, and an empty disk."""
     from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
 
-    ours = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), SETTINGS, "digits", ASKED))
+    ours = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), SETTINGS, "digits", ASKED, "digits/1"))
     _, job = ours
     theirs = create_custom_training_job_from_component(
         train_model,
@@ -187,7 +187,9 @@ def test_every_machine_of_the_catalogue_becomes_a_custom_job_with_exactly_its_fi
     from google.cloud import aiplatform_v1
 
     for one in [entry for entry in load_catalogue().slices if "vertex" in entry.targets]:
-        _, job = submitted_job(as_custom_job(train_model, parse_machine(one.name), Settings(), "digits", ASKED))
+        _, job = submitted_job(
+            as_custom_job(train_model, parse_machine(one.name), Settings(), "digits", ASKED, "digits/1")
+        )
         (pool,) = job.job_spec.worker_pool_specs
         fields = {key: value for key, value in one.vertex_fields.items() if value}
         assert pool.machine_spec == aiplatform_v1.MachineSpec(fields), one.name
@@ -210,7 +212,7 @@ def test_a_custom_job_has_everything_that_machine_and_settings_say():
         timeout_seconds=3600,
         disable_retries=True,
     )
-    location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED))
+    location, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED, "digits/1"))
     assert location == "us-west4"
     assert job.display_name == "{{$.pipeline_job_name}}-train-model"
     assert dict(job.labels) == {
@@ -252,7 +254,9 @@ def test_a_custom_job_can_be_spot_and_restart_and_runs_where_the_settings_say():
     from google.cloud import aiplatform_v1
 
     machine = parse_machine({"name": "v5e-8", "spot": True, "restart_job_on_worker_restart": True})
-    location, job = submitted_job(as_custom_job(train_model, in_region(machine, SETTINGS), SETTINGS, "digits", ASKED))
+    location, job = submitted_job(
+        as_custom_job(train_model, in_region(machine, SETTINGS), SETTINGS, "digits", ASKED, "digits/1")
+    )
     assert location == "us-west1"
     assert job.job_spec.scheduling == aiplatform_v1.Scheduling(
         timeout="86400s", strategy="SPOT", restart_job_on_worker_restart=True
@@ -271,15 +275,17 @@ def test_of_a_disk_only_what_is_asked_for_is_sent(name, asked):
     from google.cloud import aiplatform_v1
 
     machine = parse_machine({"name": name, **asked})
-    _, job = submitted_job(as_custom_job(train_model, machine, Settings(), "digits", ASKED))
+    _, job = submitted_job(as_custom_job(train_model, machine, Settings(), "digits", ASKED, "digits/1"))
     assert job.job_spec.worker_pool_specs[0].disk_spec == aiplatform_v1.DiskSpec(asked)
 
 
 def test_without_settings_a_custom_job_takes_its_pipelines_region_and_root():
-    location, job = submitted_job(as_custom_job(train_model, parse_machine("v3-8"), Settings(), "digits", ASKED))
+    location, job = submitted_job(
+        as_custom_job(train_model, parse_machine("v3-8"), Settings(), "digits", ASKED, "digits/1")
+    )
     assert location == "{{$.pipeline_google_cloud_location}}"
     place = job.job_spec.base_output_directory.output_uri_prefix
-    assert re.fullmatch(r"\{\{\$\.pipeline_root\}\}/digits/[0-9a-f]{12}", place)
+    assert place == "{{$.pipeline_root}}/digits/1"
 
 
 def test_checkpoints_of_a_training_lie_together_wherever_it_is_trained_and_apart_from_those_of_another():
@@ -344,7 +350,7 @@ def does_nothing(number: int) -> None:
 
 @pytest.mark.parametrize("component", [train_model, evaluate_model])
 def test_no_input_or_output_of_our_steps_has_the_name_of_a_jobs_field(component):
-    made = as_custom_job(does_nothing, parse_machine("v5e-4"), SETTINGS, "digits", ASKED).component_spec
+    made = as_custom_job(does_nothing, parse_machine("v5e-4"), SETTINGS, "digits", ASKED, "digits/1").component_spec
     fields = {*made.inputs, *made.outputs} - {"number"}
     assert {"labels", "timeout", "network", "gcp_resources"} < fields
     own = component.component_spec
@@ -360,12 +366,12 @@ def test_no_input_or_output_of_our_steps_has_the_name_of_a_jobs_field(component)
 )
 def test_settings_that_do_not_fit_a_custom_job_are_refused(machine, settings, message):
     with pytest.raises(InputError, match=message):
-        as_custom_job(train_model, in_region(parse_machine(machine), settings), settings, "digits", ASKED)
+        as_custom_job(train_model, in_region(parse_machine(machine), settings), settings, "digits", ASKED, "digits/1")
 
 
 def pod(machine, settings=None):
     """The training step's executor and its platform configuration, on a cluster."""
-    step = as_tpu_pod(train_model, parse_machine(machine), settings or Settings(), "digits", ASKED)
+    step = as_tpu_pod(train_model, parse_machine(machine), settings or Settings(), "digits", ASKED, "digits/1")
 
     @dsl.pipeline(name="one-step")
     def pipeline() -> None:
@@ -418,7 +424,7 @@ def test_a_pod_mounts_secrets_and_volumes_and_keeps_its_checkpoints_on_the_first
     container, config = pod("v5e-4", SETTINGS)
     environment = {one["name"]: one["value"] for one in container["env"]}
     assert environment.pop("XLA_FLAGS") == "--xla_dump_to=/tmp/a,b"
-    assert re.fullmatch(r"/mnt/checkpoints/digits/[0-9a-f]{12}", environment.pop("AIP_CHECKPOINT_DIR"))
+    assert environment.pop("AIP_CHECKPOINT_DIR") == "/mnt/checkpoints/digits/1"
     assert environment == {}
     (secret,) = config["secretAsVolume"]
     assert (secret["secretName"], secret["mountPath"]) == ("storage-key", "/secrets/storage")
@@ -461,7 +467,7 @@ def test_shell_persistent_resource_and_shares_of_a_machine_are_the_custom_job_s(
     from google.cloud import aiplatform_v1
 
     machine = parse_machine({"name": "v5e-4", **VERTEX_ONLY})
-    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED))
+    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED, "digits/1"))
     assert job.job_spec.enable_web_access
     assert job.job_spec.persistent_resource_id == "my-resource"
     mount = {"server": "10.0.0.2", "path": "/share/data", "mount_point": "data"}
@@ -469,7 +475,7 @@ def test_shell_persistent_resource_and_shares_of_a_machine_are_the_custom_job_s(
     vertex_rules.check_custom_job(job, "us-west4", ["tpu-pipelines/python:latest"])
     without = dataclasses.replace(SETTINGS, network="")
     with pytest.raises(InputError, match=r"nfs_mounts=\('10.0.0.2:/share/data=data',\) without a network"):
-        as_custom_job(train_model, machine, without, "digits", ASKED)
+        as_custom_job(train_model, machine, without, "digits", ASKED, "digits/1")
 
 
 @pytest.mark.parametrize("field", VERTEX_ONLY)
@@ -503,7 +509,7 @@ def test_what_gke_does_not_have_is_refused():
     for one in load_catalogue().slices:
         if one.generation.name == "v2":
             with pytest.raises(InputError, match=rf"GKE does not offer {one.name}, .*nearest: v3-"):
-                as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits", ASKED)
+                as_tpu_pod(train_model, parse_machine(one.name), Settings(), "digits", ASKED, "digits/1")
 
 
 @pytest.mark.parametrize("name", ["v5p-8", "v4-8", "7x-1"])
@@ -623,7 +629,7 @@ def test_what_several_hosts_could_not_train_is_refused(target, overrides, messag
 @pytest.mark.parametrize(("name", "hosts"), [("v5e-16", 4), ("v3-32", 4), ("7x-1024", 256)])
 def test_a_custom_job_for_several_hosts_has_one_replica_and_knows_their_number(name, hosts):
     machine = in_region(parse_machine(name), Settings())
-    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED))
+    _, job = submitted_job(as_custom_job(train_model, machine, SETTINGS, "digits", ASKED, "digits/1"))
     (pool,) = job.job_spec.worker_pool_specs
     assert pool.replica_count == 1
     assert {one.name: one.value for one in pool.container_spec.env}["TPU_PIPELINES_HOST_COUNT"] == str(hosts)

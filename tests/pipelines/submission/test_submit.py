@@ -71,7 +71,8 @@ def make_plan(*, machines=MACHINES, max_wait_seconds=100):
         tuple(
             Job("digits-0" + (f"-f{i}" if i else ""), "digits", "", machine, {})
             for i, machine in enumerate([first, *first.fallbacks])
-        )
+        ),
+        "digits/1",
     )
 
 
@@ -249,18 +250,28 @@ def test_a_plan_has_a_job_for_each_machine():
     assert [preflighted(job) for job in jobs] == expected, "each for its own price and memory"
 
 
-def test_a_run_that_is_forced_trains_anew():
-    """Its own job's restarts find its checkpoint; that of the run before, which trained to the end, is left aside."""
+@pytest.mark.parametrize(
+    ("target", "machine", "root"),
+    [
+        ("vertex", "v5e-4", "gs://my-bucket"),
+        ("kubeflow", "v5e-4", "/mnt/shared"),
+        ("kubeflow", "v5e-16", "/mnt/shared"),
+    ],
+)
+def test_a_run_that_is_forced_trains_anew(target, machine, root):
+    """It ignores the checkpoints of earlier runs; its restarts and fallbacks share a folder of checkpoints."""
+    settings = Settings(region="us-central1", bucket="gs://my-bucket", volumes={"shared": "/mnt/shared"})
+    overrides = [f"machine={{name: {machine}, fallbacks: [v5e-8]}}"]
+    plan = plan_submission(load_config("digits", overrides), target, settings)
 
-    def folder(plan):
-        (found,) = re.findall(r'"output_uri_prefix": "gs://my-bucket/digits/([^"]*)"', str(yaml_of(plan)))
-        return found
+    def folders(plan):
+        found = [re.findall(rf"{root}/{plan.checkpoints}([\w/]*)", job.package) for job in plan.jobs]
+        assert all(found)
+        return {folder.removesuffix("/hosts") for of_job in found for folder in of_job}
 
-    def yaml_of(plan):
-        return yaml.safe_load(plan.jobs[0].package)["deploymentSpec"]["executors"]["exec-train-model"]
-
-    plan = plan_digits("machine=v5e-4")
-    assert folder(without_cache(plan)) == f"{folder(plan)}/{{{{$.pipeline_job_name}}}}"
+    assert folders(plan) == {""}
+    (folder,) = folders(without_cache(plan))
+    assert re.fullmatch(r"/\d{8}T\d{12}", folder)
 
 
 def test_the_same_run_has_the_same_id_in_another_process_and_folder(tmp_path):
