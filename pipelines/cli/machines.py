@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tpu_components.core.base.errors import DONE, InputError, did_you_mean
@@ -36,13 +36,18 @@ quota     0 by default: ask for training quota in your region first"""
 
 def machines(arguments: argparse.Namespace) -> int:
     """List the machines that a configuration can name; returns the exit code."""
-    slices, region = select_slices(arguments.generation, arguments.region), arguments.region
-    show(as_rows(slices, region), as_table(slices, region), arguments.json)
+    offers = select_slices(arguments.generation, arguments.region)
+    show(as_rows(offers), as_table(offers), arguments.json)
     return DONE
 
 
-def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
-    """Return the catalogue's slices of a generation that train in a region; an empty text selects all.
+Prices = Mapping[str, Price | None]  # Price on each platform that offers a slice; None if it is not known.
+
+
+def select_slices(generation: str = "", region: str = "") -> dict[Slice, Prices]:
+    """Return the catalogue's slices of a generation that train in a region, each with its prices.
+
+    An empty text selects all. The prices are those in the region, or in the cheapest region.
 
     Raises:
         InputError: If the generation or the region is unknown, or the generation does not train in the region.
@@ -57,41 +62,34 @@ def select_slices(generation: str = "", region: str = "") -> tuple[Slice, ...]:
         raise InputError(
             f"{generation} does not train in {region}. Expected one of {', '.join(generations[generation].regions)}."
         )
-    return tuple(
-        entry
+    return {
+        entry: {target: entry.price(region, target=target) for target in entry.targets}
         for entry in catalogue.slices
         if generation in ("", entry.generation.name) and (not region or region in entry.regions)
-    )
+    }
 
 
-def as_rows(slices: Sequence[Slice], region: str = "") -> list[dict[str, Any]]:
+def as_rows(offers: Mapping[Slice, Prices]) -> list[dict[str, Any]]:
     """Return a mapping for each slice: its fields, `regions`, `price` and `kubeflow_price`.
 
-    The prices are those in `region`, or in the cheapest region. `price` is Vertex AI's, `kubeflow_price` Compute
-    Engine's, which a cluster on GKE pays.
+    `price` is Vertex AI's, `kubeflow_price` Compute Engine's, which a cluster on GKE pays.
     """
     rows = []
-    for entry in slices:
-        known = {target: dataclasses.asdict(price) for target, price in _prices(entry, region).items() if price}
+    for entry, known_prices in offers.items():
+        known = {target: dataclasses.asdict(price) for target, price in known_prices.items() if price}
         prices = {"price": known.get(VERTEX), "kubeflow_price": known.get(KUBEFLOW)}
         rows.append(dataclasses.asdict(entry) | {"regions": entry.regions, **prices})
     return rows
 
 
-def _prices(entry: Slice, region: str) -> dict[str, Price | None]:
-    """Return the price on each platform that offers the slice; None if it is not known."""
-    return {target: entry.price(region, target=target) for target in entry.targets}
-
-
-def _told(prices: Mapping[str, Price | None], target: str) -> str:
+def _told(prices: Prices, target: str) -> str:
     if target not in prices:
         return "-"
     return f"{price.usd_per_hour:,.2f}" if (price := prices[target]) else "?"
 
 
-def as_table(slices: Sequence[Slice], region: str = "") -> str:
+def as_table(offers: Mapping[Slice, Prices]) -> str:
     """Return a table of the slices, and below it the regions of each generation and notes on columns and prices."""
-    prices = {entry: _prices(entry, region) for entry in slices}
     rows = [
         (
             entry.name,
@@ -102,17 +100,17 @@ def as_table(slices: Sequence[Slice], region: str = "") -> str:
             str(entry.hosts),
             f"{entry.generation.hbm_usable_bytes / 2**30:.2f}",
             "-" if entry.is_gpu else f"{entry.chips * entry.generation.peak_bf16_flops / 1e12:,.0f}",
-            _told(offers, VERTEX),
-            _told(offers, KUBEFLOW),
-            next((price.region for price in offers.values() if price), ""),
+            _told(prices, VERTEX),
+            _told(prices, KUBEFLOW),
+            next((price.region for price in prices.values() if price), ""),
         )
-        for entry, offers in prices.items()
+        for entry, prices in offers.items()
     ]
-    offered = [price for offers in prices.values() for price in offers.values()]
-    return "\n".join([*Table(_COLUMNS, rows).lines(), "", *_regions(slices), "", _NOTES, *_price_notes(offered)])
+    offered = [price for prices in offers.values() for price in prices.values()]
+    return "\n".join([*Table(_COLUMNS, rows).lines(), "", *_regions(offers), "", _NOTES, *_price_notes(offered)])
 
 
-def _regions(slices: Sequence[Slice]) -> list[str]:
+def _regions(slices: Iterable[Slice]) -> list[str]:
     lines = []
     for generation in dict.fromkeys(entry.generation for entry in slices):
         line = f"{generation.name:<9} {', '.join(generation.regions)}"

@@ -142,7 +142,6 @@ def _promote(model: ModelRegistry, number: str, reason: str, verify_key: str) ->
         InputError: If the version does not exist, is already the champion, is damaged, or has no valid signature.
     """
     version = model.version(number)
-    version.check_files()
     if verify_key:
         verify_version(version.directory, verify_key)
     load_model(version.export_dir)

@@ -219,7 +219,7 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
         reason = f"training is stopped after {hours(machine.timeout_seconds / 3600)}, as machine.timeout_seconds says"
         return TrainingTimeout(machine.timeout_seconds, False, reason)
     seconds, why = TIMEOUT_WITHOUT_ESTIMATE_SECONDS, "nothing is estimated before it starts"
-    price = dataclasses.replace(machine.paid, target=target).price
+    price = machine.slice.price(machine.region, machine.spot, target)
     if config.preflight and config.preflight.max_price_usd and price:
         paid = config.preflight.max_price_usd / price.usd_per_hour * 3600
         seconds = max(math.ceil(TIMEOUT_FACTOR * paid), TIMEOUT_FLOOR_SECONDS)
@@ -237,9 +237,11 @@ def training_timeout(config: Config, machine: MachineSpec, target: str) -> Train
 def paid_on(config: Config, machine: MachineSpec, target: str) -> PaidMachine:
     """Return a machine with the target's price, and the training's time limit and number of attempts."""
     timeout = training_timeout(config, machine, target)
-    return dataclasses.replace(
-        machine.paid,
-        target=target,
+    return PaidMachine(
+        machine.name,
+        machine.region,
+        machine.spot,
+        target,
         timeout_seconds=0 if timeout.is_estimated else timeout.seconds,
         attempts=resources_of(config, "train_model", target).retries + 1,
     )

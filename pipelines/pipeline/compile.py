@@ -81,7 +81,6 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     """
     machine = require_machine(config, target)
     machine = in_region(machine, settings) if target == "vertex" else machine
-    config = on_machine(config, machine, target)
     settings.check_applies(target)
     if IMAGE != LOCAL_IMAGE:  # Compiling needs no image: without one, only a submission is refused.
         require_step_image(target)
@@ -94,6 +93,7 @@ def compile_pipeline(config: Config, target: str, settings: Settings) -> Compile
     check_target(config, target)
     made_with = platform_fingerprints(config, IMAGE, machine.slice.name, settings.environment)
     config, carried = _with_carried_model(config, target, settings)
+    config = on_machine(config, machine, target)
     training = _train_on(machine, config.training)
     from kfp import compiler
 
@@ -248,8 +248,7 @@ def _with_carried_model(config: Config, target: str, settings: Settings) -> tupl
             "the model in the image, and --set model=MODULE:build_model."
         )
     place = bundle.reference(f"{settings.bucket.rstrip('/')}/models")
-    config = config.changed("training", model=place)
-    return on_machine(config, require_machine(config, target), target), {place: bundle.content}
+    return config.changed("training", model=place), {place: bundle.content}
 
 
 def _with_registry(config: Config, target: str, settings: Settings) -> Config:

@@ -295,7 +295,7 @@ class _LocalRun:
         """Return whether the workspace already has all results of this run, so that no step must run."""
         there = Summary.find(self._run_dir)
         same = there is not None and there.fingerprints == fingerprints
-        return same and self._cached.issuperset(self._expected())
+        return same and self._cached.issuperset(self._expected(self._evaluation()))
 
     def _share_records(self) -> None:
         """Link equal records from the cache of a run with another name in the workspace."""
@@ -316,7 +316,7 @@ class _LocalRun:
 
     def run(self, runner: str) -> None:
         """Run the pipeline. The outcome is read from the files that the steps write."""
-        known = self._expected()
+        known = self._expected(self._evaluation())
         for step in known:
             if step in self._cached:
                 say(step, "unchanged, taken from the cache")
@@ -355,20 +355,20 @@ class _LocalRun:
             pipeline = training_pipeline(config, cache_keys=self._keys, lineage=lineage(self._config))
             pipeline(champion=self._champion)
 
-    def _promoted(self) -> bool:
-        evaluation = self._outputs("evaluate_model")
-        return evaluation is not None and Evaluation.load(evaluation).gate.promote
+    def _evaluation(self) -> Evaluation | None:
+        """Return the evaluation in the cache; None if the step is not done."""
+        path = self._outputs("evaluate_model")
+        return None if path is None else Evaluation.load(path)
 
-    def _expected(self) -> list[str]:
+    def _expected(self, evaluation: Evaluation | None) -> list[str]:
         """Return the expected steps; export and deployment are expected only if the gate promotes the model."""
-        return (
-            self._steps if self._promoted() else [step for step in self._steps if not STEP_TABLE[step].needs_promotion]
-        )
+        promoted = evaluation is not None and evaluation.gate.promote
+        return [step for step in self._steps if promoted or not STEP_TABLE[step].needs_promotion]
 
     def finish(self, start: float, fingerprints: Mapping[str, str]) -> RunOutcome:
         """Publish the artifacts of the steps that are done, and write the summary."""
-        promoted = self._promoted()
-        expected = self._expected()
+        evaluation = self._evaluation()
+        expected = self._expected(evaluation)
         done = {step: path for step in expected if (path := self._outputs(step)) is not None}
         failure, report = self._failure()
         if failure is None and (missing := [step for step in expected if step not in done]):
@@ -383,13 +383,13 @@ class _LocalRun:
                 shutil.rmtree(folder, ignore_errors=True)
         if "train_model" in done:
             shutil.rmtree(self._checkpoint_dir.parent, ignore_errors=True)
-        evaluation = Evaluation.load(folders["evaluate_model"]) if "evaluate_model" in done else None
         preflight = PreflightReport.load(folders["preflight_training"]) if "preflight_training" in done else None
         deployment = DeployResult.load(folders["deploy_model"]) if "deploy_model" in done else None
         artifacts = {folder.name: str(folder) for name, folder in folders.items() if name in done}
         artifacts |= {name: str(folders[step] / page) for name, (step, page) in _PAGES.items() if step in done}
+        gate = evaluation.gate if evaluation else Decision(False, ())
         summary = Summary(
-            status=State.FAILED if failure else State.SUCCEEDED if promoted else State.REJECTED,
+            status=State.FAILED if failure else State.SUCCEEDED if gate.promote else State.REJECTED,
             config=self._config.as_dict(),
             fingerprints=fingerprints,
             seconds=time.monotonic() - start,
@@ -397,7 +397,7 @@ class _LocalRun:
             host=describe_host(),
             steps={step: self._step_summary(step, done.get(step), failure) for step in STEPS},
             metrics=evaluation.metrics if evaluation else {},
-            gate=evaluation.gate if evaluation else Decision(False, ()),
+            gate=gate,
             preflight=preflight.machines[0] if preflight else None,  # The machine that the run is for.
             export=ExportInfo.load(folders["export_model"]) if "export_model" in done else None,
             deployment=deployment,

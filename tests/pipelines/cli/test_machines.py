@@ -50,7 +50,7 @@ def test_the_table_has_a_line_per_slice_and_fits_a_terminal():
 
 
 def test_the_table_says_what_its_prices_are_and_which_are_unknown():
-    table = as_table(select_slices("v6e", "europe-west4"), "europe-west4")
+    table = as_table(select_slices("v6e", "europe-west4"))
     assert re.search(r"27\.32 +23\.76  europe-west4", table)
     assert "Vertex    Vertex AI's price, on demand: 1.15 × Compute Engine's, an assumed factor (2026)" in table
     assert "GKE       Compute Engine's list price, on demand (2026)" in table
