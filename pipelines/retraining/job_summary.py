@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+import markupsafe
+
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size, dollars, time
 from tpu_components.core.base.retries import PlatformError
@@ -18,8 +20,8 @@ from tpu_components.core.base.states import NOT_PROMOTED, PROMOTED, State
 from tpu_components.core.examples.artifacts import EVALUATION_FILE, PREFLIGHT_FILE
 from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.pages.blocks import SIGNS, Table
-from tpu_components.core.pages.markdown import in_markdown
+from tpu_components.core.pages.blocks import SIGNS, Block, Section, Sentences, Table, as_markdown
+from tpu_components.core.pages.markdown import fence, in_markdown
 from tpu_components.core.pages.scores import Score, scores_of, table_of
 from tpu_components.core.registry.reference import CHAMPION, reference
 from tpu_components.core.results.evaluation_info import Evaluation, Rule
@@ -34,6 +36,7 @@ from tpu_pipelines.runs.summary import Summary
 
 _SIGNS = {PROMOTED: SIGNS[True], NOT_PROMOTED: SIGNS[False], State.FAILED: SIGNS[False]}
 _LISTED_SLICES = 10
+_HEADING_LEVEL = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,15 +122,10 @@ def render_markdown(
         findings: Findings of the run.
     """
     told = outcome if decision.needed else f"not needed ({outcome})"
-    lines = [
-        f"### {_SIGNS.get(outcome, '▶️')} {in_markdown(name)}: {in_markdown(told)}",
-        "",
-        in_markdown(decision.reason),
-        "",
-    ]
-    lines += _told_by(findings)
-    lines += [f"[{in_markdown(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
-    return "\n".join(lines).rstrip() + "\n"
+    linked = [f"[{in_markdown(text)}]({address})" for text, address in links.items() if address.startswith("https://")]
+    title = f"{_SIGNS.get(outcome, '▶️')} {name}: {told}"
+    blocks = [decision.reason, *_told_by(findings), markupsafe.Markup("\n".join(linked))]
+    return as_markdown([Section(title, blocks)], _HEADING_LEVEL) + "\n"
 
 
 def render_preflight(name: str, report: PreflightReport, comparison: FootprintComparison | None) -> str:
@@ -141,14 +139,13 @@ def render_preflight(name: str, report: PreflightReport, comparison: FootprintCo
     failed = [reason for machine in report.machines for reason in machine.reasons]
     failed += comparison.broken if comparison else ()
     told = comparison.summary if comparison else report.machines[0].summary
-    lines = [f"### {SIGNS[not failed]} preflight of {in_markdown(name)}: {in_markdown(told)}", ""]
-    lines += [f"- {SIGNS[False]} {in_markdown(reason)}" for reason in failed]
-    lines += [""] if failed else []
+    title = f"{SIGNS[not failed]} preflight of {name}: {told}"
+    blocks: list[Block] = [Sentences([f"{SIGNS[False]} {reason}" for reason in failed])]
     if comparison:
-        lines += _beside(comparison)
+        blocks += _beside(comparison)
     else:
-        lines += [f"- {in_markdown(machine.summary)}" for machine in report.machines if machine.passed]
-    return "\n".join(lines).rstrip() + "\n"
+        blocks.append(Sentences([machine.summary for machine in report.machines if machine.passed]))
+    return as_markdown([Section(title, blocks)], _HEADING_LEVEL) + "\n"
 
 
 def render_runs(runs: Mapping[str, RunFindings]) -> str:
@@ -157,7 +154,7 @@ def render_runs(runs: Mapping[str, RunFindings]) -> str:
     Args:
         runs: Findings by the names of the runs.
     """
-    return "\n".join([*_side_by_side(runs), *_changed_slices(runs), *_preflights(runs)]).rstrip()
+    return as_markdown([_side_by_side(runs), *_changed_slices(runs), _preflights(runs)])
 
 
 def render_outputs(values: Mapping[str, str]) -> str:
@@ -198,54 +195,50 @@ def render_junit(name: str, outcome: str, reasons: Sequence[Rule]) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _told_by(findings: RunFindings) -> Iterator[str]:
+def _told_by(findings: RunFindings) -> Iterator[Block]:
     if findings.error:
-        yield from ("```", findings.error.replace("```", "'''"), "```", "")
+        yield fence(findings.error)
     if findings.unread:
-        yield from (f"The figures are not shown: {in_markdown(findings.unread)}", "")
+        yield f"The figures are not shown: {findings.unread}"
     if findings.same_as:
-        yield from (f"The same model as version {in_markdown(findings.same_as)}, which is the champion already.", "")
-    yield from (f"- {SIGNS[rule.passed]} {in_markdown(rule.text)}" for rule in findings.reasons)
-    yield ""
+        yield f"The same model as version {findings.same_as}, which is the champion already."
+    yield Sentences([f"{SIGNS[rule.passed]} {rule.text}" for rule in findings.reasons])
     if findings.evaluation is None:
         return
-    yield from (table_of("metric", scores_of(findings.evaluation)).markdown(), "")
-    yield from _slices(findings.evaluation)
+    yield table_of("metric", scores_of(findings.evaluation))
+    yield _slices(findings.evaluation)
     if findings.preflight:
-        yield from (f"Preflight: {in_markdown(findings.preflight.machines[0].summary)}", "")
+        yield f"Preflight: {findings.preflight.machines[0].summary}"
         if findings.champion and (comparison := FootprintComparison.make(findings.preflight, findings.champion)):
-            yield from (f"Training beside the champion's: {in_markdown(comparison.summary)}", "", *_beside(comparison))
+            yield f"Training beside the champion's: {comparison.summary}"
+            yield from _beside(comparison)
 
 
-def _beside(comparison: FootprintComparison) -> Iterator[str]:
+def _beside(comparison: FootprintComparison) -> list[Block]:
     columns = {"": "<", "now": ">", comparison.name: ">", "difference": ">"}
-    yield from (Table(columns, comparison.rows).markdown(), "")
-    yield from (f"- {in_markdown(words)}" for words in comparison.caveats)
+    return [Table(columns, comparison.rows), Sentences(comparison.caveats)]
 
 
-def _side_by_side(runs: Mapping[str, RunFindings]) -> Iterator[str]:
+def _side_by_side(runs: Mapping[str, RunFindings]) -> Table:
     scored = {name: scores_of(findings.evaluation) for name, findings in runs.items() if findings.evaluation}
-    if not scored:
-        return
     rows: dict[str, list[str]] = {}
     for place, scores in enumerate(scored.values()):
         for score in scores:
             cells = rows.setdefault(score.label, [score.label, *("" for _ in scored)])
-            cells[place + 1] = f"{score.value} ({score.interval})" if score.interval else score.value
+            cells[place + 1] = score.with_interval
     columns = {"with 95% confidence": "<", **dict.fromkeys(scored, ">")}
-    yield from (Table(columns, list(rows.values())).markdown(), "")
+    return Table(columns, list(rows.values()))
 
 
-def _changed_slices(runs: Mapping[str, RunFindings]) -> Iterator[str]:
+def _changed_slices(runs: Mapping[str, RunFindings]) -> Iterator[Block]:
     for name, findings in runs.items():
-        if findings.evaluation and (table := list(_slices(findings.evaluation))):
-            yield from (f"Slices of {in_markdown(name)} that differ from its champion's:", "", *table)
+        if findings.evaluation and (table := _slices(findings.evaluation)).rows:
+            yield f"Slices of {name} that differ from its champion's:"
+            yield table
 
 
-def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
+def _preflights(runs: Mapping[str, RunFindings]) -> Table:
     reports = {name: findings.preflight for name, findings in runs.items() if findings.preflight}
-    if not reports:
-        return
     columns = {"preflight": "<", "machine": "<", "step": ">", "memory of a device": ">", "expected price of a run": ">"}
     rows = []
     for name, report in reports.items():
@@ -255,16 +248,14 @@ def _preflights(runs: Mapping[str, RunFindings]) -> Iterator[str]:
             price = f"{dollars(footprint.usd_per_run)}, {billed_by(footprint.target)}" if footprint.usd_per_run else ""
             cells = [time(footprint.step_ms / 1e3), byte_size(footprint.peak_bytes), price]
         rows.append([name, machine.machine, *cells])
-    yield from (Table(columns, rows).markdown(), "")
+    return Table(columns, rows)
 
 
-def _slices(evaluation: Evaluation) -> Iterator[str]:
-    """Yield a table of the slices that became significantly better or worse, the worst first."""
+def _slices(evaluation: Evaluation) -> Table:
+    """Return a table of the slices that became significantly better or worse, the worst first."""
     compared = [(part.difference.advantage, i) for i, part in enumerate(evaluation.slices) if part.difference]
     scores = [Score.of_slice(evaluation.slices[i]) for _, i in sorted(compared)]
-    changed = [score for score in scores if score.look in ("good", "bad")][:_LISTED_SLICES]
-    if changed:
-        yield from (table_of("slice", changed).markdown(), "")
+    return table_of("slice", [score for score in scores if score.look in ("good", "bad")][:_LISTED_SLICES])
 
 
 def _legal(text: str) -> str:

@@ -1,8 +1,9 @@
 """Blocks of a report: described once, and rendered as HTML, for a terminal or as Markdown.
 
 `Block` lists the types. A plain text is a paragraph. Figures, cards, passages or drawings in a list are shown side by
-side. `page.render` makes an HTML page of blocks. `as_text` makes lines for a terminal, and leaves out matrices, markup
-and everything that is shown side by side.
+side. `page.render` makes an HTML page of blocks. `as_text` makes lines for a terminal, and `as_markdown` Markdown; both
+leave out matrices and everything that is shown side by side, and `as_text` leaves out markup. A `Markup` is written in
+the language of the output, HTML or Markdown, and is not escaped.
 """
 
 import dataclasses
@@ -76,8 +77,10 @@ class Table:
         laid_out = [gap.join(map(format, line, formats)).rstrip() for line in lines]
         return [cut(line, width) for line in laid_out] if width else laid_out
 
-    def markdown(self) -> markupsafe.Markup:
-        """Return the table as Markdown; the texts are escaped."""
+    def markdown(self) -> str:
+        """Return the table as Markdown; empty without rows."""
+        if not self.rows:
+            return ""
         sides = "|".join("--:" if side == ">" else "---" for side in self.columns.values())
         rows = [
             [f"**{in_markdown(cell.text)}**" if cell.strong else in_markdown(cell.text) for cell in row]
@@ -103,6 +106,10 @@ class Fields:
         indent = max((len(name) for name, _ in self.pairs), default=0) + 2
         return [line for name, value in self.known for line in _wrap(value, f"{name:<{indent}}", " " * indent, width)]
 
+    def markdown(self) -> str:
+        """Return the names and values as a Markdown list."""
+        return "\n".join(f"- **{in_markdown(name)}:** {in_markdown(value)}" for name, value in self.known)
+
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
@@ -122,6 +129,11 @@ class Sentences:
         """Return the sentences for a terminal, each after a dash."""
         lines = [line for text in self.texts for line in _wrap(str(text), "- ", "  ", width)]
         return [self.title, *lines] if self.title and lines else lines
+
+    def markdown(self) -> str:
+        """Return the sentences as a Markdown list, below the title."""
+        items = "\n".join(f"- {in_markdown(str(text))}" for text in self.texts)
+        return f"{in_markdown(self.title)}\n\n{items}" if self.title and items else items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +220,25 @@ def as_text(blocks: Sequence[Block], width: int) -> str:
     shown = [block for block in blocks if not isinstance(block, markupsafe.Markup | Matrix | list)]
     texts = [textwrap.wrap(block, width) if isinstance(block, str) else block.lines(width) for block in shown]
     return "\n\n".join("\n".join(lines) for lines in texts if lines)
+
+
+def as_markdown(blocks: Sequence[Block], level: int = 1) -> str:
+    """Return blocks as Markdown, separated by empty lines.
+
+    Args:
+        blocks: The blocks; sections and tables without content are left out. A `Markup` is Markdown already.
+        level: Level of the headings of sections, from 1 to 6.
+    """
+    return "\n\n".join(filter(None, (_render(block, level) for block in blocks)))
+
+
+def _render(block: Block, level: int) -> str:
+    if isinstance(block, str):
+        return in_markdown(block)
+    if isinstance(block, Section):
+        content = as_markdown(block.blocks, level + 1)
+        return f"{'#' * level} {in_markdown(block.title)}\n\n{content}" if content else ""
+    return "" if isinstance(block, Matrix | list) else block.markdown()
 
 
 def cut(text: str, width: int) -> str:

@@ -50,8 +50,8 @@ def escape(text: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Return Markdown that shows a text as it is, on one line."""
-    return escape(plain(text))
+    """Return Markdown that shows a text as it is, on one line. A `Markup` is Markdown already and is returned."""
+    return text if isinstance(text, markupsafe.Markup) else escape(plain(text))
 
 
 def quote(text: str) -> markupsafe.Markup:
@@ -59,6 +59,12 @@ def quote(text: str) -> markupsafe.Markup:
     lines = [escape(plain(line, len(line) + 1)) for line in text.strip().splitlines()]
     ends = ["\\" if line and after else "" for line, after in zip(lines, [*lines[1:], ""], strict=True)]
     return markupsafe.Markup("\n".join(f"> {line}{end}".rstrip() for line, end in zip(lines, ends, strict=True)))
+
+
+def fence(text: str, language: str = "") -> markupsafe.Markup:
+    """Return a text as a Markdown code block. Backticks that would end the block become apostrophes."""
+    inside = text.replace("```", "'''")
+    return markupsafe.Markup(f"```{language}\n{inside}\n```")
 
 
 @functools.cache

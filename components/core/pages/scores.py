@@ -36,6 +36,11 @@ class Score:
     difference: str = ""
     look: str = ""
 
+    @property
+    def with_interval(self) -> str:
+        """Value of the metric, with its confidence interval in brackets if known."""
+        return f"{self.value} ({self.interval})" if self.interval else self.value
+
     @classmethod
     def make(
         cls,

@@ -133,7 +133,7 @@ def test_preflight_fails_where_the_training_is_slower_than_that_of_a_report(fini
     against = json.loads(done.stdout)["against"]
     assert "100% more than" in against["broken"][0]
     lines = summary.read_text().splitlines()
-    assert lines[0].startswith(r"### ✗ preflight of digits: \+")
+    assert lines[0].startswith("### ✗ preflight of digits: +")
     assert lines[2].startswith("- ✗ an epoch takes ")
 
 

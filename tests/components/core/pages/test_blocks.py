@@ -1,8 +1,9 @@
 import pytest
+from markdown_it import MarkdownIt
 
 from tests.html_page import Page
 from tpu_components.core.pages import page
-from tpu_components.core.pages.blocks import Cell, Fields, Figure, Section, Sentences, Table, as_text
+from tpu_components.core.pages.blocks import Cell, Fields, Figure, Section, Sentences, Table, as_markdown, as_text
 
 _HOSTILE = "<script>alert(1)</script>\"' onerror=alert(2) {{ 7 * 7 }} |*"
 
@@ -55,3 +56,18 @@ def test_markdown_shows_the_texts_of_a_table_as_they_are():
 @pytest.mark.parametrize(("passed", "sign"), [(True, "✓ fine"), (False, "✗ fine")])
 def test_a_verdict_is_a_sign_and_not_a_colour_alone(passed, sign):
     assert sign in Page(page.render("t", [Sentences((), "fine", passed)])).words
+
+
+def test_markdown_gets_the_same_blocks_below_headings_without_what_is_empty_or_drawn():
+    nothing = Section("nothing", ["", Sentences(()), Fields([("none", "")]), Table({"n": "<"}, [])])
+    text = as_markdown([Section("a", [*_blocks("a b"), nothing])])
+    table = ["## a b", "| a b | n |\n|---|--:|\n| a b | a b |"]
+    assert text.split("\n\n") == ["# a", "a b", "a b", "- a b", "- **a b:** a b", *table * 2]
+
+
+def test_markdown_shows_any_text_as_it_is():
+    tokens = MarkdownIt("commonmark").enable("table").parse(as_markdown(_blocks(_HOSTILE)))
+    inline = [child for token in tokens for child in token.children or ()]
+    assert {token.type for token in inline} == {"text", "strong_open", "strong_close"}
+    assert "".join(token.content for token in inline).count(_HOSTILE) == 13
+    assert not [token for token in tokens if token.type == "html_block"]
