@@ -8,26 +8,28 @@ registry decides, are in `version.json` instead.
 
 import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import markupsafe
 import yaml
 
-from tpu_components.core.base import formatting
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.drift.comparison import Shift, find_shifts
+from tpu_components.core.base.formatting import byte_size, dollars, percent, plain_number, show
+from tpu_components.core.drift.comparison import Shift, find_shifts, say_verdict
 from tpu_components.core.drift.sketches import DataSketch
 from tpu_components.core.drift.version_sketches import sketch_of
 from tpu_components.core.examples.artifacts import (
     CODE_FILE,
     COPIES_FILE,
     TRAIN,
+    Distribution,
     Manifest,
     ModelInfo,
-    Split,
+    TargetStatistics,
 )
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
@@ -37,15 +39,21 @@ from tpu_components.core.examples.interface import (
     MULTI_LABEL,
     REGRESSION,
     TEXT,
+    AnyInput,
+    CorpusInput,
+    ImageInput,
+    TextInput,
 )
+from tpu_components.core.examples.text import START
 from tpu_components.core.files import typed_json
 from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import billed_by
-from tpu_components.core.pages.markdown import environment, plain
+from tpu_components.core.pages.blocks import Block, Fields, Section, Sentences, Table, as_markdown
+from tpu_components.core.pages.markdown import fence, plain, quote
 from tpu_components.core.pages.scores import Score, scores_of, table_of
 from tpu_components.core.registry.opening import origin_of_version
 from tpu_components.core.registry.versions import Registry, short_digest
-from tpu_components.core.results.evaluation_info import Evaluation
+from tpu_components.core.results.evaluation_info import Evaluation, Slice
 from tpu_components.core.results.export_info import ExportInfo
 from tpu_components.core.results.metric_table import direction, task_metrics
 from tpu_components.deploy_model.params import PREFLIGHT, DeployParams
@@ -54,6 +62,7 @@ from tpu_components.serving.params import ServeParams
 _CLASSES = 20  # Rows of the table of classes.
 _SLICES = 10
 _DRIFTED = 5
+_TARGETS = 20
 _NAMED = 5  # Regression targets in the first sentence.
 _NAME = 60  # Longest name of a class or slice, in characters.
 # Hyper-parameters to show, in this order, unless they are off.
@@ -110,6 +119,46 @@ _METRICS = {
     "r2": "r_squared",
 }
 _OFF: tuple[Any, ...] = (None, 0, "", "none", "auto", "replicated", [], ())
+_ANSWERS = {
+    CLASSIFICATION: "classes",
+    MULTI_LABEL: "labels, any number of which may be right",
+    LANGUAGE_MODEL: "characters to come next",
+}
+# Measurements of the examples that limit what the model can be used for.
+_RANGES = {
+    "brightness": "mean brightness (of 255)",
+    "height": "height in pixels",
+    "width": "width in pixels",
+    "words": "number of words",
+}
+# By kind of input: an example for the command line, a request in curl's arguments, and the content of a batch.
+_JSON = "-H 'Content-Type: application/json' -d '{\"instances\": [\"a text\"]}'"
+_EXAMPLES = {
+    IMAGE: (
+        "photo.jpg",
+        "-H 'Content-Type: image/jpeg' --data-binary @photo.jpg",
+        "pixels in [0, 255], which it scales itself",
+    ),
+    TEXT: ("'a text'", _JSON, "ids of `model/vocabulary.txt`"),
+    CORPUS: (
+        "'The beginning of a text'",
+        _JSON,
+        "ids of characters, each a place in `class_names` of `model/model.json`",
+    ),
+}
+_COMMANDS = """tpu-pipelines predict export {example}
+tpu-pipelines serve export --port {port}
+curl {request} http://127.0.0.1:{port}/predict"""
+_LOAD = """import keras
+
+with open("model/architecture.json") as file:
+    model = keras.models.model_from_json(file.read())
+model.load_weights("model/best.weights.h5")"""
+_LOAD_WITH_CODE = """from pathlib import Path
+
+from tpu_components.core.models.trained import load_trained_model
+
+model = load_trained_model(Path("model"))"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +192,31 @@ class CardFacts:
     shifts: Sequence[Shift] | None = None
     licence: str = ""
     notes: str = ""
+
+    @functools.cached_property
+    def scores(self) -> Sequence[Score]:
+        """The metrics that the gate used."""
+        return scores_of(self.evaluation)
+
+    @property
+    def judged_on(self) -> str:
+        """The examples from which `scores` are computed, in words, for example `30 images`."""
+        unseen = self.evaluation.unseen
+        judged = unseen.num_examples if unseen and unseen.scalars else self.evaluation.challenger.get("num_examples", 0)
+        return f"{judged:,} {self.manifest.input.plural}"
+
+    @property
+    def worst_slices(self) -> Sequence[Slice]:
+        """The slices with the worst metrics, the worst first."""
+        slices = self.evaluation.slices
+        return sorted(slices, key=lambda part: part.value * (direction(part.metric) or 1))[:_SLICES]
+
+    @functools.cached_property
+    def footprint(self) -> Footprint | None:
+        """Footprint of the training, as preflight estimated it; None if unknown."""
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            return Footprint.read(self.lineage[PREFLIGHT])
+        return None
 
 
 def read_facts(
@@ -192,59 +266,33 @@ def read_facts(
 
 def write_card(facts: CardFacts) -> str:
     """Return the card: front matter in YAML, then Markdown."""
-    manifest, evaluation = facts.manifest, facts.evaluation
-    names, train, footprint = manifest.class_names, manifest.splits.get(TRAIN), _footprint(facts.lineage)
-    scores = scores_of(evaluation)
-    worst = sorted(evaluation.slices, key=lambda part: part.value * (direction(part.metric) or 1))[:_SLICES]
-    slices, code = list(map(Score.of_slice, worst)), facts.lineage.get("code")
-    drifted = [shift for shift in facts.shifts or () if shift.drifted][:_DRIFTED]
-    rarest = None
-    if manifest.task in (CLASSIFICATION, MULTI_LABEL) and train and train.class_counts:
-        rarest = min(zip(train.class_counts, names, strict=True), key=lambda pair: pair[0])
-    unseen, num_judged = evaluation.unseen, int(evaluation.challenger.get("num_examples", 0))
-    if unseen and unseen.scalars:
-        num_judged = unseen.num_examples
-    text = (
-        environment(Path(__file__).parent)
-        .get_template("card.md.jinja")
-        .render(
-            facts=facts,
-            manifest=manifest,
-            evaluation=evaluation,
-            scores=scores,
-            results=table_of("metric", scores).markdown(),
-            judged=next((score for score in scores if score.interval), None),
-            num_judged=num_judged,
-            answers=_ANSWERS,
-            targets=_listed([*map(_name, names[:_NAMED]), *(["others"] if len(names) > _NAMED else [])]),
-            ranges=_ranges(train.distributions if train else {}),
-            rarest=rarest,
-            drifted=drifted,
-            drifted_names=_listed([f"'{_name(shift.figure)}'" for shift in drifted]),
-            classes=_classes(manifest),
-            settings=_settings(facts.model),
-            hours=_hours(facts.model.training),
-            worst=worst,
-            slices=slices,
-            slices_table=table_of("slice", slices).markdown() if slices else "",
-            footprint=footprint,
-            compiler=_pairs(dict(sorted(footprint.compiler.items()))) if footprint else "",
-            billed_by=billed_by(footprint.target if footprint else ""),
-            examples=_pairs({name: f"{split.num_examples:,}" for name, split in manifest.splits.items()}),
-            copies=_copies(facts.copies),
-            code={step: str(digest)[:16] for step, digest in sorted(code.items())} if isinstance(code, Mapping) else {},
-            config=short_digest(facts.lineage.get("config")),
-            port=ServeParams().port,
-            count="{:,}".format,
-            label=partial(_label, manifest.task),
-            name_of=_name,
-            formatting=formatting,
-        )
-    )
-    return f"---\n{_front_matter(facts, scores)}---\n\n{text}"
+    sections: dict[str, Sequence[Block]] = {
+        "Model Details": [Section("Model Description", _description(facts))],
+        "Uses": [
+            Section("Direct Use", [_direct_use(facts.manifest)]),
+            Section("Out-of-Scope Use", [Sentences(list(_out_of_scope(facts.manifest)))]),
+        ],
+        "Bias, Risks, and Limitations": [Sentences(list(_limits(facts)))],
+        "How to Get Started with the Model": _start(facts.manifest.input, facts.has_code),
+        "Training Details": [
+            Section("Training Data", _data(facts)),
+            Section("Training Procedure", _procedure(facts.model)),
+        ],
+        "Evaluation": [
+            Section(markupsafe.Markup("Testing Data, Factors & Metrics"), _testing(facts)),
+            Section("Results", _results(facts)),
+        ],
+        "Environmental Impact": [_impact(facts.model.training)],
+        "Technical Specifications": [
+            Section("Exported Formats", _formats(facts.export)),
+            Section("Compute Infrastructure", _infrastructure(facts)),
+        ],
+    }
+    card = Section(facts.model_name, [_summary(facts), *(Section(*pair) for pair in sections.items())])
+    return f"---\n{_front_matter(facts)}---\n\n{as_markdown([card])}\n"
 
 
-def _front_matter(facts: CardFacts, scores: Sequence[Score]) -> str:
+def _front_matter(facts: CardFacts) -> str:
     """Return the YAML by which Hugging Face's hub finds, shows and compares models, without the lines of dashes.
 
     There is no `datasets` key: it may only name data sets of the hub.
@@ -259,7 +307,7 @@ def _front_matter(facts: CardFacts, scores: Sequence[Score]) -> str:
             "value": float(f"{score.number:.6g}"),
             "name": score.label,
         }
-        for score in scores
+        for score in facts.scores
         if math.isfinite(score.number)
     ]
     tags = ["tpu-pipelines", kind, {MULTI_LABEL: "multi-label", REGRESSION: REGRESSION}.get(manifest.task, "")]
@@ -281,66 +329,249 @@ def _front_matter(facts: CardFacts, scores: Sequence[Score]) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1 << 16)
 
 
-def _name(text: str) -> str:
-    return plain(text, _NAME) or repr(text)
+def _summary(facts: CardFacts) -> str:
+    """Describe input and output of the model, and its first metric."""
+    names, task = facts.manifest.class_names, facts.manifest.task
+    named = [*map(_name, names[:_NAMED]), *(["others"] if len(names) > _NAMED else [])]
+    gives = ", ".join(named) if task == REGRESSION else f"the probability of each of {len(names):,} {_ANSWERS[task]}"
+    summary = f"It takes {_describe_input(facts.manifest.input)} and gives {gives}."
+    for score in facts.scores[:1]:
+        interval = f" (95% interval {score.interval})" if score.interval else ""
+        judged_on = f"{facts.judged_on} of its {facts.evaluation.split} split"
+        summary += f" {score.label} on {judged_on}: {score.value}{interval}."
+    return summary
 
 
-def _label(task: str, metric: str) -> str:
-    metrics = task_metrics(task)
-    return metrics[metric].label if metric in metrics else metric
+def _describe_input(inputs: AnyInput) -> str:
+    if isinstance(inputs, ImageInput):
+        height, width, channels = inputs.image_shape
+        return f"an image ({height} × {width} pixels, {'grey' if channels == 1 else 'in colour'})"
+    if isinstance(inputs, CorpusInput):
+        return f"the last {inputs.num_tokens:,} characters of a text"
+    return f"a text (of which the {'last' if inputs.truncate == START else 'first'} {inputs.num_tokens:,} tokens count)"
 
 
-_ANSWERS = {
-    CLASSIFICATION: "classes",
-    MULTI_LABEL: "labels, any number of which may be right",
-    LANGUAGE_MODEL: "characters to come next",
-}
-_RANGES = {
-    "brightness": "a mean brightness from {} to {} of 255",
-    "height": "a height from {} to {} pixels",
-    "width": "a width from {} to {} pixels",
-    "words": "{} to {} words",
-}
+def _description(facts: CardFacts) -> list[Block]:
+    trainable = f" with {facts.footprint.parameters:,} trainable values" if facts.footprint else ""
+    kind = f"{facts.model.name}, a Keras model{trainable}"
+    notes = ["Notes of whoever made it:", quote(facts.notes)] if facts.notes.strip() else []
+    return [Fields([("Model type", kind), ("License", facts.licence or "none was stated")]), *notes]
 
 
-def _ranges(figures: Mapping[str, Any]) -> str:
-    """Describe the ranges of brightness, size and words in the training data; empty if all are constant or unknown."""
-    ranges = [
-        words.format(f"{figures[name].minimum:,.4g}", f"{figures[name].maximum:,.4g}")
-        for name, words in _RANGES.items()
-        if name in figures and figures[name].minimum < figures[name].maximum
+def _direct_use(manifest: Manifest) -> str:
+    if manifest.task == LANGUAGE_MODEL:
+        return "To continue texts like the one that it was trained on."
+    answer = "To answer {} like those that it was trained on: see [Training Data](#training-data)."
+    return markupsafe.Markup(answer).format(manifest.input.plural)
+
+
+def _out_of_scope(manifest: Manifest) -> Iterator[str]:
+    names, train = manifest.class_names, manifest.splits.get(TRAIN)
+    if manifest.task == CLASSIFICATION:
+        yield f"Given anything else, it still answers one of its {len(names):,} classes."
+    if isinstance(manifest.input, CorpusInput):
+        yield f"Characters other than its {len(names):,} are all the same to it."
+    for name, target in zip(names[:_TARGETS], train.targets if train else (), strict=False):
+        yield f"No training example has a '{_name(name)}' {_outside(target)}."
+    for name, words in _RANGES.items():
+        if train and (figure := train.distributions.get(name)) and figure.minimum < figure.maximum:
+            yield f"No training example that was measured has a {words} {_outside(figure)}."
+
+
+def _outside(known: TargetStatistics | Distribution) -> str:
+    return f"below {plain_number(known.minimum)} or above {plain_number(known.maximum)}"
+
+
+def _limits(facts: CardFacts) -> Iterator[str]:
+    manifest, evaluation, inputs = facts.manifest, facts.evaluation, facts.manifest.input
+    plural, train, split = inputs.plural, manifest.splits.get(TRAIN), manifest.splits.get(evaluation.split)
+    if known := next((score for score in facts.scores if score.interval), None):
+        yield f"{known.label} was measured on {facts.judged_on}; its 95% confidence interval is {known.interval}."
+    if manifest.task in (CLASSIFICATION, MULTI_LABEL) and train and train.class_counts:
+        count, place = min((count, place) for place, count in enumerate(train.class_counts))
+        rarest = _name(manifest.class_names[place])
+        yield f"The class that it was shown least is '{rarest}', in {count:,} of {train.num_examples:,} {plural}."
+    if absent := evaluation.challenger.get("num_absent_classes"):
+        yield f"{absent:,} classes have no example in the {evaluation.split} split: nothing is known of them."
+    for part in facts.worst_slices[:1]:
+        score = Score.of_slice(part)
+        value = f"{_label(manifest.task, part.metric).lower()} {score.with_interval}"
+        yield f"It is worst where {part.by} is '{_name(part.name)}': {value} on {part.num_examples:,} {plural}."
+    if (error := evaluation.challenger.get("calibration_error")) is not None:
+        yield f"Its probabilities are off by {percent(error, 1)} on average (expected calibration error)."
+    if isinstance(inputs, TextInput) and train:
+        statistics, end = train.statistics, "start" if inputs.truncate == START else "end"
+        if cut := statistics.get("num_truncated"):
+            share, limit = percent(cut / train.num_examples, 1), f"{inputs.num_tokens:,} tokens"
+            yield f"{share} of the training texts are longer than {limit}: it never saw their {end}."
+        if statistics.get("num_tokens"):
+            share = percent(statistics["num_unknown"] / statistics["num_tokens"], 1)
+            yield f"{share} of the training texts' tokens are not in its vocabulary."
+    if split and (copied := split.statistics.get("num_also_in_train")):
+        held = f"{evaluation.split} {plural}"
+        yield f"{copied:,} of the {held} are in the training data too, so the figures are too good."
+    contradictory = facts.copies.get("contradictory")
+    if isinstance(contradictory, int) and contradictory:
+        yield f"Sets of copies that have several labels, of which at least one is wrong: {contradictory:,}."
+    if evaluation.unseen:
+        yield f"{evaluation.unseen.rule.text.capitalize()}."
+    if any(shift.drifted for shift in facts.shifts or ()):
+        yield f"Compared with the data of version {facts.champion}, {say_verdict(facts.shifts or ())}."
+
+
+def _start(inputs: AnyInput, has_code: bool) -> list[Block]:
+    """Return commands and Keras code that predict with the files beside the card."""
+    example, request, content = _EXAMPLES[inputs.kind]
+    commands = _COMMANDS.format(example=example, request=request, port=ServeParams().port)
+    package = " and tpu-pipelines, since layers of its own are in `model/code.zip`" if has_code else ""
+    shape = ", ".join(map(str, inputs.shape))
+    return [
+        "In the folder of this file, with tpu-pipelines installed: an answer, and a server, on CPU.",
+        fence(commands, "sh"),
+        markupsafe.Markup(f"With Keras{package}, it takes {inputs.dtype}[batch, {shape}]: {content}."),
+        fence(_LOAD_WITH_CODE if has_code else _LOAD, "python"),
     ]
-    return _listed(ranges)
+
+
+def _data(facts: CardFacts) -> list[Block]:
+    manifest, champion = facts.manifest, facts.champion
+    names, splits = manifest.class_names, manifest.splits
+    fields = [
+        ("Source", manifest.source),
+        ("Examples", _pairs({name: f"{split.num_examples:,}" for name, split in splits.items()})),
+        ("Divided by", manifest.split_rule),
+        ("Fingerprint", manifest.fingerprint),
+        ("Set aside", f"{len(manifest.quarantined):,} unreadable" if manifest.quarantined else "none"),
+        ("Copies", _copies(facts.copies)),
+        (f"Beside the data of version {champion}", "" if facts.shifts is None else say_verdict(facts.shifts)),
+    ]
+    drifted = [(_name(shift.figure), shift.now, shift.before) for shift in facts.shifts or () if shift.drifted]
+    classes = [(_name(name), *(f"{count:,}" for count in counts)) for name, counts in _classes(manifest)]
+    targets = [
+        (_name(name), *map(plain_number, (target.mean, target.std, target.minimum, target.maximum)))
+        for name, target in zip(names[:_TARGETS], splits[TRAIN].targets if TRAIN in splits else (), strict=False)
+    ]
+    return [
+        Fields(fields),
+        Table(dict.fromkeys(("Drifted", "Now", "Before"), "<"), drifted[:_DRIFTED]),
+        Table({"Class": "<", **dict.fromkeys(splits, ">")}, classes),
+        f"The largest {len(classes)} of {len(names):,} classes." if 0 < len(classes) < len(names) else "",
+        Table({"Target": "<", **dict.fromkeys(("Mean", "Deviation", "Least", "Greatest"), ">")}, targets),
+    ]
 
 
 def _classes(manifest: Manifest) -> list[tuple[str, tuple[int, ...]]]:
     """Return the largest classes, each with its number of examples per split; empty for tasks without classes."""
-    splits: Sequence[Split] = tuple(manifest.splits.values())
     if manifest.task not in (CLASSIFICATION, MULTI_LABEL):
         return []
-    rows = list(zip(manifest.class_names, zip(*(split.class_counts for split in splits), strict=True), strict=True))
-    return sorted(rows, key=lambda row: -sum(row[1]))[:_CLASSES]
+    counts = zip(*(split.class_counts for split in manifest.splits.values()), strict=True)
+    return sorted(zip(manifest.class_names, counts, strict=True), key=lambda row: -sum(row[1]))[:_CLASSES]
 
 
-def _settings(model: ModelInfo) -> dict[str, Any]:
-    """Return the hyper-parameters to show, by name, without those that are off."""
+def _procedure(model: ModelInfo) -> list[Block]:
+    """Return hyper-parameters, without those that are off, and how much the model was trained."""
     training = model.training
-    settings = {name: training[name] for name in _SETTINGS if training.get(name) not in _OFF}
-    parameters = {"model_parameters": _pairs(model.parameters)} if model.parameters else {}
-    return {**parameters, **settings, **({"seed": training["seed"]} if "seed" in training else {})}
+    settings = {name: training.get(name) for name in _SETTINGS if training.get(name) not in _OFF}
+    settings = {"model_parameters": _pairs(model.parameters), **settings, "seed": training.get("seed", "")}
+    rows = [(markupsafe.Markup(f"`{name}`"), str(value)) for name, value in settings.items() if value != ""]
+    epoch, seen, steps = (_count(training.get(name)) for name in ("best_epoch", "examples_seen", "steps"))
+    rate = _count(training.get("examples_per_second"))
+    lowest = ", with the lowest validation loss" if training.get("judged_by") == "validation_loss" else ""
+    speeds = [
+        ("Weights", epoch and f"of epoch {epoch}{lowest}"),
+        ("Examples seen", seen and steps and f"{seen} in {steps} steps"),
+        ("Speed", rate and f"{rate} examples a second"),
+    ]
+    return [
+        Section("Training Hyperparameters", [Table({"Parameter": "<", "Value": "<"}, rows)]),
+        Section("Speeds, Sizes, Times", [Fields(speeds)]),
+    ]
 
 
-def _hours(training: Mapping[str, Any]) -> float | None:
-    """Return the machine hours of the training; None if unknown."""
+def _testing(facts: CardFacts) -> list[Block]:
+    worst, slices = facts.worst_slices, facts.evaluation.slices
+    part = f"The worst {len(worst)} of {len(slices):,} slices. " if len(worst) < len(slices) else ""
+    note = f"{part}All intervals hold together, with the gate's confidence."
+    table = table_of("slice", [Score.of_slice(each) for each in worst])
+    return [
+        Section("Testing Data", [f"{facts.judged_on} of the {facts.evaluation.split} split."]),
+        Section("Factors", [note, table] if worst else []),
+    ]
+
+
+def _results(facts: CardFacts) -> list[Block]:
+    evaluation = facts.evaluation
+    rules = [*evaluation.gate.reasons, *([evaluation.baseline.rule] if evaluation.baseline else [])]
+    bounds = f", the bounds of a difference from the champion, {facts.champion}, with the gate's"
+    return [
+        table_of("metric", facts.scores),
+        f"Intervals hold with 95% confidence{bounds if facts.champion else ''}.",
+        Section("Summary", [Sentences([rule.text for rule in dict.fromkeys(rules)], "The gate let it pass:")]),
+    ]
+
+
+def _impact(training: Mapping[str, Any]) -> Fields:
+    """Return the hardware of the training, and the hours for which it was used."""
+    accelerator, host, replicas = training.get("accelerator"), training.get("host"), training.get("num_replicas", 1)
+    number = "1 replica" if replicas == 1 else f"{replicas} replicas"
+    machine = f"{accelerator}, {number}, on a host of {host}" if accelerator and host else ""
     paid: Any = training.get("paid_seconds")
     seconds: Any = sum(paid.values()) if isinstance(paid, Mapping) else training.get("seconds")
-    return seconds / 3600 if isinstance(seconds, int | float) else None
+    hours = f"{seconds / 3600:.2g}" if isinstance(seconds, int | float) else ""
+    return Fields([("Hardware Type", machine), ("Hours used", hours)])
 
 
-def _footprint(lineage: Mapping[str, Any]) -> Footprint | None:
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        return Footprint.read(lineage[PREFLIGHT])
-    return None
+def _formats(export: ExportInfo) -> list[Block]:
+    sample = f"{export.compared_on.num_examples:,} {export.input.plural} of the {export.compared_on.split} split"
+    measures = ("Size", _label(export.task, export.judged), "Same answers", "Largest difference", "Time of one")
+    rows = [
+        (
+            name,
+            measured.file,
+            byte_size(measured.bytes),
+            "" if measured.score is None else show(measured.score),
+            percent(measured.agreement, 2),
+            f"{measured.max_difference:.2g}",
+            f"{measured.latency} ms",
+        )
+        for name, measured in export.formats.items()
+    ]
+    return [
+        f"Compared with the trained model on {sample}:",
+        Table({"Format": "<", "File in export/": "<", **dict.fromkeys(measures, ">")}, rows),
+        *(f"Without {name}: {reason}" for name, reason in export.left_out.items()),
+    ]
+
+
+def _infrastructure(facts: CardFacts) -> list[Block]:
+    """Return what preflight found, and the versions of compiler, configuration and code."""
+    footprint, code = facts.footprint, facts.lineage.get("code")
+    hardware: list[Block] = []
+    if footprint:
+        peak, capacity, price = byte_size(footprint.peak_bytes), byte_size(footprint.capacity_bytes), ""
+        if footprint.usd_per_run:
+            price = f"{dollars(footprint.usd_per_run)} at {billed_by(footprint.target)}, if the host keeps up"
+        figures = [
+            ("Memory", f"{peak} of {capacity} on each chip"),
+            ("Step", f"{footprint.step_ms:.3g} ms for a batch of {footprint.global_batch:,}"),
+            ("Price of a run", price),
+        ]
+        hardware = [f"Preflight compiled the training for {footprint.machine}, where it fits:", Fields(figures)]
+    software = [
+        ("Compiled by", _pairs(dict(sorted(footprint.compiler.items()))) if footprint else ""),
+        ("Configuration", short_digest(facts.lineage.get("config"))),
+    ]
+    if isinstance(code, Mapping):
+        software += [(f"Code of {step}", str(digest)[:16]) for step, digest in sorted(code.items())]
+    return [Section("Hardware", hardware), Section("Software", [Fields(software)])]
+
+
+def _name(text: str) -> str:
+    return plain(text, _NAME) or repr(text)
+
+
+def _count(value: Any) -> str:
+    return f"{value:,.0f}" if isinstance(value, int | float) else ""
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -357,5 +588,6 @@ def _copies(copies: Mapping[str, Any]) -> str:
     return ", ".join(f"{count:,} {words[name]}" for name, count in known.items())
 
 
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def _label(task: str, metric: str) -> str:
+    metrics = task_metrics(task)
+    return metrics[metric].label if metric in metrics else metric

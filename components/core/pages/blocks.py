@@ -87,7 +87,7 @@ class Table:
             for row in self.cells
         ]
         lines = [f"| {' | '.join(row)} |" for row in [[in_markdown(str(name)) for name in self.columns], *rows]]
-        return markupsafe.Markup("\n".join([lines[0], f"|{sides}|", *lines[1:]]))
+        return "\n".join([lines[0], f"|{sides}|", *lines[1:]])
 
 
 @dataclasses.dataclass(frozen=True)

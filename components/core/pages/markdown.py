@@ -1,14 +1,8 @@
 """Markdown from untrusted text: escapes names of classes, columns and files, so that they are shown as text."""
 
-import functools
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import markupsafe
-
-if TYPE_CHECKING:
-    import jinja2
 
 _LONGEST = 1000  # Longest value, in characters.
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -65,24 +59,3 @@ def fence(text: str, language: str = "") -> markupsafe.Markup:
     """Return a text as a Markdown code block. Backticks that would end the block become apostrophes."""
     inside = text.replace("```", "'''")
     return markupsafe.Markup(f"```{language}\n{inside}\n```")
-
-
-@functools.cache
-def environment(templates: Path) -> "jinja2.Environment":
-    """Return a Jinja environment for the templates of a folder; it escapes every value for Markdown."""
-    import jinja2  # Imported late, as in `tpu_components.core.pages.page`.
-
-    def finalize(value: Any) -> markupsafe.Markup:
-        return value if isinstance(value, markupsafe.Markup) else markupsafe.Markup(in_markdown(str(value)))
-
-    jinja = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates),
-        autoescape=True,  # Marks the output of macros as safe.
-        finalize=finalize,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    jinja.filters["quote"] = quote
-    return jinja

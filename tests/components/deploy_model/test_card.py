@@ -286,14 +286,14 @@ def test_the_limits_follow_from_the_facts():
     limits = text[text.index("### Out-of-Scope") : text.index("## How to Get Started")]
     for sentence in (
         "- Given anything else, it still answers one of its 2 classes.\n",
-        "- The images that it was trained on have a mean brightness from 80 to 120 of 255; for others nothing",
+        "- No training example that was measured has a mean brightness (of 255) below 80 or above 120.\n",
         "- Accuracy was measured on 30 images; its 95% confidence interval is 20.00% to 30.00%.\n",
         "- The class that it was shown least is 'dog', in 49 of 90 images.\n",
         "- It is worst where class is 'cat': accuracy 50.00% (10.00% to 90.00%) on 10 images.\n",
         "- Its probabilities are off by 25.0% on average (expected calibration error).\n",
         "- 3 of the test images are in the training data too, so the figures are too good.\n",
         "- Sets of copies that have several labels, of which at least one is wrong: 1.\n",
-        "- Its data have drifted from those of version 0007: 'brightness'.\n",
+        "- Compared with the data of version 0007, 1 of 1 figures has drifted: brightness.\n",
     ):
         assert sentence in limits
     texts = write_card(facts_of("classes of texts"))
@@ -403,15 +403,15 @@ def test_the_same_facts_give_the_same_bytes():
 def test_data_are_held_against_those_that_the_champion_keeps(read, digits_records):
     sketch = dataclasses.asdict(DataSketch.make(Manifest.load(digits_records)))
     facts = read({"sketch": sketch})
-    assert "- **Beside the data of version 0001:** no drift found\n" in write_card(facts)
+    assert "- **Beside the data of version 0001:** none of 8 figures has drifted\n" in write_card(facts)
     assert not any(shift.drifted for shift in facts.shifts)
 
 
 def test_data_that_have_drifted_are_named(read, digits_records):
     sketch = dataclasses.asdict(DataSketch.make(Manifest.load(digits_records)))
     text = write_card(read({"sketch": {**sketch, "class_counts": {"0": 1_700, "1": 97}}}))
-    assert "- **Beside the data of version 0001:** drifted\n" in text
-    assert "- Its data have drifted from those of version 0001: 'classes'.\n" in text
+    assert "- **Beside the data of version 0001:** 1 of 8 figures has drifted: classes\n" in text
+    assert "- Compared with the data of version 0001, 1 of 8 figures has drifted: classes.\n" in text
 
 
 @pytest.mark.parametrize("lineage", [{}, {"sketch": {"source": "of another tool"}}])
