@@ -1,6 +1,5 @@
 """Renders `data.html`, a report of the data set to check before paying for a training."""
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,19 +8,17 @@ from typing import Any
 import markupsafe
 import numpy as np
 
-from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.formatting import byte_size, percent
 from tpu_components.core.drift.histograms import draw_histograms, draw_legend
 from tpu_components.core.drift.measuring import FIGURES, LABELS
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Distribution, Manifest, TargetStatistics
-from tpu_components.core.examples.images import UnreadableImageError, decode_pixels
-from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT
+from tpu_components.core.examples.images import decode_pixels
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, ImageRule
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Figure, Section, Table
 from tpu_components.core.pages.pictures import PICTURES, show_picture
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.work.workers import in_threads
 
 _PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
 _PICTURE_PIXELS = 72
@@ -53,8 +50,9 @@ def choose_samples(
         name: examples[np.flatnonzero(are_members)[: min(per_class, _PER_CLASS)]]
         for name, are_members in itertools.islice(members, _SHOWN_CLASSES)
     }
-    show = functools.partial(_show, listing, params)
-    rows = {name: "".join(in_threads(show, listing.place, some.tolist())) for name, some in chosen.items()}
+    show = functools.partial(_show, params.image_rule if listing.kind != TEXT else None)
+    shown = {name: listing.select(some).read_each(show) for name, some in chosen.items()}
+    rows = {name: "".join(markup for markup in some if isinstance(markup, str)) for name, some in shown.items()}
     row = markupsafe.Markup("{}") if listing.kind == TEXT else PICTURES
     return {name: row.format(markupsafe.Markup(markup)) for name, markup in rows.items() if markup}
 
@@ -72,15 +70,12 @@ def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[
             yield f"{names[0]} from {low:.4g} to {high:.4g}", (labels[:, 0] >= low) & (labels[:, 0] <= high)
 
 
-def _show(listing: Listing, params: WriteParams, example: int) -> str:
-    """Return the beginning of a text, or a small picture, as HTML; empty if the example cannot be read."""
-    with contextlib.suppress(InputError, UnreadableImageError):
-        key, content = listing.keys[example], listing.read(example)
-        if listing.kind != TEXT:
-            return show_picture(decode_pixels(content, params.image_rule), _PICTURE_PIXELS, key)
-        text = content.decode("utf-8", "replace")
-        return _TEXT.format(key, text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
-    return ""
+def _show(rule: ImageRule | None, key: str, content: Any) -> str:
+    """Return a small picture, or without a rule the beginning of a text, as HTML."""
+    if rule:
+        return show_picture(decode_pixels(content, rule), _PICTURE_PIXELS, key)
+    text = content.decode("utf-8", "replace")
+    return _TEXT.format(key, text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
 
 
 def render_page(manifest: Manifest, copies: Mapping[str, Any], samples: Mapping[str, markupsafe.Markup]) -> str:

@@ -67,14 +67,12 @@ class ImageEncoder:
     """Encodes images as raw pixels, as JPEG files of one shape, or as their original files.
 
     Attributes:
-        root: Folder that file keys are relative to.
         image: Size and channels that images are converted to.
         input: Description of the examples in the manifest.
         jpeg_quality: Quality of the JPEG files of one shape.
         measured_share: Share of the images that are measured.
     """
 
-    root: str
     image: ImageRule
     input: ImageInput
     jpeg_quality: int
@@ -121,7 +119,6 @@ class ImageEncoder:
 class TextEncoder:
     """Encodes texts as token IDs, and stores the original texts too; see `ImageEncoder`."""
 
-    root: str
     input: TextInput
     vocabulary: tuple[bytes, ...] = dataclasses.field(repr=False)
 
@@ -153,7 +150,6 @@ class TextEncoder:
 class CorpusEncoder:
     """Encodes passages of a corpus as IDs of characters; see `ImageEncoder`."""
 
-    root: str
     input: CorpusInput
 
     def store(self, key: str, content: bytes, known: bytes | None) -> EncodedExample:
@@ -192,7 +188,7 @@ def choose_encoder(params: WriteParams, plan: DatasetPlan, counts: Counter[bytes
     if plan.listing.corpus is not None:
         inputs = plan.listing.corpus.input
         num_bytes = inputs.stored_tokens * np.dtype(inputs.stored_dtype).itemsize
-        return CorpusEncoder("", inputs), num_bytes + _PASSAGE_OVERHEAD_BYTES
+        return CorpusEncoder(inputs), num_bytes + _PASSAGE_OVERHEAD_BYTES
     if counts is not None:
         return _choose_text_encoder(params, plan.listing, counts)
     return _choose_image_encoder(params, plan)
@@ -214,7 +210,7 @@ def _choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[
     )
     num_bytes = sum(map(len, listing.texts)) if listing.texts else listing.num_bytes
     payload = num_bytes // len(listing.keys) + params.num_tokens * np.dtype(tokens.stored_dtype).itemsize
-    return TextEncoder(listing.root, tokens, vocabulary), payload + _RECORD_OVERHEAD_BYTES
+    return TextEncoder(tokens, vocabulary), payload + _RECORD_OVERHEAD_BYTES
 
 
 def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageEncoder, int]:
@@ -251,7 +247,7 @@ def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[Image
     of_model = shape[0] - margin[0], shape[1] - margin[1], shape[2]
     inputs = ImageInput(of_model, encoding, image.upright, image.reduced, margin)
     measured_share = min(1.0, MOST_MEASURED / len(listing.keys))
-    encoder = ImageEncoder(listing.root, image, inputs, params.jpeg_quality, measured_share)
+    encoder = ImageEncoder(image, inputs, params.jpeg_quality, measured_share)
     return encoder, payload + _RECORD_OVERHEAD_BYTES
 
 

@@ -2,13 +2,12 @@
 
 import array
 import dataclasses
-import functools
 import hashlib
 import io
 import itertools
 import json
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,7 @@ from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.columns import Pieces, pick
 from tpu_components.core.sources.listing import Listing
-from tpu_components.core.sources.spans import place_of, read_content
-from tpu_components.core.work.workers import in_threads
+from tpu_components.core.sources.tasks import Selection
 from tpu_components.create_tfrecords.copies import LOOKED_AT_ONCE, look_at
 from tpu_components.create_tfrecords.encoders import EncodedExample, Encoder
 
@@ -125,15 +123,7 @@ def cut_into_tasks(
                 yield split, name, indices[at : min(at + task_examples, end)]
 
 
-def write_part(
-    encoder: Encoder,
-    path: str,
-    labels: Sequence[Any],
-    keys: Sequence[str],
-    contents: Any,
-    hashes: np.ndarray | None,
-    weights: np.ndarray | None = None,
-) -> Part:
+def write_part(encoder: Encoder, path: str, examples: Selection) -> Part:
     """Check and encode the examples of a task in a worker process; returns their metadata.
 
     An existing file at `path` is overwritten from its start and not truncated, because allocating the pages of a new
@@ -142,26 +132,21 @@ def write_part(
     Args:
         encoder: Encoder of the examples.
         path: File to write.
-        labels: Labels of the examples.
-        keys: Keys of the examples.
-        contents: Contents of the examples; None reads them from their files.
-        hashes: Results of `identify`, one row per example, if the source has computed them; otherwise None.
-        weights: Weights of the examples, or None.
+        examples: The examples, with their labels.
 
     Raises:
         InputError: If images differ in shape.
     """
-    kind, digests = encoder.input.kind, bytearray()
+    kind, digests, hashes, weights = encoder.input.kind, bytearray(), examples.hashes, examples.weights
     kept, sizes, identities, counts = array.array("i"), array.array("i"), bytearray(), array.array("i")
     num_pixels = array.array("i")
     bad, seen = [], _Seen(kind)
-    held = [None] * len(keys) if contents is None else contents
-    read = in_threads(functools.partial(_try_to_read, encoder.root), place_of(encoder.root, held), keys, held)
+    rows = zip(examples.keys, examples.values, examples.read_each(), strict=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | storage.BINARY), "wb", _WRITTEN_AT_ONCE) as file:
-        for position, (key, label, content) in enumerate(zip(keys, labels, read, strict=True)):
+        for position, (key, label, content) in enumerate(rows):
             try:
-                if isinstance(content, UnreadableError):
-                    raise content
+                if isinstance(content, InputError):
+                    raise UnreadableError(str(content))
                 stored = encoder.store(key, content, None if hashes is None else hashes[position].tobytes())
             except UnreadableError as error:
                 bad.append(Quarantined(key, str(error)))
@@ -190,14 +175,6 @@ def write_part(
         num_pixels=np.array(num_pixels) if kind == IMAGE else None,
         bad=tuple(bad),
     )
-
-
-def _try_to_read(root: str, key: str, held: Any) -> Any:
-    """Return an example's content, or the error if it cannot be read: one bad example does not stop the others."""
-    try:
-        return read_content(root, key, held)
-    except InputError as error:
-        return UnreadableError(str(error))
 
 
 class _Seen:

@@ -19,8 +19,7 @@ from tpu_components.core.examples.interface import TEXT
 from tpu_components.core.examples.text import split_words
 from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.spans import Span, read_content
-from tpu_components.core.sources.tasks import arguments_of
+from tpu_components.core.sources.tasks import Selection
 from tpu_components.core.work.workers import in_processes
 from tpu_components.create_tfrecords.copies import Copies, same_words
 from tpu_components.create_tfrecords.encoders import Encoder, choose_encoder
@@ -102,7 +101,7 @@ def _read_texts(
     if not chunks:
         return b"", counts
     with progress.track(f"{STEP} vocabulary", len(examples), "texts") as bar:
-        calls = ((listing.root, *listing.held(chunk), are_counted[chunk].tolist()) for chunk in chunks)
+        calls = ((listing.select(chunk), are_counted[chunk].tolist()) for chunk in chunks)
         with in_processes(_read_words, calls, min(count_workers(params), len(chunks))) as results:
             for chunk, (hashed, counted) in zip(chunks, results, strict=True):
                 hashes += hashed
@@ -111,21 +110,20 @@ def _read_texts(
     return bytes(hashes), counts
 
 
-def _read_words(
-    root: str, keys: Sequence[str], texts: Sequence[bytes | Span] | None, are_counted: Sequence[bool]
-) -> tuple[bytes, Counter[bytes]]:
+def _read_words(texts: Selection, are_counted: Sequence[bool]) -> tuple[bytes, Counter[bytes]]:
     """Return a hash of 8 bytes for the words of each text, and the word counts of the texts with `are_counted`.
 
     A text that cannot be read, is not UTF-8 or has no words gets the hash of its key; `store` sets it aside.
     """
     hashes, counts = bytearray(), Counter[bytes]()
-    for position, (key, is_counted) in enumerate(zip(keys, are_counted, strict=True)):
+    for key, text, is_counted in zip(texts.keys, texts.read_each(), are_counted, strict=True):
         try:
-            text = read_content(root, key, None if texts is None else texts[position])
+            if isinstance(text, InputError):
+                raise text
             text.decode()
+            words = split_words(text)
         except (InputError, UnicodeDecodeError):
-            text = b""
-        words = split_words(text)
+            words = []
         hashes += same_words(words) if words else identify(key.encode())
         if is_counted:
             counts.update(words)
@@ -186,7 +184,7 @@ class Prepared:
                 (
                     self.encoder,
                     free.pop() if free else os.path.join(parts, f"{number:06d}"),
-                    *arguments_of(self.plan.listing, indices),
+                    self.plan.listing.select(indices),
                 )
                 for number, (_, _, indices) in enumerate(tasks)
             )

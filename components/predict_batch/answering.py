@@ -17,10 +17,9 @@ from tpu_components.core.base import fingerprint
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, AnyInput
 from tpu_components.core.files import storage
-from tpu_components.core.sources.spans import place_of
+from tpu_components.core.sources.tasks import Selection
 from tpu_components.core.work.resume_state import ResumeState
-from tpu_components.core.work.workers import in_threads
-from tpu_components.predict_batch.inputs import UNREADABLE, read_frames, read_input
+from tpu_components.predict_batch.inputs import read_inputs
 from tpu_components.predict_batch.params import PARQUET, PredictParams
 from tpu_components.serving.exported import BATCH_SIZE, ExportedModel, load_model
 
@@ -36,7 +35,6 @@ class Work:
         params: Parameters of the step.
         export: Folder of the model, local or in a bucket.
         model_digest: Digest of the model.
-        root: Folder that keys are relative to.
         stored: Input that the records of a `records:` source have; None for all other sources.
         types: Arrow types, by name, of the values that are copied to each prediction.
         num_threads: Number of threads for one call of the model.
@@ -45,7 +43,6 @@ class Work:
     params: PredictParams
     export: str
     model_digest: str
-    root: str
     stored: AnyInput | None
     types: Mapping[str, str]
     num_threads: int = 1
@@ -74,20 +71,13 @@ def _model(export: str, digest: str, use_int8: bool, num_threads: int) -> Export
         return load_model(here, use_int8, num_threads)
 
 
-def answer_part(
-    work: Work,
-    keys: Sequence[str],
-    contents: Sequence[Any] | None,
-    kept: Sequence[dict[str, Any]],
-    state: ResumeState,
-    name: str,
-) -> None:
-    """Predict consecutive examples and write the file `name`. `kept` has the values to copy to each prediction."""
+def answer_part(work: Work, examples: Selection, state: ResumeState, name: str) -> None:
+    """Predict consecutive examples and write the file `name`."""
     with _ANSWERING:
         model = _model(work.export, work.model_digest, work.params.use_int8, work.num_threads)
     aside = list[dict[str, Any]]()
     rows, outputs = list[dict[str, Any]](), [np.empty((0, len(model.class_names)), np.float32)]
-    readable = _read_all(model, work, keys, contents, kept, aside)
+    readable = _read_all(model, work, examples, aside)
     while batch := list(itertools.islice(readable, BATCH_SIZE)):
         rows += [row for row, _ in batch]
         with _ANSWERING:
@@ -101,30 +91,13 @@ def answer_part(
 
 
 def _read_all(
-    model: ExportedModel,
-    work: Work,
-    keys: Sequence[str],
-    contents: Sequence[Any] | None,
-    kept: Sequence[dict[str, Any]],
-    aside: list[dict[str, Any]],
+    model: ExportedModel, work: Work, examples: Selection, aside: list[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """Yield (key and kept columns, model input) of each readable example; append unreadable ones to `aside`."""
-
-    def read(key: str, content: Any) -> tuple[str, np.ndarray] | str:
-        try:
-            return read_input(model, work.root, work.stored, key, content)
-        except UNREADABLE as error:
-            return str(error)
-
-    results: Iterator[tuple[str, np.ndarray] | str]
-    if work.stored is not None:  # Records are read in large pieces, so that threads would not help.
-        results = map(read, keys, read_frames(work.root, keys))
-    else:
-        held = itertools.repeat(None) if contents is None else contents
-        results = in_threads(read, place_of(work.root, contents), keys, held)
-    for key, more, result in zip(keys, kept, results, strict=True):
-        if isinstance(result, str):
-            aside.append({"key": key, **more, "reason": result})
+    results = read_inputs(model, work.stored, examples)
+    for key, more, result in zip(examples.keys, examples.values, results, strict=True):
+        if isinstance(result, Exception):
+            aside.append({"key": key, **more, "reason": str(result)})
         else:
             yield {"key": result[0], **more}, result[1]
 

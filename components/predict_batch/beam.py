@@ -49,9 +49,8 @@ def answer_with_beam(plan: Plan, options: Mapping[str, str], own: Path) -> Resum
     finished = state.finished()
 
     def pack(number: int) -> bytes:
-        keys, contents, kept = plan.contents(number)
-        arguments = (kept, keys, contents, None, None)  # In place of labels.
-        return pack_tasks(plan.digest, arguments, {number: len(keys)}, plan.inputs.are_in_place)
+        examples = plan.select(number)
+        return pack_tasks(plan.digest, examples, {number: len(examples.keys)})
 
     if missing := [number for number, name in enumerate(plan.names) if name not in finished]:
         state.hand_over(missing, pack)
@@ -77,5 +76,5 @@ def answer_file(number: int, work: Work, place: str, digest: str, num_files: int
     state, name = ResumeState(place), file_name(number, num_files, work.params.form)
     if state.is_whole(name):
         return
-    for _, (kept, keys, contents, *_) in load_tasks(state.task(number), digest):
-        answer_part(work, keys, contents, kept, state, name)
+    for _, examples in load_tasks(state.task(number), digest):
+        answer_part(work, examples, state, name)

@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,22 +14,18 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest, Shard
 from tpu_components.core.examples.images import decode_pixels, middle
-from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageInput, TextInput, UnreadableError
+from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageInput, TextInput
 from tpu_components.core.examples.records import RAW, DamagedRecordError, find_records, read_fields
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.core.files import storage
-from tpu_components.core.sources.columns import Names
+from tpu_components.core.sources.columns import Names, pick
 from tpu_components.core.sources.kinds import find_location, find_source, list_unlabelled
 from tpu_components.core.sources.params import WriteParams, split_source
-from tpu_components.core.sources.spans import Spans, read_content
+from tpu_components.core.sources.tasks import Selection
 from tpu_components.predict_batch.params import PredictParams
 from tpu_components.serving.exported import ExportedModel
 
 RECORDS = "records"
-
-
-# An example that raises one of these is set aside; the message is the reason.
-UNREADABLE = (InputError, UnreadableError, DamagedRecordError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +35,7 @@ class Inputs:
     Attributes:
         keys: Name of each example. For records, shard and index of each record, because the name is in the record.
         version: Digest that changes with the content.
-        contents: Takes indices of examples, int[…], and returns their contents; None if each is a file below `root`.
-        are_in_place: Whether contents in larger files are read from the source's own files, not from copies that were
-            unpacked on this machine.
-        root: Folder that keys are relative to.
+        select: Function of indices, int[…], that returns these examples as they are sent to a worker.
         stored: Input that the records of a `records:` source have; None for all other sources.
         kept: Values of each example to copy to its prediction, by name: its `id`, and the columns to keep.
         types: Arrow types of these values, by name.
@@ -49,9 +43,7 @@ class Inputs:
 
     keys: Sequence[str]
     version: str
-    contents: Callable[[np.ndarray], Any]
-    are_in_place: bool
-    root: str = ""
+    select: Callable[[np.ndarray], Selection]
     stored: AnyInput | None = None
     kept: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     types: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -89,9 +81,7 @@ def list_inputs(params: PredictParams, model: ExportedModel) -> Inputs:
     return Inputs(
         listing.keys,
         listing.stat_digest(),
-        lambda some: listing.held(some)[1],
-        isinstance(listing.spans, Spans),
-        listing.root,
+        listing.select,
         kept={name: values for name, (_, values) in kept.items()},
         types={name: kind for name, (kind, _) in kept.items()},
     )
@@ -141,25 +131,35 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
             f"{manifest.input.plural}."
         )
     places = Places(shard for split in manifest.splits.values() for shard in split.shards)
-    return Inputs(places, manifest.fingerprint, lambda some: None, True, root=place, stored=manifest.input)
+    return Inputs(
+        places,
+        manifest.fingerprint,
+        lambda some: Selection(place, pick(places, some), contents=None, values=[]),
+        stored=manifest.input,
+    )
 
 
-def read_input(
-    model: ExportedModel, root: str, stored: AnyInput | None, key: str, content: Any
-) -> tuple[str, np.ndarray]:
-    """Return the name of an example and the model's input for the example, dtype[*shape].
+def read_inputs(
+    model: ExportedModel, stored: AnyInput | None, examples: Selection
+) -> Iterator[tuple[str, np.ndarray] | Exception]:
+    """Yield the name of each example and the model's input for it, dtype[*shape]; or the error if it cannot be used.
 
     Args:
         model: The model.
-        root: See `Inputs`.
         stored: See `Inputs`.
-        key: Key of the example.
-        content: Content of the example; None if it is a file below `root`.
+        examples: The examples.
+    """
+    if stored is not None:  # Records are read in large pieces, so that threads would not help.
+        examples = dataclasses.replace(examples, root="", contents=read_frames(examples.root, examples.keys))
+    return examples.read_each(functools.partial(read_input, model, stored))
+
+
+def read_input(model: ExportedModel, stored: AnyInput | None, key: str, content: Any) -> tuple[str, np.ndarray]:
+    """Return the name of an example and the model's input for the example, dtype[*shape].
 
     Raises:
-        An error of `UNREADABLE`: If the example cannot be used.
+        InputError, UnreadableError: If the example cannot be used; the message is the reason.
     """
-    content = read_content(root, key, content)
     return (key, _read_example(model, content)) if stored is None else _read_record(model, content, stored)
 
 

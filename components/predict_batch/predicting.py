@@ -66,7 +66,7 @@ def answer_files(plan: Plan, state: ResumeState, wanted: Sequence[int]) -> int:
     total = sum(sizes.values())
     if kept := total - sum(sizes[number] for number in missing):
         progress.say(STEP, f"going on after {kept:,} of {total:,} examples, which an earlier run has answered")
-    calls = ((work, *plan.contents(number), state, plan.names[number]) for number in missing)
+    calls = ((work, plan.select(number), state, plan.names[number]) for number in missing)
     with progress.track(STEP, total, "examples") as bar, in_processes(answer_part, calls, num_workers) as answered:
         bar.update(kept)
         for number, _ in zip(missing, answered, strict=True):

@@ -15,6 +15,7 @@ from tpu_components.core.base.digest import digest_of
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import pick
+from tpu_components.core.sources.tasks import Selection
 from tpu_components.core.work.resume_state import ResumeState, gather
 from tpu_components.predict_batch.answering import Work, digest_model
 from tpu_components.predict_batch.inputs import Inputs, list_inputs
@@ -50,12 +51,12 @@ class Plan:
         size = self.work.params.part_examples
         return range(number * size, min((number + 1) * size, len(self.inputs.keys)))
 
-    def contents(self, number: int) -> tuple[list[str], Any, list[dict[str, Any]]]:
-        """Return keys, contents (see `Inputs`) and kept values of the examples of a file."""
+    def select(self, number: int) -> Selection:
+        """Return the examples of a file, each with the values to copy to its prediction, by name."""
         some = np.arange(self.examples(number).start, self.examples(number).stop)
         columns = [pick(values, some) for values in self.inputs.kept.values()]
         kept = [dict(zip(self.inputs.kept, row, strict=True)) for row in zip(*columns, strict=True)]
-        return [self.inputs.keys[at] for at in some.tolist()], self.inputs.contents(some), kept or [{} for _ in some]
+        return dataclasses.replace(self.inputs.select(some), values=kept or [{} for _ in some])
 
 
 def file_name(number: int, num_files: int, form: str) -> str:
@@ -79,7 +80,7 @@ def plan_answers(params: PredictParams, export: str) -> Plan:
         model = load_model(here, params.use_int8)
         inputs = list_inputs(params, model)
         model_digest = digest_model(here)
-    work = Work(params, export, model_digest, inputs.root, inputs.stored, inputs.types)
+    work = Work(params, export, model_digest, inputs.stored, inputs.types)
     code = fingerprint.code_of(["tpu_components.predict_batch.answering"])
     kept = {name: digest_of(list(values)) for name, values in inputs.kept.items()}
     settings = [params.form, params.use_int8, params.part_examples]

@@ -33,7 +33,7 @@ from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.registry.opening import Origin
 from tpu_components.core.registry.versions import Version
 from tpu_components.core.sources.kinds import list_examples, list_unlabelled
-from tpu_components.core.sources.tasks import arguments_of, load_tasks, pack_tasks
+from tpu_components.core.sources.tasks import load_tasks, pack_tasks
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, plan_dataset
 from tpu_components.create_tfrecords.encoders import choose_encoder
@@ -335,8 +335,7 @@ def _part_of(folder: Path) -> tuple[Any, np.ndarray, Any]:
 def _task(folder: Path) -> Sequence[bytes]:
     listing, indices, _ = _part_of(folder)
     texts = list_examples(WriteParams(f"csv:{_written(folder / 'texts.csv', _texts(folder)[0])}"))
-    held = [(listing, True), (texts, False)]
-    return [pack_tasks("key", arguments_of(each, indices), {0: 3, 1: 5}, in_place) for each, in_place in held]
+    return [pack_tasks("key", each.select(indices), {0: 3, 1: 5}) for each in (listing, texts)]
 
 
 def _written(path: Path, content: bytes) -> Path:
@@ -345,14 +344,14 @@ def _written(path: Path, content: bytes) -> Path:
 
 
 def _read_task(path: Path) -> None:
-    for _, (labels, keys, contents, *numbers) in load_tasks(str(path), "key"):
-        _ = list(labels), list(keys), contents, numbers
+    for _, examples in load_tasks(str(path), "key"):
+        _ = list(examples.values), list(examples.keys)
 
 
 def _part(folder: Path) -> Sequence[bytes]:
     listing, indices, plan = _part_of(folder)
     encoder, _ = choose_encoder(WriteParams(f"images:{folder}/images"), plan, None)
-    part = write_part(encoder, str(folder / "scratch"), *arguments_of(listing, indices))
+    part = write_part(encoder, str(folder / "scratch"), listing.select(indices))
     return [part_bytes(part, (folder / "scratch").read_bytes())]
 
 

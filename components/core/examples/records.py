@@ -30,7 +30,14 @@ from tpu_components.core.examples.artifacts import (
     Manifest,
 )
 from tpu_components.core.examples.images import REDUCTIONS
-from tpu_components.core.examples.interface import PADDING, AnyInput, CorpusInput, ImageInput, TextInput
+from tpu_components.core.examples.interface import (
+    PADDING,
+    AnyInput,
+    CorpusInput,
+    ImageInput,
+    TextInput,
+    UnreadableError,
+)
 
 RAW, RESIZED, ENCODED = "raw", "resized", "encoded"
 _READ_BUFFER_BYTES = 8 << 20
@@ -40,7 +47,7 @@ _PARSE_BATCH = 512  # Examples parsed by one op; enough to hide the cost of the 
 _GREY_WEIGHTS = (19595, 38470, 7471)  # ITU-R 601 luma of red, green and blue, in 1/65536.
 
 
-class DamagedRecordError(Exception):
+class DamagedRecordError(UnreadableError):
     """A record, or its TFRecord file, cannot be read. The message is the reason, without the name of the file."""
 
 

@@ -14,7 +14,8 @@ from tpu_components.core.examples.interface import CORPUS, IMAGE, PADDING, Corpu
 from tpu_components.core.files import storage
 from tpu_components.core.sources.columns import Files, Names, Pieces, pick
 from tpu_components.core.sources.params import WriteParams
-from tpu_components.core.sources.spans import LaterSpans, Spans, read_content
+from tpu_components.core.sources.spans import LaterSpans, Spans
+from tpu_components.core.sources.tasks import Selection
 from tpu_components.core.work.workers import in_threads
 
 _DIGESTED_AT_ONCE = 1 << 16
@@ -124,21 +125,25 @@ class Listing:
             return self.spans.num_bytes
         return int(self.files.sizes.sum()) if self.files else 0
 
-    @property
-    def place(self) -> str:
-        """Path that the content is read from: `root`, or the first file of `spans`."""
-        return self.spans.paths[0] if self.spans else self.root
+    def select(self, examples: np.ndarray) -> Selection:
+        """Return some examples, by indices int[…], as they are sent to a worker."""
+        return Selection(
+            self.root,
+            pick(self.keys, examples),
+            self._contents(examples),
+            self.labels[examples].tolist(),
+            *(None if rows is None else rows[examples] for rows in (self.hashes, self.weights)),
+        )
 
-    def held(self, examples: np.ndarray) -> tuple[list[str], Any]:
-        """Return the keys and contents of examples, by indices int[…]; contents are as in `read_content`, or None."""
-        keys = pick(self.keys, examples)
+    def _contents(self, examples: np.ndarray) -> Any:
+        """Return the contents of examples, see `Selection`."""
         if self.corpus is not None and self.splits is not None:
-            return keys, [self.corpus.passage(self.splits[i], i).tobytes() for i in examples.tolist()]
+            return [self.corpus.passage(self.splits[i], i).tobytes() for i in examples.tolist()]
         if self.spans is not None:
-            return keys, [self.spans[i] for i in examples.tolist()]
+            return [self.spans[i] for i in examples.tolist()]
         if self.texts is not None:
-            return keys, pick(self.texts, examples)
-        return keys, None if self.images is None else self.images[examples]
+            return pick(self.texts, examples)
+        return None if self.images is None else self.images[examples]
 
     def read(self, example: int) -> Any:
         """Return the content of an example: the bytes of an image file or a text, or an array's element.
@@ -146,8 +151,10 @@ class Listing:
         Raises:
             InputError: If it cannot be read.
         """
-        (key,), contents = self.held(np.array([example]))
-        return read_content(self.root, key, None if contents is None else contents[0])
+        (content,) = self.select(np.array([example])).read_each()
+        if isinstance(content, InputError):
+            raise content
+        return content
 
     def stat_digest(self) -> str:
         """Return the SHA-256 of names, sizes and versions: fast, and different whenever a file may have changed."""

@@ -51,7 +51,7 @@ def _unpack(files: Sequence[Container], column: str) -> Spans:
                         looked += SMALL_BYTES
                     sizes.append(len(content))
         ends = np.cumsum([0, *sizes])
-        spans = Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends))
+        spans = Spans((str(path),), np.zeros(len(sizes), np.int32), ends[:-1], np.diff(ends), are_copies=True)
         weakref.finalize(spans, left.pop_all().close)
         return spans
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -11,11 +11,12 @@ from tpu_components.core.files import storage
 
 
 class Span(NamedTuple):
-    """A part of a file that holds the content of one example."""
+    """A part of a file that holds the content of one example; see `Spans`."""
 
     path: str
     offset: int
     num_bytes: int
+    is_copy: bool = False
 
     def read(self) -> bytes:
         """Return the content.
@@ -35,19 +36,21 @@ class Spans:
         files: File of each example: int32[num_examples], indices into `paths`.
         offsets: Start of each example in its file: int64[num_examples], in bytes.
         sizes: int64[num_examples], in bytes.
+        are_copies: Whether the files were unpacked on this machine, so that other machines cannot read them.
     """
 
     paths: tuple[str, ...]
     files: np.ndarray
     offsets: np.ndarray
     sizes: np.ndarray
+    are_copies: bool = False
 
     @classmethod
     def collect(cls, spans: Sequence[Span]) -> Self:
         """Convert spans to arrays; `paths` has the files in the order of first use."""
         paths = tuple(dict.fromkeys(span.path for span in spans))
         places = {path: place for place, path in enumerate(paths)}
-        rows = np.array([(places[path], offset, size) for path, offset, size in spans], np.int64).reshape(-1, 3)
+        rows = np.array([(places[path], offset, size) for path, offset, size, _ in spans], np.int64).reshape(-1, 3)
         return cls(paths, rows[:, 0].astype(np.int32), rows[:, 1].copy(), rows[:, 2].copy())
 
     @property
@@ -59,7 +62,8 @@ class Spans:
         return len(self.files)
 
     def __getitem__(self, example: int) -> Span:
-        return Span(self.paths[self.files[example]], int(self.offsets[example]), int(self.sizes[example]))
+        path, offset, size = self.paths[self.files[example]], int(self.offsets[example]), int(self.sizes[example])
+        return Span(path, offset, size, self.are_copies)
 
 
 class LaterSpans:
@@ -84,24 +88,3 @@ class LaterSpans:
 
     def __getitem__(self, example: int) -> Span:
         return self._found[example]
-
-
-def read_content(root: str, key: str, content: Any) -> Any:
-    """Return the content of an example.
-
-    Args:
-        root: Folder of the file `key`.
-        key: Key of the example.
-        content: The content itself, a `Span` of a larger file, or None if the file `key` is the content.
-
-    Raises:
-        InputError: If it cannot be read.
-    """
-    if content is None:
-        return storage.read_bytes(f"{root}/{key}")
-    return content.read() if isinstance(content, Span) else content
-
-
-def place_of(root: str, contents: Sequence[Any] | None) -> str:
-    """Return the path that contents are read from: for spans, the file of the first one, else `root`."""
-    return contents[0].path if contents is not None and len(contents) and isinstance(contents[0], Span) else root

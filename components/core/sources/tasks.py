@@ -1,32 +1,74 @@
-"""Tasks of a worker in one file, with the examples of each part, so that the worker need not list the source."""
+"""Examples as they are sent to workers, which need not list the source: as arguments, or several tasks in one file."""
 
+import dataclasses
 import io
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tpu_components.core.base.errors import InputError, reading
+from tpu_components.core.examples.interface import UnreadableError
 from tpu_components.core.files import storage, typed_json
 from tpu_components.core.files.unpacking import read_arrays
 from tpu_components.core.sources.columns import Pieces
-from tpu_components.core.sources.listing import Listing
-from tpu_components.core.sources.spans import Span, Spans, read_content
-
-# Labels, keys, contents, hashes and weights of a task's examples, as `write_part` takes them.
-Arguments = tuple[list[Any], list[str], Any, np.ndarray | None, np.ndarray | None]
+from tpu_components.core.sources.spans import Span, Spans
+from tpu_components.core.work.workers import in_threads
 
 _NUMBERS = ("hashes", "weights")
 
 
-def arguments_of(listing: Listing, indices: np.ndarray) -> Arguments:
-    """Return labels, keys, contents, hashes and weights of examples, by indices int[…]."""
-    hashes, weights = (None if rows is None else rows[indices] for rows in (listing.hashes, listing.weights))
-    return listing.labels[indices].tolist(), *listing.held(indices), hashes, weights
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Some examples of a listing, with all that a worker needs to read them.
+
+    Attributes:
+        root: Folder that keys are relative to.
+        keys: Keys of the examples.
+        contents: Contents of the examples: bytes, elements of an array, or a `Span` of a larger file each; None if each
+            key is the path of a file below `root`.
+        values: Value of each example to store with its content: the label, or for predictions the columns to copy.
+        hashes: Results of `identify` for the contents, uint64[count], if the source has computed them; otherwise None.
+        weights: Weights of the examples, float32[count]; None without weights.
+    """
+
+    root: str
+    keys: list[str]
+    contents: Iterable[Any] | None
+    values: list[Any]
+    hashes: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    def read_each(self, convert: Callable[[str, Any], Any] | None = None) -> Iterator[Any]:
+        """Yield the content of each example, or the error if the example cannot be read.
+
+        Several contents are read at a time if they are in a bucket.
+
+        Args:
+            convert: Function of key and content whose result is yielded instead of the content. An example is bad too
+                if this function raises InputError or UnreadableError.
+        """
+
+        def read(key: str, content: Any) -> Any:
+            try:
+                if content is None:
+                    content = storage.read_bytes(f"{self.root}/{key}")
+                elif isinstance(content, Span):
+                    content = content.read()
+                return convert(key, content) if convert else content
+            except (InputError, UnreadableError) as error:
+                return error
+
+        contents: Iterable[Any] = itertools.repeat(None) if self.contents is None else self.contents
+        place = self.root
+        if isinstance(contents, Sequence) and contents and isinstance(contents[0], Span):
+            place = contents[0].path
+        return in_threads(read, place, self.keys, contents)
 
 
-def pack_tasks(key: str, arguments: Arguments, counts: Mapping[int, int], are_in_place: bool) -> bytes:
+def pack_tasks(key: str, examples: Selection, counts: Mapping[int, int]) -> bytes:
     """Return the examples of several parts as the bytes of a file, which `load_tasks` reads.
 
     The file has the paths and byte ranges of contents in files. Contents in memory or unpacked on this machine are
@@ -34,32 +76,34 @@ def pack_tasks(key: str, arguments: Arguments, counts: Mapping[int, int], are_in
 
     Args:
         key: Digest of the settings and data that determine the parts.
-        arguments: Labels, keys, contents, hashes and weights of all examples.
+        examples: The examples of all parts.
         counts: Number of examples of each part, by part number.
-        are_in_place: Whether spans are byte ranges of the source's files, and not of files unpacked on this machine.
     """
-    labels, keys, contents, *numbers = arguments
+    contents = examples.contents
+    told = {"key": key, "root": examples.root, "keys": examples.keys, "values": examples.values}
     arrays: dict[str, Any] = {
         "numbers": np.array(list(counts)),
         "counts": np.array(list(counts.values())),
-        "told": _as_bytes(json.dumps({"key": key, "labels": labels, "keys": keys}).encode()),
+        "told": _as_bytes(json.dumps(told).encode()),
     }
-    arrays |= {name: rows for name, rows in zip(_NUMBERS, numbers, strict=True) if rows is not None}
+    arrays |= {name: rows for name in _NUMBERS if (rows := getattr(examples, name)) is not None}
     if isinstance(contents, np.ndarray):
         arrays["images"] = contents
-    elif contents is not None and are_in_place:
-        spans = Spans.collect(contents)
-        arrays |= {"paths": np.array(spans.paths), "spans": np.stack([spans.files, spans.offsets, spans.sizes], 1)}
     elif contents is not None:
-        held = [read_content("", *example) for example in zip(keys, contents, strict=True)]
-        arrays |= {"held": _as_bytes(b"".join(held)), "sizes": np.array([len(content) for content in held])}
+        held = list(contents)
+        if all(isinstance(content, Span) and not content.is_copy for content in held):
+            spans = Spans.collect(held)
+            arrays |= {"paths": np.array(spans.paths), "spans": np.stack([spans.files, spans.offsets, spans.sizes], 1)}
+        else:
+            held = [content.read() if isinstance(content, Span) else content for content in held]
+            arrays |= {"held": _as_bytes(b"".join(held)), "sizes": np.array([len(content) for content in held])}
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
 
 
-def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
-    """Yield the number of each part in a file, and the labels, keys, contents, hashes and weights of its examples.
+def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Selection]]:
+    """Yield the number of each part in a file, and its examples.
 
     Raises:
         InputError: If the file is missing or damaged, or was written with another `key`.
@@ -67,7 +111,7 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
     with reading(uri, "tasks that the step has written whole", "Remove it, and run the step again."):
         arrays = read_arrays(uri, storage.read_bytes(uri))
         told = typed_json.decode(arrays["told"].tobytes())
-        columns: list[Any] = [told["labels"], told["keys"], _contents(arrays), *map(arrays.get, _NUMBERS)]
+        root, columns = str(told["root"]), [told["keys"], _contents(arrays), told["values"], *map(arrays.get, _NUMBERS)]
         numbers, counts, stored_key = arrays["numbers"].tolist(), arrays["counts"].tolist(), str(told["key"])
         if len(numbers) != len(counts) or any(rows is not None and len(rows) != sum(counts) for rows in columns):
             raise ValueError("columns of different lengths")
@@ -78,8 +122,8 @@ def load_tasks(uri: str, key: str) -> Iterator[tuple[int, Arguments]]:
         )
     start = 0
     for number, count in zip(numbers, counts, strict=True):
-        some: Any = tuple(None if rows is None else rows[start : start + count] for rows in columns)
-        yield number, some
+        some: Any = (None if rows is None else rows[start : start + count] for rows in columns)
+        yield number, Selection(root, *some)
         start += count
 
 

@@ -20,8 +20,7 @@ from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.files import storage
 from tpu_components.core.sources.kinds import find_location
 from tpu_components.core.sources.params import WriteParams, WriteResult
-from tpu_components.core.sources.spans import Spans
-from tpu_components.core.sources.tasks import arguments_of, load_tasks, pack_tasks
+from tpu_components.core.sources.tasks import load_tasks, pack_tasks
 from tpu_components.core.step import command_line
 from tpu_components.core.work.beam.options import complete
 from tpu_components.core.work.beam.running import call_for_each
@@ -60,7 +59,7 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
     def pack(number: int) -> bytes:
         counts = {i: len(tasks[i][2]) for i in planned.parts_of(number)}
         indices = np.concatenate([tasks[i][2] for i in counts])
-        return pack_tasks(planned.key, arguments_of(listing, indices), counts, isinstance(listing.spans, Spans))
+        return pack_tasks(planned.key, listing.select(indices), counts)
 
     names = {number: map(fan_out.part_name, planned.parts_of(number)) for number in range(planned.num_ranges)}
     if ranges := [number for number, some in names.items() if not finished.issuperset(some)]:
@@ -141,9 +140,9 @@ def write_range(number: int, encoder: Any, key: str, place: str) -> int:
     tasks = dict(load_tasks(parts.task(number), key))
     there = parts.whole(map(fan_out.part_name, tasks))
     with tempfile.TemporaryDirectory() as folder:
-        for name, arguments in ((fan_out.part_name(i), arguments) for i, arguments in tasks.items()):
+        for name, examples in ((fan_out.part_name(i), examples) for i, examples in tasks.items()):
             if name not in there:
-                part = write_part(encoder, f"{folder}/part", *arguments)
+                part = write_part(encoder, f"{folder}/part", examples)
                 with open(part.path, "rb") as file:
                     parts.finish(name, part_bytes(part, file.read(sum(part.sizes))), {})
     return len(tasks)

@@ -217,18 +217,19 @@ def test_records_are_byte_for_byte_the_same_with_one_and_two_workers(kind, array
 def test_a_part_that_is_written_over_a_longer_one_begins_with_the_same_records(many_files, tmp_path):
     prepared = prepare(params := WriteParams(f"images:{many_files}"), plan_dataset(params))
     listing, path = prepared.plan.listing, tmp_path / "part"
-    keys = list(listing.keys)
-    whole = parts.write_part(prepared.encoder, str(path), listing.labels.tolist(), keys, None, None)
+    examples = np.arange(len(listing.keys))
+    whole = parts.write_part(prepared.encoder, str(path), listing.select(examples))
     before = path.read_bytes()
     assert sum(whole.sizes) == len(before)
-    last = parts.write_part(prepared.encoder, str(path), listing.labels[-1:].tolist(), keys[-1:], None, None)
+    last = parts.write_part(prepared.encoder, str(path), listing.select(examples[-1:]))
     assert path.read_bytes()[: sum(last.sizes)] == before[-sum(last.sizes) :]
 
 
 def test_files_in_a_bucket_are_read_several_at_a_time(image_folder, tmp_path, bucket, monkeypatch):
     folder, both, download = image_folder(per_class=3), threading.Barrier(2), Blob.download_as_bytes
     prepared = prepare(params := WriteParams(f"images:{folder}"), plan_dataset(params))
-    keys = list(prepared.plan.listing.keys)
+    examples = dataclasses.replace(prepared.plan.listing.select(np.arange(6)), root="gs://bucket/files")
+    keys = examples.keys
     (folder / keys[2]).unlink()
     storage.upload(folder, "gs://bucket/files")
 
@@ -237,8 +238,7 @@ def test_files_in_a_bucket_are_read_several_at_a_time(image_folder, tmp_path, bu
         return download(*arguments, **options)
 
     monkeypatch.setattr(Blob, "download_as_bytes", download_with_another)
-    encoder = dataclasses.replace(prepared.encoder, root="gs://bucket/files")
-    part = parts.write_part(encoder, str(tmp_path / "part"), [0] * 6, keys, None, None)
+    part = parts.write_part(prepared.encoder, str(tmp_path / "part"), examples)
     assert part.kept.tolist() == [0, 1, 3, 4, 5]
     assert [item.key for item in part.bad] == [keys[2]]
     assert "there is no such file" in part.bad[0].reason

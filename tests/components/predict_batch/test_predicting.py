@@ -15,14 +15,14 @@ from tests.components.create_tfrecords.engines.cases import same_files
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, Manifest, file_crc32c
 from tpu_components.core.examples.images import encode_png
-from tpu_components.core.examples.interface import ImageInput
+from tpu_components.core.examples.interface import ImageInput, UnreadableError
 from tpu_components.core.examples.records import encode_example, frame_record, load_split
 from tpu_components.core.examples.text import Tokenizer, load_vocabulary
 from tpu_components.core.files import storage
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.predict_batch import PredictParams, predict_batch, predicting
-from tpu_components.predict_batch.inputs import UNREADABLE, read_input
+from tpu_components.predict_batch.inputs import read_input
 from tpu_components.predict_batch.predicting import predict_to_file
 from tpu_components.predict_batch.prediction_files import plan_answers
 from tpu_components.serving.exported import load_model
@@ -180,8 +180,8 @@ def test_a_damaged_record_is_set_aside_with_its_place(export_dir, digits_records
 def test_a_whole_record_that_is_not_as_create_tfrecords_writes_it_is_set_aside(export_dir, fields, reason):
     stored = ImageInput((8, 8, 1), "raw")
     frame = frame_record(b"\xff\xff\xff" if fields is None else encode_example(fields))
-    with pytest.raises(UNREADABLE, match=reason):
-        read_input(load_model(export_dir), "", stored, "shard[0]", frame)
+    with pytest.raises((InputError, UnreadableError), match=reason):
+        read_input(load_model(export_dir), stored, "shard[0]", frame)
 
 
 def test_texts_and_tables_without_labels_are_answered(exported_reviews, tmp_path):
@@ -224,8 +224,8 @@ def test_texts_are_asked_as_they_are_learned(exported_reviews, tmp_path):
     for file in source.rglob("*.txt"):
         key = file.relative_to(source).as_posix()
         try:
-            asked |= dict([read_input(model, str(source), None, key, None)])
-        except UNREADABLE:
+            asked |= dict([read_input(model, None, key, file.read_bytes())])
+        except UnreadableError:
             aside.add(key)
     assert len(learned) == 13
     assert asked.keys() == learned.keys()

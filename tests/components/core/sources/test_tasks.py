@@ -11,8 +11,8 @@ import pytest
 
 from tests.components.create_tfrecords.engines.cases import corpus, groups, images, numbers, texts
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.sources.spans import Span, Spans
-from tpu_components.core.sources.tasks import arguments_of, load_tasks, pack_tasks
+from tpu_components.core.sources.spans import Span
+from tpu_components.core.sources.tasks import load_tasks, pack_tasks
 from tpu_components.create_tfrecords import WriteParams, plan_dataset
 
 
@@ -41,15 +41,7 @@ def column(folder: Path) -> WriteParams:
 def pack(listing, tasks):
     """The file of some tasks, as an engine writes it."""
     counts = {number: len(indices) for number, indices in tasks.items()}
-    arguments = arguments_of(listing, np.concatenate(list(tasks.values())))
-    return pack_tasks("key", arguments, counts, isinstance(listing.spans, Spans))
-
-
-def read(contents):
-    """Contents as they are once they are read."""
-    if contents is None or isinstance(contents, np.ndarray):
-        return contents
-    return [content.read() if isinstance(content, Span) else content for content in contents]
+    return pack_tasks("key", listing.select(np.concatenate(list(tasks.values()))), counts)
 
 
 @pytest.mark.parametrize("make", [images, groups, texts, corpus, numbers, packed, column])
@@ -60,14 +52,15 @@ def test_a_worker_gets_what_the_listing_says(tmp_path, make):
     handed = dict(load_tasks(uri, "key"))
     assert list(handed) == [7, 8, 9]
     for number, indices in tasks.items():
-        labels, keys, contents, hashes, weights = arguments_of(listing, indices)
-        assert handed[number][:2] == (labels, keys)
-        assert np.array_equal(handed[number][3], hashes)
-        assert np.array_equal(handed[number][4], weights)
-        assert (weights is None) == (make is not column)
-        assert np.array_equal(read(handed[number][2]), read(contents))
-    if make is packed:
-        assert isinstance(handed[8][2][0], Span), "named, and not copied"
+        sent, received = listing.select(indices), handed[number]
+        assert (received.root, received.keys, received.values) == (sent.root, sent.keys, sent.values)
+        assert np.array_equal(received.hashes, sent.hashes)
+        assert np.array_equal(received.weights, sent.weights)
+        assert (sent.weights is None) == (make is not column)
+        assert np.array_equal(list(received.read_each()), list(sent.read_each()))
+    if make in (packed, column):
+        # A table's column was unpacked to a file of this machine.
+        assert isinstance(handed[8].contents[0], Span) == (make is packed), "named, and not copied"
 
 
 def test_tasks_of_something_else_or_in_pieces_are_refused(tmp_path):
