@@ -23,7 +23,7 @@ from tpu_components.core.sources.spans import Spans
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
 from tpu_components.create_tfrecords.encoders import Encoder
-from tpu_components.create_tfrecords.parts import BOOKS, Part, count_per_task, cut_into_tasks
+from tpu_components.create_tfrecords.parts import BOOKS, Part, Task, count_per_task, cut_into_tasks
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
@@ -46,12 +46,10 @@ def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each
     place[before.examples] = np.arange(len(before.examples))
     with tempfile.TemporaryDirectory(prefix=".before.", dir=staged) as folder:
         records = before.move_records(Path(folder))
-        for split, name, indices in cut_into_tasks(plan.order, bytes_each, params.target_shard_mib, task_examples):
-            frames = _read_records(records, places := place[indices])
-            part = dataclasses.replace(
-                before.books(places), digests=b"".join(hashlib.sha256(frame).digest() for frame in frames)
-            )
-            after.add(split, name, indices, part, b"".join(frames))
+        for task in cut_into_tasks(plan.order, bytes_each, params.target_shard_mib, task_examples):
+            frames = _read_records(records, places := place[task.examples])
+            digests = b"".join(hashlib.sha256(frame).digest() for frame in frames)
+            after.add(task, dataclasses.replace(before.books(places), digests=digests, content=b"".join(frames)))
     return after
 
 
@@ -83,35 +81,27 @@ class Merger:
         self._columns: dict[str, Column] = {}
         self.bad: list[Quarantined] = []
 
-    def add(self, split: str, name: str, indices: np.ndarray, part: Part, content: bytes) -> None:
-        """Append the examples of a task to a shard.
-
-        Args:
-            split: Name of the split.
-            name: File name of the shard.
-            indices: Examples of the task: indices into the listing.
-            part: Metadata of the examples.
-            content: Framed records of the part.
-        """
-        with open(self._directory / name, "ab") as file:
-            file.write(content)
-        if not self._shards or self._shards[-1].split != split:
-            self._digest.update(f"{split}\0".encode())
-        if not self._shards or self._shards[-1].name != name:
-            self._shards.append(_Shard(split, name))
+    def add(self, task: Task, part: Part) -> None:
+        """Append the examples of a task to its shard."""
+        with open(self._directory / task.shard, "ab") as file:
+            file.write(part.content)
+        if not self._shards or self._shards[-1].split != task.split:
+            self._digest.update(f"{task.split}\0".encode())
+        if not self._shards or self._shards[-1].name != task.shard:
+            self._shards.append(_Shard(task.split, task.shard))
         shard = self._shards[-1]
         shard.num_examples += len(part.kept)
-        shard.crc = google_crc32c.extend(shard.crc, content)
+        shard.crc = google_crc32c.extend(shard.crc, part.content)
         # One digest per record, so that the fingerprint does not depend on the size of shards and tasks.
         self._digest.update(part.digests)
         self.bad.extend(part.bad)
         books = {name: getattr(part, name) for name in BOOKS}
-        for name, rows in {"examples": indices[part.kept], **books}.items():
+        for name, rows in {"examples": task.examples[part.kept], **books}.items():
             if rows is not None:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
     def books(self, places: np.ndarray) -> Part:
-        """Return the metadata of the examples at some positions in storage order, int[…]; the digests are empty."""
+        """Return the metadata, without digests, of the examples at some positions in storage order, int[…]."""
         own = {name: self._columns[name].rows()[places] for name in BOOKS if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
 

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,13 @@ TASK_EXAMPLES, _TASK_BYTES = 1024, 16 << 20
 _TASKS_PER_WORKER = 8
 _WRITTEN_AT_ONCE = 1 << 18  # Bytes that stay in a processor's cache.
 
-Task = tuple[str, str, np.ndarray]  # Split, name of the shard, and examples: indices into the listing.
+
+class Task(NamedTuple):
+    """Examples that a worker gets at once: their split, the name of their shard, and their indices in the listing."""
+
+    split: str
+    shard: str
+    examples: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Part:
     """The examples of a task, as a worker wrote them.
 
     Attributes:
-        path: File that begins with the framed records; bytes after them are ignored.
+        path: File that begins with the framed records, where a worker wrote them; bytes after them are ignored.
         kept: Indices of the kept examples in the task, int32[kept].
         sizes: Size of each record in bytes, int32[kept].
         digests: SHA-256 digests of the records, concatenated.
@@ -52,6 +58,7 @@ class Part:
         looks: Perceptual hashes of images, uint8[kept, 8, 9]; None for texts.
         num_pixels: Number of pixels in each image's file, int32[kept]; None for texts.
         bad: Examples that were set aside.
+        content: Framed records; empty until `read_records` has read them from `path`.
     """
 
     path: str
@@ -64,11 +71,12 @@ class Part:
     looks: np.ndarray | None = None
     num_pixels: np.ndarray | None = None
     bad: tuple[Quarantined, ...] = ()
+    content: bytes = b""
 
 
 # Fields of `Part` with metadata of each kept example.
 BOOKS = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
-Written = Generator[tuple[Part, bytes], None, None]  # Metadata and framed records of each task, in order.
+Written = Generator[tuple[Task, Part], None, None]  # The tasks in order, each with its part.
 
 
 def plan_shards(
@@ -120,7 +128,7 @@ def cut_into_tasks(
     for split, indices in order.items():
         for name, (start, end) in plan_shards(split, len(indices), len(indices) * bytes_each, target_shard_mib).items():
             for at in range(start, end, task_examples):
-                yield split, name, indices[at : min(at + task_examples, end)]
+                yield Task(split, name, indices[at : min(at + task_examples, end)])
 
 
 def write_part(encoder: Encoder, path: str, examples: Selection) -> Part:
@@ -214,7 +222,13 @@ class _Seen:
         return np.concatenate(self._figures)
 
 
-def part_bytes(part: Part, content: bytes) -> bytes:
+def read_records(part: Part) -> Part:
+    """Return a part with its framed records, which a worker of this machine wrote to `part.path`."""
+    with open(part.path, "rb") as file:
+        return dataclasses.replace(part, content=file.read(sum(part.sizes)))
+
+
+def part_bytes(part: Part) -> bytes:
     """Return the content of a part's file: its metadata and its framed records."""
     bad = [dataclasses.asdict(item) for item in part.bad]
     arrays = {name: array for name in ("kept", *BOOKS) if (array := getattr(part, name)) is not None}
@@ -222,14 +236,14 @@ def part_bytes(part: Part, content: bytes) -> bytes:
     np.savez(
         file,
         bad=np.frombuffer(json.dumps(bad).encode(), np.uint8),
-        content=np.frombuffer(content, np.uint8),
+        content=np.frombuffer(part.content, np.uint8),
         **arrays,
     )
     return file.getvalue()
 
 
-def read_part(uri: str, file: bytes) -> tuple[Part, bytes]:
-    """Return the metadata and the framed records of a part's file; computes the records' digests again.
+def read_part(uri: str, file: bytes) -> Part:
+    """Return the part in a part's file; computes the digests of the records again.
 
     Raises:
         InputError: If the file is not a part.
@@ -239,26 +253,24 @@ def read_part(uri: str, file: bytes) -> tuple[Part, bytes]:
         content = stored["content"].tobytes()
         bad = typed_values.read(typed_json.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
         books: dict[str, Any] = {name: stored[name] for name in ("kept", *BOOKS) if name in stored}
-        part = Part(uri, digests=b"", bad=bad, **books)
-        digests = b"".join(hashlib.sha256(frame).digest() for frame in Pieces(content, np.cumsum(part.sizes)))
-    return dataclasses.replace(part, digests=digests), content
+        digests = b"".join(hashlib.sha256(frame).digest() for frame in Pieces(content, np.cumsum(books["sizes"])))
+        return Part(uri, digests=digests, bad=bad, content=content, **books)
 
 
-def check_part(part: Part, content: bytes, listing: Listing, indices: np.ndarray) -> None:
+def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
     """Check that each example of a task is in its part, with its key, label and weight, or has been set aside.
 
     The encoded pictures and texts themselves are not checked, because they would have to be encoded again.
 
     Args:
-        part: Metadata of the part.
-        content: Records of the part.
+        part: The part.
         listing: The examples of the plan.
         indices: Examples of the task: int[…], indices into the listing.
 
     Raises:
         InputError: If the part does not match the task.
     """
-    left = np.ones(len(indices), bool)
+    left, content = np.ones(len(indices), bool), part.content
     try:
         odd = [name for name in BOOKS if (rows := getattr(part, name)) is not None and len(rows) != len(part.kept)]
         if odd or sum(part.sizes.tolist()) != len(content):

@@ -30,6 +30,7 @@ from tpu_components.create_tfrecords.parts import (
     Written,
     count_per_task,
     cut_into_tasks,
+    read_records,
     share_out,
     write_part,
 )
@@ -168,7 +169,7 @@ class Prepared:
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.params.target_shard_mib, task_examples))
 
     def write(self, tasks: Sequence[Task], folder: Path) -> Written:
-        """Encode the tasks in processes of this machine; yield the part of each task and its framed records, in order.
+        """Encode the tasks in processes of this machine; yield each task with its part, in order.
 
         Args:
             tasks: Results of `cut`, all or some.
@@ -184,16 +185,14 @@ class Prepared:
                 (
                     self.encoder,
                     free.pop() if free else os.path.join(parts, f"{number:06d}"),
-                    self.plan.listing.select(indices),
+                    self.plan.listing.select(task.examples),
                 )
-                for number, (_, _, indices) in enumerate(tasks)
+                for number, task in enumerate(tasks)
             )
             with in_processes(write_part, calls, num_workers) as written:
-                for part in written:
-                    with open(part.path, "rb") as file:
-                        content = file.read(sum(part.sizes))
+                for task, part in zip(tasks, map(read_records, written), strict=True):
                     free.append(part.path)
-                    yield part, content
+                    yield task, part
 
 
 def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None) -> Prepared:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +37,7 @@ from tpu_components.create_tfrecords.log_messages import (
     say_statistics,
 )
 from tpu_components.create_tfrecords.merging import Merger, regroup
-from tpu_components.create_tfrecords.parts import Task, Written
+from tpu_components.create_tfrecords.parts import Written
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.preparing import Prepared, count_workers, list_common, prepare
 
@@ -49,7 +48,7 @@ def write_records(
     plan: DatasetPlan | None = None,
     *,
     prepared: Prepared | None = None,
-    parts: tuple[Sequence[Task], Written] | None = None,
+    parts: Written | None = None,
 ) -> WriteResult:
     """Write labelled examples as sharded TFRecord files with a manifest.
 
@@ -58,7 +57,7 @@ def write_records(
         directory: Folder to write; appears whole or not at all. Existing records of the same source are replaced.
         plan: Plan of `params`; None to make it.
         prepared: Prepared data set; None to prepare it.
-        parts: Tasks, and the parts that other machines wrote for them; None to write all parts here.
+        parts: All tasks with the parts that other machines wrote; None to write all parts here.
 
     Returns:
         Counts, and the fingerprint of the content. They do not depend on the number of workers.
@@ -72,8 +71,7 @@ def write_records(
     prepared = prepared or prepare(params, plan)
     storage.require_free_bytes(directory, sum(plan.split_examples.values()) * prepared.bytes_each)
     with storage.staged_directory(directory) as staged:
-        tasks = prepared.cut(count_workers(params)) if parts is None else parts[0]
-        manifest = _write_all(prepared, tasks, prepared.write(tasks, staged) if parts is None else parts[1], staged)
+        manifest = _write_all(prepared, parts or prepared.write(prepared.cut(count_workers(params)), staged), staged)
         manifest.save(staged)
     return WriteResult(
         num_examples=sum(split.num_examples for split in manifest.splits.values()),
@@ -112,16 +110,16 @@ def _is_ours(file: Path) -> bool:
     return file.is_file() and (file.name in beside_shards or file.suffix == ".tfrecord")
 
 
-def _write_all(prepared: Prepared, tasks: Sequence[Task], parts: Written, staged: Path) -> Manifest:
+def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
     params, plan, encoder, survey = prepared.params, prepared.plan, prepared.encoder, prepared.survey
     listing, merger, copies = plan.listing, Merger(staged), None
     with (
         progress.track(STEP, sum(plan.split_examples.values()), "examples") as bar,
         contextlib.closing(parts) as written,
     ):
-        for (split, name, indices), (part, content) in zip(tasks, written, strict=True):
-            merger.add(split, name, indices, part, content)
-            bar.update(len(indices))
+        for task, part in written:
+            merger.add(task, part)
+            bar.update(len(task.examples))
     splits = plan.splits
     if listing.corpus is None:
         copies, splits = merger.find_copies(listing, survey.words if survey else None, plan.left_out)
@@ -133,22 +131,22 @@ def _write_all(prepared: Prepared, tasks: Sequence[Task], parts: Written, staged
         if np.any(kept != splits):
             splits, examples = kept, merger.examples
             merger = regroup(params, plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
-    task, own = TASKS[params.asked], (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
+    asked, own = TASKS[params.asked], (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
         fingerprint=merger.fingerprint(listing.class_names, encoder),
         source=params.source,
         split_rule=plan.split_rule,
         split_rule_version=plan.rule_version,
         input=encoder.input,
-        task=task.name,
+        task=asked.name,
         features={
             **dict.fromkeys((encoder.input.feature, *own), "bytes"),
-            LABEL_FEATURE: task.stored_dtype,
+            LABEL_FEATURE: asked.stored_dtype,
             KEY_FEATURE: "bytes",
             **({} if listing.weights is None else {WEIGHT_FEATURE: "float32"}),
         },
         class_names=listing.class_names,
-        splits=merger.splits(task.name, listing),
+        splits=merger.splits(asked.name, listing),
         quarantined=(*listing.bad, *merger.bad),
         common_words=list_common(survey.counts) if survey else {},
         columns=params.columns,

@@ -37,7 +37,7 @@ from tpu_components.core.sources.tasks import load_tasks, pack_tasks
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, plan_dataset
 from tpu_components.create_tfrecords.encoders import choose_encoder
-from tpu_components.create_tfrecords.parts import check_part, part_bytes, read_part, write_part
+from tpu_components.create_tfrecords.parts import check_part, part_bytes, read_part, read_records, write_part
 from tpu_components.serving import inputs
 from tpu_components.train_model.checkpoints.checkpoint import TrainingProgress, load_arrays, save_arrays
 from tpu_pipelines.config.configuration import load_config
@@ -351,8 +351,7 @@ def _read_task(path: Path) -> None:
 def _part(folder: Path) -> Sequence[bytes]:
     listing, indices, plan = _part_of(folder)
     encoder, _ = choose_encoder(WriteParams(f"images:{folder}/images"), plan, None)
-    part = write_part(encoder, str(folder / "scratch"), listing.select(indices))
-    return [part_bytes(part, (folder / "scratch").read_bytes())]
+    return [part_bytes(read_records(write_part(encoder, str(folder / "scratch"), listing.select(indices))))]
 
 
 @functools.cache
@@ -361,8 +360,7 @@ def _listing(folder: Path) -> Any:
 
 
 def _read_part(path: Path) -> None:
-    part, content = read_part(str(path), path.read_bytes())
-    check_part(part, content, _listing(path.parent), np.arange(8))
+    check_part(read_part(str(path), path.read_bytes()), _listing(path.parent), np.arange(8))
 
 
 def _log(_: Path) -> Sequence[bytes]:

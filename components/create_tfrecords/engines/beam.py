@@ -27,7 +27,7 @@ from tpu_components.core.work.beam.running import call_for_each
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords.engines import fan_out
 from tpu_components.create_tfrecords.log_messages import STEP
-from tpu_components.create_tfrecords.parts import part_bytes, write_part
+from tpu_components.create_tfrecords.parts import part_bytes, read_records, write_part
 
 _PYTHON_VARIABLE = "TPU_PIPELINES_BEAM_PYTHON"
 
@@ -57,8 +57,8 @@ def write_with_beam(params: WriteParams, directory: Path) -> WriteResult:
     finished, listing = parts.finished(), prepared.plan.listing
 
     def pack(number: int) -> bytes:
-        counts = {i: len(tasks[i][2]) for i in planned.parts_of(number)}
-        indices = np.concatenate([tasks[i][2] for i in counts])
+        counts = {i: len(tasks[i].examples) for i in planned.parts_of(number)}
+        indices = np.concatenate([tasks[i].examples for i in counts])
         return pack_tasks(planned.key, listing.select(indices), counts)
 
     names = {number: map(fan_out.part_name, planned.parts_of(number)) for number in range(planned.num_ranges)}
@@ -142,7 +142,5 @@ def write_range(number: int, encoder: Any, key: str, place: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, examples in ((fan_out.part_name(i), examples) for i, examples in tasks.items()):
             if name not in there:
-                part = write_part(encoder, f"{folder}/part", examples)
-                with open(part.path, "rb") as file:
-                    parts.finish(name, part_bytes(part, file.read(sum(part.sizes))), {})
+                parts.finish(name, part_bytes(read_records(write_part(encoder, f"{folder}/part", examples))), {})
     return len(tasks)

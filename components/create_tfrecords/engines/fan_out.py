@@ -126,11 +126,11 @@ def write_parts(params: WriteParams, plan_dir: str, directory: str, number: int)
     some = [tasks[i] for i in missing]
     with (
         tempfile.TemporaryDirectory() as folder,
-        progress.track(STEP, sum(len(indices) for *_, indices in some), "examples") as bar,
+        progress.track(STEP, sum(len(task.examples) for task in some), "examples") as bar,
     ):
-        for i, task, written in zip(missing, some, prepared.write(some, Path(folder)), strict=True):
-            parts.finish(part_name(i), part_bytes(*written), {})
-            bar.update(len(task[2]))
+        for i, (task, part) in zip(missing, prepared.write(some, Path(folder)), strict=True):
+            parts.finish(part_name(i), part_bytes(part), {})
+            bar.update(len(task.examples))
     return RangeResult(numbers.start, len(numbers), len(numbers) - len(missing))
 
 
@@ -156,12 +156,12 @@ def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], direct
     def read_parts() -> Written:
         names = [part_name(number) for number in range(len(tasks))]
         pieces = gather(list(map(ResumeState, folders)), planned.key, names, planned.num_ranges)
-        for (_, _, indices), piece in zip(tasks, pieces, strict=True):
-            part, content = read_part(piece.uri, piece.content)
-            check_part(part, content, prepared.plan.listing, indices)
-            yield part, content
+        for task, piece in zip(tasks, pieces, strict=True):
+            part = read_part(piece.uri, piece.content)
+            check_part(part, prepared.plan.listing, task.examples)
+            yield task, part
 
-    return write_records(prepared.params, directory, prepared=prepared, parts=(tasks, read_parts()))
+    return write_records(prepared.params, directory, prepared=prepared, parts=read_parts())
 
 
 def part_name(number: int) -> str:
