@@ -18,7 +18,7 @@ from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Figure, Section, Table
 from tpu_components.core.pages.pictures import PICTURES, show_picture
 from tpu_components.core.sources.listing import Listing
-from tpu_components.core.sources.params import WriteParams
+from tpu_components.create_tfrecords.planning import DatasetPlan
 
 _PER_CLASS, _SHOWN_CLASSES, _SHOWN_TEXTS = 6, 20, 40
 _PICTURE_PIXELS = 72
@@ -30,19 +30,17 @@ _SAMPLES = markupsafe.Markup("<h3><bdi>{}</bdi></h3>{}")
 _TEXT = markupsafe.Markup('<blockquote title="{}">{}</blockquote>')
 
 
-def choose_samples(
-    listing: Listing, stored: Mapping[str, np.ndarray], params: WriteParams
-) -> dict[str, markupsafe.Markup]:
+def choose_samples(plan: DatasetPlan, stored: Mapping[str, np.ndarray]) -> dict[str, markupsafe.Markup]:
     """Render the first few training examples of each class; for a regression, of each fifth of the first target.
 
     Args:
-        listing: The source.
+        plan: The plan of the data set.
         stored: Examples by split, in the order in which they are stored: int[…], indices into the listing.
-        params: Parameters to read the examples.
 
     Returns:
         HTML by class name, for at most 20 classes.
     """
+    listing, params = plan.listing, plan.params
     examples = stored[TRAIN] if TRAIN in stored else next(iter(stored.values()), np.empty(0, int))
     per_class = _PER_CLASS if listing.kind != TEXT else max(1, _SHOWN_TEXTS // max(len(listing.class_names), 1))
     members = _members(listing, listing.labels[examples], params.task)

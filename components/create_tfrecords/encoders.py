@@ -27,8 +27,6 @@ from tpu_components.core.examples.interface import CorpusInput, ImageInput, Imag
 from tpu_components.core.examples.records import ENCODED, RAW, RESIZED
 from tpu_components.core.examples.resizing import check_resized
 from tpu_components.core.examples.text import WORDS, Tokenizer, build_vocabulary, vocabulary_bytes
-from tpu_components.core.sources.listing import Listing
-from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import DatasetPlan
 
 _MAX_RAW_BYTES = 64 * 64 * 3
@@ -174,28 +172,28 @@ def _odd_shape_error(expected: tuple[int, int, int], key: str, shape: Sequence[i
     )
 
 
-def choose_encoder(params: WriteParams, plan: DatasetPlan, counts: Counter[bytes] | None) -> tuple[Encoder, int]:
+def choose_encoder(plan: DatasetPlan, counts: Counter[bytes] | None) -> tuple[Encoder, int]:
     """Choose how to encode the examples of a plan; returns the encoder and the estimated bytes of a record.
 
     Args:
-        params: Parameters of the records.
         plan: Examples to encode.
         counts: For texts, the number of times that each word occurs in the training split; otherwise None.
 
     Raises:
-        InputError: If no example can be encoded with `params`.
+        InputError: If no example can be encoded with the plan's parameters.
     """
     if plan.listing.corpus is not None:
         inputs = plan.listing.corpus.input
         num_bytes = inputs.stored_tokens * np.dtype(inputs.stored_dtype).itemsize
         return CorpusEncoder(inputs), num_bytes + _PASSAGE_OVERHEAD_BYTES
     if counts is not None:
-        return _choose_text_encoder(params, plan.listing, counts)
-    return _choose_image_encoder(params, plan)
+        return _choose_text_encoder(plan, counts)
+    return _choose_image_encoder(plan)
 
 
-def _choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[bytes]) -> tuple[TextEncoder, int]:
+def _choose_text_encoder(plan: DatasetPlan, counts: Counter[bytes]) -> tuple[TextEncoder, int]:
     """Choose how to encode texts, by the words of the training split; also returns the estimated bytes of a record."""
+    params, listing = plan.params, plan.listing
     if not counts:
         raise InputError(
             f"Found no word in the training texts of {params.source!r}: expected UTF-8 text. Check the source."
@@ -213,9 +211,9 @@ def _choose_text_encoder(params: WriteParams, listing: Listing, counts: Counter[
     return TextEncoder(tokens, vocabulary), payload + _RECORD_OVERHEAD_BYTES
 
 
-def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[ImageEncoder, int]:
+def _choose_image_encoder(plan: DatasetPlan) -> tuple[ImageEncoder, int]:
     """Choose how to encode images, by the first readable image; also returns the estimated bytes of a record."""
-    listing = plan.listing
+    params, listing = plan.params, plan.listing
     size = (params.image_size[0], params.image_size[1]) if params.image_size else None
     margin = _margin(size, params.crop_margin)
     if size:  # Stored pictures include the margin.
@@ -225,7 +223,7 @@ def _choose_image_encoder(params: WriteParams, plan: DatasetPlan) -> tuple[Image
         height, width, channels = listing.images.shape[1:]
         shape = (*(size or (height, width)), params.channels or channels)
     else:
-        shape = _first_shape(params.source, plan.listing, image)
+        shape = _first_shape(plan, image)
     raw_bytes = math.prod(shape)
     encoding = params.encoding
     if listing.images is not None:
@@ -269,8 +267,8 @@ def _for_photos(plan: DatasetPlan, image: ImageRule) -> str:
     return RESIZED if areas and np.median(areas) > _RESIZE_FROM**2 * math.prod(image.image_size) else ENCODED
 
 
-def _first_shape(source: str, listing: Listing, image: ImageRule) -> tuple[int, int, int]:
-    reason = ""
+def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
+    listing, reason = plan.listing, ""
     for place, key in enumerate(listing.keys):
         try:
             height, width, channels = decode_pixels(listing.read(place), image).shape
@@ -278,6 +276,6 @@ def _first_shape(source: str, listing: Listing, image: ImageRule) -> tuple[int, 
         except (UnreadableImageError, InputError) as error:
             reason = reason or f"{key!r}: {error}"
     raise InputError(
-        f"Found no readable image in {source!r}: expected JPEG, PNG or another image format, received "
+        f"Found no readable image in {plan.params.source!r}: expected JPEG, PNG or another image format, received "
         f"{len(listing.keys)} files that are none (first: {reason}). Check the source."
     )

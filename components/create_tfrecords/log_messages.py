@@ -10,7 +10,6 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import COPIES_FILE, SPLITS, TEST, TRAIN, VALIDATION, Manifest
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL
 from tpu_components.core.examples.text import END
-from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.encoders import TextEncoder
 from tpu_components.create_tfrecords.planning import DatasetPlan, require_few
 
@@ -79,9 +78,9 @@ def say_content(manifest: Manifest) -> None:
     progress.say(STEP, f"{line}: " + ", ".join(f"{name} {split.num_examples:,}" for name, split in splits.items()))
 
 
-def say_shares(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
+def say_shares(plan: DatasetPlan, manifest: Manifest) -> None:
     """Log the share of the examples, and of each class, in test and validation, and the share that was requested."""
-    own, told = plan.listing.splits, []
+    own, params, told = plan.listing.splits, plan.params, []
     drawn = [split for name, split in manifest.splits.items() if own is None or name == TRAIN or name not in own]
     total = sum(split.num_examples for split in drawn)
     all_counts = np.sum([split.class_counts for split in drawn], axis=0)
@@ -99,18 +98,19 @@ def say_shares(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> No
         progress.say(STEP, f"{line}. Each example is drawn by itself, so that what was tested never trains later")
 
 
-def check_budget(params: WriteParams, plan: DatasetPlan, manifest: Manifest) -> None:
+def check_budget(plan: DatasetPlan, manifest: Manifest) -> None:
     """Log the inputs that were set aside, with the reasons, and check that they are few.
 
     Raises:
         InputError: If their share is larger than `max_bad_fraction`, or a split has no examples left.
     """
     bad, total = sorted(manifest.quarantined, key=lambda item: item.key), plan.listing.num_inputs
+    max_bad_fraction = plan.params.max_bad_fraction
     for note in plan.listing.notes:
         progress.say(STEP, note)
-    for item in bad[: _LISTED if len(bad) > params.max_bad_fraction * total else _SHOWN]:
+    for item in bad[: _LISTED if len(bad) > max_bad_fraction * total else _SHOWN]:
         progress.say(STEP, f"set aside {item.key!r}: {item.reason}")
-    require_few(bad, total, params, "are unreadable")
+    require_few(bad, total, plan.params, "are unreadable")
     for name in plan.order:
         if name not in manifest.splits or not manifest.splits[name].num_examples:
             raise InputError(f"The {name!r} split has no readable examples left after {len(bad)} were set aside.")

@@ -18,7 +18,6 @@ from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, 
 from tpu_components.core.examples.slice_values import number_groups
 from tpu_components.core.sources.columns import Column
 from tpu_components.core.sources.listing import Listing
-from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.spans import Spans
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
@@ -28,13 +27,12 @@ from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
 
-def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
+def regroup(plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) -> "Merger":
     """Write existing records again, in the splits and order of another plan; returns the merger of the new records.
 
     The records are copied and not encoded again, because a record does not contain its split.
 
     Args:
-        params: Parameters of the records.
         plan: The new plan.
         before: Merger of the existing records.
         bytes_each: Estimated size of a record, in bytes.
@@ -46,7 +44,7 @@ def regroup(params: WriteParams, plan: DatasetPlan, before: "Merger", bytes_each
     place[before.examples] = np.arange(len(before.examples))
     with tempfile.TemporaryDirectory(prefix=".before.", dir=staged) as folder:
         records = before.move_records(Path(folder))
-        for task in cut_into_tasks(plan.order, bytes_each, params.target_shard_mib, task_examples):
+        for task in cut_into_tasks(plan.order, bytes_each, plan.params.target_shard_mib, task_examples):
             frames = _read_records(records, places := place[task.examples])
             digests = b"".join(hashlib.sha256(frame).digest() for frame in frames)
             after.add(task, dataclasses.replace(before.books(places), digests=digests, content=b"".join(frames)))

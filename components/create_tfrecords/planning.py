@@ -28,6 +28,7 @@ class DatasetPlan:
     """The examples of a source, their splits, and the order in which they are stored.
 
     Attributes:
+        params: Parameters of the records.
         listing: The examples.
         order: Examples of each split in stored order, as indices into the listing: int32, or int64 for at least 2³¹
             examples. Empty splits are left out.
@@ -37,6 +38,7 @@ class DatasetPlan:
         left_out: Examples that are in no split because they are copies: int[…], indices into the listing.
     """
 
+    params: WriteParams
     listing: Listing
     order: dict[str, np.ndarray]
     split_rule: str
@@ -111,7 +113,7 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
     require_few(listing.bad, listing.num_inputs, params, "cannot be used")
     if listing.corpus is not None and listing.splits is not None:
         places = {name: np.flatnonzero(listing.splits == name) for name in listing.corpus.ids}
-        return DatasetPlan(listing, places, listing.corpus.split_rule, rule_version=1)
+        return DatasetPlan(params, listing, places, listing.corpus.split_rule, rule_version=1)
     identities: Sequence[str] = listing.identities or listing.keys
     apart = tell_apart(identities, listing.labels)
     splits, rule = assign_splits(
@@ -144,5 +146,5 @@ def plan_dataset(params: WriteParams, listing: Listing | None = None) -> Dataset
             f"column {params.columns['weight']!r}, or remove weight from data.columns."
         )
     return DatasetPlan(
-        listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, whole=order
+        params, listing, {name: indices for name, indices in by_split.items() if len(indices)}, rule, whole=order
     )

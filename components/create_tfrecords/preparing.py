@@ -17,7 +17,6 @@ from tpu_components.core.examples.artifacts import SPLITS, TRAIN
 from tpu_components.core.examples.example_ids import identify
 from tpu_components.core.examples.interface import TEXT
 from tpu_components.core.examples.text import split_words
-from tpu_components.core.sources.listing import Listing
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.tasks import Selection
 from tpu_components.core.work.workers import in_processes
@@ -64,46 +63,44 @@ def list_common(counts: Counter[bytes]) -> dict[str, int]:
     return {**common, "": counts.total() - sum(common.values())}
 
 
-def survey_texts(params: WriteParams, plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
+def survey_texts(plan: DatasetPlan) -> tuple[DatasetPlan, Survey]:
     """Read every text once, and count the words of the training split, from which the vocabulary is made.
 
     Returns:
         The plan from `divide_by_words`, and the survey.
     """
-    listing, planned = plan.listing, np.concatenate(list(plan.order.values()))
+    planned = np.concatenate(list(plan.order.values()))
     splits, train = plan.splits, SPLITS.index(TRAIN)
-    hashes, counts = _read_texts(params, listing, planned, splits == train)
+    hashes, counts = _read_texts(plan, planned, splits == train)
     words = np.zeros(len(splits), "<u8")
     words[planned] = np.frombuffer(hashes, "<u8")
-    plan = divide_by_words(params, plan, words)
+    plan = divide_by_words(plan, words)
     if len(left := plan.left_out[splits[plan.left_out] == train]):
-        counts.subtract(_read_texts(params, listing, left, splits == train)[1])
+        counts.subtract(_read_texts(plan, left, splits == train)[1])
     return plan, Survey(words, +counts)
 
 
-def divide_by_words(params: WriteParams, plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
+def divide_by_words(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
     """Return the plan without texts that have the same words as a held-out text, if `join_copies` is set.
 
     See `Copies.without_leaks`.
     """
-    if not params.join_copies:
+    if not plan.params.join_copies:
         return plan
     splits, planned = plan.splits, np.sort(np.concatenate(list(plan.order.values())))
     kept = Copies.find(plan.listing, planned, words[planned], np.empty((0, 2), int)).without_leaks(splits)
     return plan if np.array_equal(splits, kept) else plan.redivided(planned, kept[planned])
 
 
-def _read_texts(
-    params: WriteParams, listing: Listing, examples: np.ndarray, are_counted: np.ndarray
-) -> tuple[bytes, Counter[bytes]]:
+def _read_texts(plan: DatasetPlan, examples: np.ndarray, are_counted: np.ndarray) -> tuple[bytes, Counter[bytes]]:
     """Return the result of `_read_words` for some texts, which are read by worker processes."""
     hashes, counts = bytearray(), Counter[bytes]()
     chunks = [examples[i : i + TASK_EXAMPLES] for i in range(0, len(examples), TASK_EXAMPLES)]
     if not chunks:
         return b"", counts
     with progress.track(f"{STEP} vocabulary", len(examples), "texts") as bar:
-        calls = ((listing.select(chunk), are_counted[chunk].tolist()) for chunk in chunks)
-        with in_processes(_read_words, calls, min(count_workers(params), len(chunks))) as results:
+        calls = ((plan.listing.select(chunk), are_counted[chunk].tolist()) for chunk in chunks)
+        with in_processes(_read_words, calls, min(count_workers(plan.params), len(chunks))) as results:
             for chunk, (hashed, counted) in zip(chunks, results, strict=True):
                 hashes += hashed
                 counts.update(counted)
@@ -136,14 +133,12 @@ class Prepared:
     """A data set that is ready to be written; equal in all processes that prepare it with the same parameters.
 
     Attributes:
-        params: The parameters.
         plan: Examples of each split. Texts with the same words are in the same split.
         encoder: Encoder of the examples.
         bytes_each: Estimated size of a record, in bytes.
         survey: Word counts of the texts, from `survey_texts`; None for images.
     """
 
-    params: WriteParams
     plan: DatasetPlan
     encoder: Encoder
     bytes_each: int
@@ -166,7 +161,7 @@ class Prepared:
     def cut(self, num_workers: int) -> list[Task]:
         """Cut the data set into tasks, in storage order, several for each worker."""
         task_examples = share_out(self._num_examples, self._most_per_task, min(num_workers, self._num_useful_workers))
-        return list(cut_into_tasks(self.plan.order, self.bytes_each, self.params.target_shard_mib, task_examples))
+        return list(cut_into_tasks(self.plan.order, self.bytes_each, self.plan.params.target_shard_mib, task_examples))
 
     def write(self, tasks: Sequence[Task], folder: Path) -> Written:
         """Encode the tasks in processes of this machine; yield each task with its part, in order.
@@ -178,7 +173,7 @@ class Prepared:
         Raises:
             InputError: If images differ in shape.
         """
-        num_workers = max(min(count_workers(self.params), len(tasks), self._num_useful_workers), 1)
+        num_workers = max(min(count_workers(self.plan.params), len(tasks), self._num_useful_workers), 1)
         with tempfile.TemporaryDirectory(prefix=".parts.", dir=folder, ignore_cleanup_errors=True) as parts:
             free: list[str] = []  # Files whose content has been read: overwriting a file costs less than creating one.
             calls = (
@@ -195,19 +190,18 @@ class Prepared:
                     yield task, part
 
 
-def prepare(params: WriteParams, plan: DatasetPlan, survey: Survey | None = None) -> Prepared:
+def prepare(plan: DatasetPlan, survey: Survey | None = None) -> Prepared:
     """Prepare a plan for writing: count the words of texts, and choose the encoder.
 
     Args:
-        params: Parameters of the plan.
         plan: The plan.
         survey: Word counts of the texts, if they have been read before.
 
     Raises:
-        InputError: If no example can be encoded with `params`.
+        InputError: If no example can be encoded with the plan's parameters.
     """
     if survey is not None:
-        plan = divide_by_words(params, plan, survey.words)
+        plan = divide_by_words(plan, survey.words)
     elif plan.listing.kind == TEXT:
-        plan, survey = survey_texts(params, plan)
-    return Prepared(params, plan, *choose_encoder(params, plan, survey.counts if survey else None), survey)
+        plan, survey = survey_texts(plan)
+    return Prepared(plan, *choose_encoder(plan, survey.counts if survey else None), survey)

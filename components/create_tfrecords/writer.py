@@ -38,26 +38,16 @@ from tpu_components.create_tfrecords.log_messages import (
 )
 from tpu_components.create_tfrecords.merging import Merger, regroup
 from tpu_components.create_tfrecords.parts import Written
-from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
+from tpu_components.create_tfrecords.planning import plan_dataset
 from tpu_components.create_tfrecords.preparing import Prepared, count_workers, list_common, prepare
 
 
-def write_records(
-    params: WriteParams,
-    directory: Path,
-    plan: DatasetPlan | None = None,
-    *,
-    prepared: Prepared | None = None,
-    parts: Written | None = None,
-) -> WriteResult:
+def write_records(params: WriteParams, directory: Path) -> WriteResult:
     """Write labelled examples as sharded TFRecord files with a manifest.
 
     Args:
         params: Source to read, and how to divide it.
         directory: Folder to write; appears whole or not at all. Existing records of the same source are replaced.
-        plan: Plan of `params`; None to make it.
-        prepared: Prepared data set; None to prepare it.
-        parts: All tasks with the parts that other machines wrote; None to write all parts here.
 
     Returns:
         Counts, and the fingerprint of the content. They do not depend on the number of workers.
@@ -66,12 +56,24 @@ def write_records(
         InputError: If the source cannot be used, too many inputs are unreadable, images differ in shape with no rule
             to resize them, the disk is too small, or `directory` holds something else.
     """
-    plan = prepared.plan if prepared else plan or plan_dataset(params)
-    _check_target(directory, params.source)
-    prepared = prepared or prepare(params, plan)
+    plan = plan_dataset(params)
+    check_target(directory, params.source)
+    return write_prepared(prepare(plan), directory)
+
+
+def write_prepared(prepared: Prepared, directory: Path, parts: Written | None = None) -> WriteResult:
+    """Write the records of a prepared plan; see `write_records`.
+
+    Args:
+        prepared: The plan.
+        directory: Folder to write.
+        parts: All tasks with the parts that other machines wrote; None to write all parts here.
+    """
+    plan = prepared.plan
     storage.require_free_bytes(directory, sum(plan.split_examples.values()) * prepared.bytes_each)
     with storage.staged_directory(directory) as staged:
-        manifest = _write_all(prepared, parts or prepared.write(prepared.cut(count_workers(params)), staged), staged)
+        parts = parts or prepared.write(prepared.cut(count_workers(plan.params)), staged)
+        manifest = _write_all(prepared, parts, staged)
         manifest.save(staged)
     return WriteResult(
         num_examples=sum(split.num_examples for split in manifest.splits.values()),
@@ -82,7 +84,12 @@ def write_records(
     )
 
 
-def _check_target(directory: Path, source: str) -> None:
+def check_target(directory: Path, source: str) -> None:
+    """Check that a folder can be written, and is empty or has records of the same source.
+
+    Raises:
+        InputError: If it has other files, or the disk refuses it.
+    """
     storage.require_writable(directory)
     if not directory.exists() or not any(directory.iterdir()):
         return
@@ -111,7 +118,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
-    params, plan, encoder, survey = prepared.params, prepared.plan, prepared.encoder, prepared.survey
+    plan, encoder, survey, params = prepared.plan, prepared.encoder, prepared.survey, prepared.plan.params
     listing, merger, copies = plan.listing, Merger(staged), None
     with (
         progress.track(STEP, sum(plan.split_examples.values()), "examples") as bar,
@@ -130,7 +137,7 @@ def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
             progress.say(STEP, f"left out {num_retired:,} examples of retired test sets")
         if np.any(kept != splits):
             splits, examples = kept, merger.examples
-            merger = regroup(params, plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
+            merger = regroup(plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
     asked, own = TASKS[params.asked], (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
         fingerprint=merger.fingerprint(listing.class_names, encoder),
@@ -151,7 +158,7 @@ def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
         common_words=list_common(survey.counts) if survey else {},
         columns=params.columns,
     )
-    check_budget(params, plan, manifest)
+    check_budget(plan, manifest)
     if copies is None:
         say_corpus(manifest)
         return manifest
@@ -162,16 +169,16 @@ def _describe_examples(
     prepared: Prepared, manifest: Manifest, merger: Merger, copies: Copies, splits: np.ndarray, staged: Path
 ) -> Manifest:
     """Write the metadata files beside the records; returns the manifest with the number of left-out examples."""
-    params, plan, encoder, stored = prepared.params, prepared.plan, prepared.encoder, merger.by_split("examples")
+    plan, encoder, stored = prepared.plan, prepared.encoder, merger.by_split("examples")
     summary, is_copy = copies.summary(splits), copies.in_training_too(splits)
     manifest = dataclasses.replace(manifest, num_left_out=summary["left_out"])
     save_identities(staged, merger.by_split("identities"), {name: is_copy[some] for name, some in stored.items()})
     save_slices(staged, plan.listing.slices, stored, merger.by_split("num_pixels"), plan.listing.groups)
     storage.write_json(staged / COPIES_FILE, summary)
     say_content(manifest)
-    say_shares(params, plan, manifest)
+    say_shares(plan, manifest)
     say_copies(manifest, summary, is_copy, splits)
-    samples = choose_samples(plan.listing, stored, params)
+    samples = choose_samples(plan, stored)
     storage.write_bytes(staged / DATA_PAGE_FILE, render_page(manifest, summary, samples).encode())
     if isinstance(encoder, TextEncoder):
         save_vocabulary(encoder.vocabulary, staged)

@@ -157,14 +157,14 @@ class ConfigChecks:
             yield Finding("data", Status.HINT, said)
             return
         plan = check_inputs(self._config_here, self._workspace) if self._workspace else check_data(config)
-        overview = overview_of(plan, config.data)
+        overview = overview_of(plan)
         yield from (Finding("data", Status.OK, line) for line in overview.facts())
         yield from (Finding("data", Status.HINT, line) for line in overview.remarks())
         yield from self._damage(overview)
         yield from (Finding("settings", Status.HINT, said) for said in contradicted_by(overview, config))
         yield from (Finding("data", Status.HINT, said) for said in find_group_hints(plan.listing, config.data))
         with contextlib.redirect_stderr(io.StringIO()):  # Hides messages about temporary records.
-            self._interface = sample_interface(config, plan)
+            self._interface = sample_interface(plan)
 
     def _damage(self, overview: DataOverview) -> Iterator[Finding]:
         most, unusable, damaged = self._config.data.max_bad_fraction, overview.unusable, overview.damaged

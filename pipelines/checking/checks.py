@@ -149,7 +149,7 @@ def check_model_works(config: Config, plan: DatasetPlan) -> None:
     Raises:
         InputError: If the model cannot be built, rebuilt or exported in these formats.
     """
-    check_model(config, sample_interface(config, plan))
+    check_model(config, sample_interface(plan))
 
 
 def check_model(config: Config, interface: Interface) -> list[str]:
@@ -169,15 +169,13 @@ def check_model(config: Config, interface: Interface) -> list[str]:
     return warnings
 
 
-def sample_interface(config: Config, plan: DatasetPlan) -> Interface:
+def sample_interface(plan: DatasetPlan) -> Interface:
     """Return the model's interface (its input and output), from a few examples that are written as records.
 
     Raises:
         InputError: If the examples cannot be read, or do not fit together.
     """
-    sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task, _SAMPLE_EXAMPLES)})
-    lenient = dataclasses.replace(
-        config.data, max_bad_fraction=0.99
-    )  # The share of bad examples cannot be estimated from so few examples.
-    with written(lenient, sample) as (_, manifest):
+    # The share of bad examples cannot be estimated from so few examples.
+    lenient, examples = dataclasses.replace(plan.params, max_bad_fraction=0.99), sample_of(plan, _SAMPLE_EXAMPLES)
+    with written(dataclasses.replace(plan, params=lenient, order={TRAIN: examples})) as (_, manifest):
         return manifest.interface

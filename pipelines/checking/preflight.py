@@ -18,9 +18,9 @@ from tpu_components.core.machines.footprint import Footprint
 from tpu_components.core.machines.machine_spec import CHEAPEST_MACHINE, VERTEX, MachineSpec, PaidMachine, parse_machine
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.core.sources.listing import Listing
-from tpu_components.core.sources.params import WriteParams
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
-from tpu_components.create_tfrecords.writer import write_records
+from tpu_components.create_tfrecords.preparing import prepare
+from tpu_components.create_tfrecords.writer import write_prepared
 from tpu_components.preflight_training import data
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.examining import Examination
@@ -155,10 +155,10 @@ def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> Ma
     return dataclasses.replace(machine, region=region, spot=spot, timeout_seconds=configured.timeout_seconds)
 
 
-def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.ndarray:
+def sample_of(plan: DatasetPlan, count: int = SAMPLE_EXAMPLES) -> np.ndarray:
     """Return indices of the first training examples; for a regression also of the smallest and largest targets."""
     training = plan.order[TRAIN]
-    if task != REGRESSION:
+    if plan.params.task != REGRESSION:
         return training[:count]
     targets = plan.listing.labels[training]
     extremes = training[[*targets.argmin(0), *targets.argmax(0)]]
@@ -166,7 +166,7 @@ def sample_of(plan: DatasetPlan, task: str, count: int = SAMPLE_EXAMPLES) -> np.
 
 
 @contextlib.contextmanager
-def written(params: WriteParams, sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
+def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
     """Write a sample's records to a folder that is deleted after the block; yields the folder and its manifest.
 
     Raises:
@@ -174,7 +174,7 @@ def written(params: WriteParams, sample: DatasetPlan) -> Iterator[tuple[Path, Ma
     """
     with tempfile.TemporaryDirectory(prefix="tpu-pipelines-") as folder:
         records_dir = Path(folder) / "records"
-        write_records(params, records_dir, sample)
+        write_prepared(prepare(sample), records_dir)
         yield records_dir, Manifest.load(records_dir, verify=False)
 
 
@@ -205,14 +205,14 @@ def describe_data(
 
     def measure_sample() -> data.DataFacts:
         plan = plan_dataset(config.data, listing)
-        sample = dataclasses.replace(plan, order={TRAIN: sample_of(plan, config.data.task)})
-        count = len(sample.order[TRAIN])
+        examples = sample_of(plan)
+        count = len(examples)
         say("preflight_training", f"measuring how fast this machine reads, on {count:,} examples")
         counts = planned.split(plan.split_examples) if planned else plan.split_examples
         # Starting several workers takes longer than writing a small sample.
         each = plan.listing.num_bytes // len(plan.listing.keys)
         params = dataclasses.replace(config.data, num_workers=1) if count * each < _SMALL_BYTES else config.data
-        with written(params, sample) as (records_dir, manifest):
+        with written(dataclasses.replace(plan, params=params, order={TRAIN: examples})) as (records_dir, manifest):
             return data.measure(records_dir, manifest, counts, *reader, meanwhile)
 
     more = (planned.num_examples,) if planned else ()

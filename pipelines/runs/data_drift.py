@@ -104,11 +104,11 @@ def sketch_sample(params: WriteParams) -> DataSketch:
     # As many examples as are measured in a large data set.
     share = min(1.0, MOST_MEASURED / sum(plan.split_examples.values()))
     order = {name: examples[: math.ceil(share * len(examples))] for name, examples in plan.order.items()}
-    sample = dataclasses.replace(plan, order=order)
+    lenient = dataclasses.replace(params, max_bad_fraction=_MOST_BAD)
+    sample = dataclasses.replace(plan, params=lenient, order=order)
     count = sum(sample.split_examples.values())
     say("create_tfrecords", f"looking at {count:,} of {sum(plan.split_examples.values()):,} examples, for drift")
-    lenient = dataclasses.replace(params, max_bad_fraction=_MOST_BAD)
-    with written(lenient, sample) as (_, manifest):
+    with written(sample) as (_, manifest):
         return DataSketch.make(manifest)
 
 

@@ -266,12 +266,13 @@ def look_at(params: WriteParams) -> DataOverview:
     """
     params, listing = guess_task(params)
     # Bad examples are reported, not refused.
-    return overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing), params)
+    overview = overview_of(plan_dataset(dataclasses.replace(params, max_bad_fraction=0.99), listing))
+    return dataclasses.replace(overview, params=params)
 
 
-def overview_of(plan: DatasetPlan, params: WriteParams) -> DataOverview:
+def overview_of(plan: DatasetPlan) -> DataOverview:
     """Return an overview of a plan's data; see `look_at`."""
-    listing = plan.listing
+    listing, params = plan.listing, plan.params
     overview = DataOverview(
         params=params,
         kind=listing.example_kind,

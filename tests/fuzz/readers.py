@@ -350,7 +350,7 @@ def _read_task(path: Path) -> None:
 
 def _part(folder: Path) -> Sequence[bytes]:
     listing, indices, plan = _part_of(folder)
-    encoder, _ = choose_encoder(WriteParams(f"images:{folder}/images"), plan, None)
+    encoder, _ = choose_encoder(plan, None)
     return [part_bytes(read_records(write_part(encoder, str(folder / "scratch"), listing.select(indices))))]
 
 

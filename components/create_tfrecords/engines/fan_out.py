@@ -29,7 +29,7 @@ from tpu_components.create_tfrecords.log_messages import STEP
 from tpu_components.create_tfrecords.parts import Written, check_part, part_bytes, read_part
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.preparing import Prepared, Survey, prepare
-from tpu_components.create_tfrecords.writer import write_records
+from tpu_components.create_tfrecords.writer import check_target, write_prepared
 
 _PLAN_FILE = "plan.json"
 _WORDS_FILE = "words.npz"
@@ -98,8 +98,8 @@ def plan_parts(params: WriteParams, directory: str) -> PartsPlan:
 def prepare_parts(params: WriteParams) -> tuple[PartsPlan, Prepared]:
     """Plan the parts of a data set like `plan_parts`, but write nothing; returns the plan and the prepared data set."""
     plan = plan_dataset(params)
-    prepared = prepare(params, plan)
-    planned = PartsPlan(_key(params, plan), params.engine_tasks, len(prepared.cut(params.engine_tasks)))
+    prepared = prepare(plan)
+    planned = PartsPlan(_key(plan), params.engine_tasks, len(prepared.cut(params.engine_tasks)))
     progress.say(STEP, f"{planned.num_parts:,} parts, to be written in {planned.num_ranges:,} ranges")
     return planned, prepared
 
@@ -161,7 +161,8 @@ def merge(planned: PartsPlan, prepared: Prepared, folders: Sequence[str], direct
             check_part(part, prepared.plan.listing, task.examples)
             yield task, part
 
-    return write_records(prepared.params, directory, prepared=prepared, parts=read_parts())
+    check_target(directory, prepared.plan.params.source)
+    return write_prepared(prepared, directory, read_parts())
 
 
 def part_name(number: int) -> str:
@@ -169,10 +170,10 @@ def part_name(number: int) -> str:
     return f"{number:06d}.npz"
 
 
-def _key(params: WriteParams, plan: DatasetPlan) -> str:
+def _key(plan: DatasetPlan) -> str:
     """Return the digest of everything that the content of a part depends on."""
     code = fingerprint.code_of([__name__])
-    values = {name: value for name, value in dataclasses.asdict(params).items() if name not in _WITHOUT_EFFECT}
+    values = {name: value for name, value in dataclasses.asdict(plan.params).items() if name not in _WITHOUT_EFFECT}
     order = {name: hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest() for name, indices in plan.order.items()}
     return digest_of([values, order, plan.listing.stat_digest(), code.digest, code.versions()])
 
@@ -186,13 +187,13 @@ def _prepare_again(params: WriteParams, plan_dir: str) -> tuple[PartsPlan, Prepa
     with tempfile.TemporaryDirectory() as folder:
         here = storage.localize(plan_dir, Path(folder))
         planned, plan = PartsPlan.load(here), plan_dataset(params)
-        if (key := _key(params, plan)) != planned.key:
+        if (key := _key(plan)) != planned.key:
             raise InputError(
                 f"The data, the parameters or the code have changed since {plan_dir} was written: expected "
                 f"{planned.key[:12]}, received {key[:12]}. Plan again, and write all parts again."
             )
         words = here / _WORDS_FILE
-        return planned, prepare(params, plan, _load_survey(words) if words.is_file() else None)
+        return planned, prepare(plan, _load_survey(words) if words.is_file() else None)
 
 
 def _save_survey(survey: Survey, directory: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 from tests.browser import assert_opens, needs_browser
 from tests.html_page import Page
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.sources.kinds import list_examples
-from tpu_components.create_tfrecords import WriteParams, write_records
+from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
 from tpu_components.create_tfrecords.data_page import choose_samples, render_page
 
 NO_COPIES = {"exact": 0, "near": 0, "left_out": 0, "contradictory": 0, "across_splits": 0, "sets": []}
@@ -86,9 +85,9 @@ def test_figures_of_a_sample_say_so_and_classes_without_a_sample_are_left_out(wr
         splits[name] = dataclasses.replace(split, num_examples=10 * split.num_examples, distributions=figures)
     assert "chosen by their hashes" in render_page(dataclasses.replace(manifest, splits=splits), NO_COPIES, {})
     params = WriteParams(f"images:{written.parent}/data", image_size=(32, 32), max_bad_fraction=0.1)
-    listing = list_examples(params)
-    damaged = np.array([[key.endswith("damaged.png") for key in listing.keys].index(True)])
-    assert choose_samples(listing, {"train": damaged}, params) == {}
+    plan = plan_dataset(params)
+    damaged = np.array([[key.endswith("damaged.png") for key in plan.listing.keys].index(True)])
+    assert choose_samples(plan, {"train": damaged}) == {}
 
 
 def test_texts_and_targets_have_their_own_figures(review_records, tmp_path):

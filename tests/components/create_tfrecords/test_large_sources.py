@@ -103,7 +103,7 @@ def test_names_of_files_say_their_split_and_a_damaged_picture_is_set_aside(write
     plan = plan_dataset(WriteParams(source, test_fraction=0))
     assert plan.split_examples == {"train": 12, "validation": 12}
     params = WriteParams(source, test_fraction=0, max_bad_fraction=0.1, num_workers=1)
-    write_records(params, tmp_path / "records", plan)
+    write_records(params, tmp_path / "records")
     (aside,) = Manifest.load(tmp_path / "records").quarantined
     assert "damaged" in aside.reason
 

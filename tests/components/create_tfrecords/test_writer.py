@@ -215,7 +215,7 @@ def test_records_are_byte_for_byte_the_same_with_one_and_two_workers(kind, array
 
 
 def test_a_part_that_is_written_over_a_longer_one_begins_with_the_same_records(many_files, tmp_path):
-    prepared = prepare(params := WriteParams(f"images:{many_files}"), plan_dataset(params))
+    prepared = prepare(plan_dataset(WriteParams(f"images:{many_files}")))
     listing, path = prepared.plan.listing, tmp_path / "part"
     examples = np.arange(len(listing.keys))
     whole = parts.write_part(prepared.encoder, str(path), listing.select(examples))
@@ -227,7 +227,7 @@ def test_a_part_that_is_written_over_a_longer_one_begins_with_the_same_records(m
 
 def test_files_in_a_bucket_are_read_several_at_a_time(image_folder, tmp_path, bucket, monkeypatch):
     folder, both, download = image_folder(per_class=3), threading.Barrier(2), Blob.download_as_bytes
-    prepared = prepare(params := WriteParams(f"images:{folder}"), plan_dataset(params))
+    prepared = prepare(plan_dataset(WriteParams(f"images:{folder}")))
     examples = dataclasses.replace(prepared.plan.listing.select(np.arange(6)), root="gs://bucket/files")
     keys = examples.keys
     (folder / keys[2]).unlink()

@@ -38,7 +38,7 @@ def test_the_sample_of_a_regression_varies_where_the_data_do(tmp_path):
     def sample():
         np.savez(tmp_path / "rare.npz", x=images, y=targets)
         plan = plan_dataset(params)
-        return plan, sample_of(plan, params.task)
+        return plan, sample_of(plan)
 
     targets[0] = 1  # Else there is nothing to learn.
     plan, chosen = sample()
