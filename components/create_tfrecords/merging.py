@@ -5,23 +5,21 @@ import hashlib
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
 import numpy as np
 
 from tpu_components.core.drift.measuring import COUNTS, count_independent, count_labels, distributions
-from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Quarantined, Shard, Split
+from tpu_components.core.examples.artifacts import TRAIN, Quarantined, Shard, Split
 from tpu_components.core.examples.example_ids import identify_each
-from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, UNKNOWN, AnyInput
 from tpu_components.core.examples.slice_values import number_groups
 from tpu_components.core.sources.columns import Column
-from tpu_components.core.sources.listing import Listing
+from tpu_components.core.sources.listing import Corpus
 from tpu_components.core.sources.spans import Spans
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
-from tpu_components.create_tfrecords.encoders import Encoder
 from tpu_components.create_tfrecords.parts import BOOKS, Part, Task, count_per_task, cut_into_tasks
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
@@ -38,7 +36,7 @@ def regroup(plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) 
         bytes_each: Estimated size of a record, in bytes.
         staged: Folder to write to.
     """
-    after, task_examples = Merger(staged), count_per_task(bytes_each)
+    after, task_examples = Merger(plan, staged), count_per_task(bytes_each)
     after.bad = before.bad
     place = np.empty(len(plan.whole), plan.whole.dtype)
     place[before.examples] = np.arange(len(before.examples))
@@ -70,10 +68,15 @@ class _Shard:
 
 
 class Merger:
-    """Appends parts to their shards, in order, and keeps the metadata of the stored examples in columns."""
+    """Appends parts to their shards, in order, and keeps the metadata of the stored examples in columns.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    Args:
+        plan: The plan of the data set.
+        directory: Folder to write the shards to.
+    """
+
+    def __init__(self, plan: DatasetPlan, directory: Path) -> None:
+        self._plan, self._directory = plan, directory
         self._digest = hashlib.sha256()
         self._shards: list[_Shard] = []
         self._columns: dict[str, Column] = {}
@@ -132,24 +135,18 @@ class Merger:
         rows = np.split(self._columns[column].rows(), np.cumsum([*sizes.values()])[:-1])
         return dict(zip(sizes, rows, strict=True))
 
-    def find_copies(
-        self, listing: Listing, words: np.ndarray | None, left_out: np.ndarray
-    ) -> tuple[Copies, np.ndarray]:
-        """Find the copies among the stored examples.
+    def find_copies(self, words: np.ndarray | None) -> tuple[Copies, np.ndarray]:
+        """Find the copies among the stored examples, and the texts that were not written because they are copies.
 
         Deletes the perceptual hashes afterwards, because they take most of the memory.
 
         Args:
-            listing: The source.
             words: Hash of the words of each text: uint64[num_examples]; None for images.
-            left_out: Texts that were not written because they are copies: int[…], indices into the listing.
 
         Returns:
             The copies; and the split of every example of the listing: int8[num_examples], see `without_retired`.
         """
-        splits = np.full(len(listing.keys), LEFT_OUT, np.int8)
-        for split, examples in self.by_split("examples").items():
-            splits[examples] = SPLITS.index(split)
+        listing, left_out = self._plan.listing, self._plan.left_out
         examples, identities = self.examples, self._columns["identities"].rows()
         looks = self._columns.pop("looks", None)
         near = find_alike(looks.rows()) if looks else np.empty((0, 2), int)
@@ -158,7 +155,7 @@ class Merger:
             identities = np.concatenate([identities, identify_each(map(listing.read, left_out.tolist()))])
         if words is not None:
             near = pairs_of_equal(words[examples])
-        return Copies.find(listing, examples, identities, near), splits
+        return Copies.find(listing, examples, identities, near), self._plan.splits_of(self.by_split("examples"))
 
     def without_retired(self, splits: np.ndarray, retired: np.ndarray) -> np.ndarray:
         """Return the splits, int8[num_examples], with `LEFT_OUT` for the examples of retired test sets.
@@ -176,27 +173,25 @@ class Merger:
         require_examples(splits, result, reason)
         return result
 
-    def fingerprint(self, class_names: Sequence[str], encoder: Encoder) -> str:
-        """Return the SHA-256 of all records and split names, the class names and the encoder's input, in hex."""
-        self._digest.update(repr((class_names, encoder.input)).encode())
+    def fingerprint(self, inputs: AnyInput) -> str:
+        """Return the SHA-256 of all records and split names, the class names and the description of inputs, in hex."""
+        self._digest.update(repr((self._plan.listing.class_names, inputs)).encode())
         return self._digest.hexdigest()
 
-    def splits(self, task: str, listing: Listing) -> dict[str, Split]:
+    def splits(self) -> dict[str, Split]:
         """Return the manifest's entries by split name: counts, shards and statistics."""
-        if listing.corpus is not None:
-            return {split: self._count_characters(split, listing) for split in self.by_split("examples")}
+        corpus, stored = self._plan.listing.corpus, self.by_split("examples")
+        if corpus is not None:
+            return {split: self._count_characters(corpus, split, passages) for split, passages in stored.items()}
         counts, figures = self.by_split("counts"), self.by_split("figures")
         return {
-            split: self._describe(split, task, listing, examples, counts[split], figures[split])
-            for split, examples in self.by_split("examples").items()
+            split: self._describe(split, examples, counts[split], figures[split]) for split, examples in stored.items()
         }
 
-    def _count_characters(self, split: str, listing: Listing) -> Split:
-        assert listing.corpus is not None
-        passages = self.by_split("examples")[split]
+    def _count_characters(self, corpus: Corpus, split: str, passages: np.ndarray) -> Split:
         # A plan may hold only the first passages, for example in preflight's sample.
-        predicted = listing.corpus.ids[split][: int(listing.labels[passages].sum())]
-        counts = np.bincount(predicted, minlength=listing.corpus.input.vocabulary_size).tolist()
+        predicted = corpus.ids[split][: int(self._plan.listing.labels[passages].sum())]
+        counts = np.bincount(predicted, minlength=corpus.input.vocabulary_size).tolist()
         statistics = {"num_characters": len(predicted), "num_unknown": counts[UNKNOWN]}
         return Split(len(passages), tuple(counts), self._shards_of(split), statistics)
 
@@ -207,9 +202,8 @@ class Merger:
             if shard.split == split
         )
 
-    def _describe(
-        self, split: str, task: str, listing: Listing, examples: np.ndarray, counts: np.ndarray, figures: np.ndarray
-    ) -> Split:
+    def _describe(self, split: str, examples: np.ndarray, counts: np.ndarray, figures: np.ndarray) -> Split:
+        task, listing = self._plan.params.task, self._plan.listing
         # If all inputs of a split were set aside, there is nothing to count.
         labels, class_names = listing.labels[examples], listing.class_names
         is_regression = task == REGRESSION and len(labels)

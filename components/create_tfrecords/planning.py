@@ -1,7 +1,7 @@
 """Plans the whole data set before anything is written, so that a bad source is refused within seconds."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -64,8 +64,12 @@ class DatasetPlan:
     @property
     def splits(self) -> np.ndarray:
         """Split of every example of the listing: int8[num_examples], indices into `SPLITS`, or LEFT_OUT."""
+        return self.splits_of(self.order)
+
+    def splits_of(self, order: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the split of every example, as in `splits`, if each split has these examples: {split: int[…]}."""
         splits = np.full(len(self.listing.keys), LEFT_OUT, np.int8)
-        for name, indices in self.order.items():
+        for name, indices in order.items():
             splits[indices] = SPLITS.index(name)
         return splits
 

@@ -119,7 +119,7 @@ def _is_ours(file: Path) -> bool:
 
 def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
     plan, encoder, survey, params = prepared.plan, prepared.encoder, prepared.survey, prepared.plan.params
-    listing, merger, copies = plan.listing, Merger(staged), None
+    listing, merger, copies = plan.listing, Merger(plan, staged), None
     with (
         progress.track(STEP, sum(plan.split_examples.values()), "examples") as bar,
         contextlib.closing(parts) as written,
@@ -129,7 +129,7 @@ def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
             bar.update(len(task.examples))
     splits = plan.splits
     if listing.corpus is None:
-        copies, splits = merger.find_copies(listing, survey.words if survey else None, plan.left_out)
+        copies, splits = merger.find_copies(survey.words if survey else None)
         kept = copies.without_leaks(splits) if params.join_copies else splits
         if params.retired_tests:
             without_copies, kept = kept, merger.without_retired(kept, load_retired(params.retired_tests))
@@ -140,7 +140,7 @@ def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
             merger = regroup(plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
     asked, own = TASKS[params.asked], (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
-        fingerprint=merger.fingerprint(listing.class_names, encoder),
+        fingerprint=merger.fingerprint(encoder.input),
         source=params.source,
         split_rule=plan.split_rule,
         split_rule_version=plan.rule_version,
@@ -153,7 +153,7 @@ def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
             **({} if listing.weights is None else {WEIGHT_FEATURE: "float32"}),
         },
         class_names=listing.class_names,
-        splits=merger.splits(asked.name, listing),
+        splits=merger.splits(),
         quarantined=(*listing.bad, *merger.bad),
         common_words=list_common(survey.counts) if survey else {},
         columns=params.columns,

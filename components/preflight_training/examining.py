@@ -11,7 +11,7 @@ from tpu_components.core.base import progress
 from tpu_components.core.base.formatting import dollars, percent, time
 from tpu_components.core.examples.artifacts import PREFLIGHT_FILE
 from tpu_components.core.examples.decoding import MOST_PER_SECOND, MOST_RESIZED_PER_SECOND
-from tpu_components.core.examples.feeding import DEVICE, draw_order, is_held_in_memory, is_resident
+from tpu_components.core.examples.feeding import DEVICE, Cut, is_held_in_memory, is_resident
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.examples.records import ENCODED, RAW, input_bytes
 from tpu_components.core.files import storage
@@ -104,7 +104,7 @@ def order_rate(num_examples: int, global_batch: int) -> float:
 
     def draw(epoch: int) -> float:
         start = clock.perf_counter()
-        draw_order(drawn, global_batch, seed=0, epoch=epoch)
+        Cut(drawn, global_batch).draw_order(seed=0, epoch=epoch)
         return clock.perf_counter() - start
 
     return drawn / min(map(draw, range(5)))

@@ -160,7 +160,7 @@ def _read_inputs(
         if argument == _STDIN:
             yield from _piped(reader)
         elif isinstance(reader, Tokenizer) and not _names_a_file(argument):
-            yield [argument], reader.encode_all([argument])
+            yield [argument], reader.read_all([argument])
         elif not storage.is_remote(argument) and Path(argument).is_dir():
             for file in storage.list_files(argument):
                 path = f"{argument}/{file.name}"
@@ -184,7 +184,7 @@ def _piped(reader: ImageInput | Tokenizer) -> Iterator[_Named]:
     """Read stdin: texts, one image file, or lines of JSON in the server's format."""
     if isinstance(reader, Tokenizer):
         for text in _piped_texts():
-            yield [text], reader.encode_all([text])
+            yield [text], reader.read_all([text])
         return
     stdin: Any = sys.stdin.buffer  # A BufferedReader at run time.
     if stdin.peek(1).lstrip()[:1] not in (b"{", b"["):
@@ -249,10 +249,10 @@ def _read_texts(path: str, reader: Tokenizer, lines: bool, column: str) -> _Name
         # Not splitlines, which also splits at characters other than line feeds.
         texts = [line.removesuffix("\r") for line in _read_text(path).removesuffix("\n").split("\n")]
     else:
-        return [path], reader.encode_all([_read_text(path)])
+        return [path], reader.read_all([_read_text(path)])
     if not texts:
         raise InputError(f"Cannot read {path}: it holds no text. Expected at least one.")
-    return [f"{path}[{i}]" for i in range(len(texts))], reader.encode_all(texts)
+    return [f"{path}[{i}]" for i in range(len(texts))], reader.read_all(texts)
 
 
 def _read_text(path: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from tpu_components.core.base.frameworks import jax, keras
 from tpu_components.core.base.partition import WHOLE, Share
 from tpu_components.core.base.progress import Progress
-from tpu_components.core.examples.feeding import EpochReader, draw_order
+from tpu_components.core.examples.feeding import Cut, EpochReader
 from tpu_components.core.examples.records import Examples
 from tpu_components.core.machines.hosts import ProcessGroup
 from tpu_components.core.models.step.hyperparameters import TrainParams
@@ -83,7 +83,7 @@ class ResidentFeed:
         self._source = (*self._examples, order.result())
 
     def _draw(self, epoch: int) -> Any:
-        order = draw_order(self._program.num_examples, self._program.batch_size, self._seed, epoch)
+        order = Cut(self._program.num_examples, self._program.batch_size).draw_order(self._seed, epoch)
         return put(order, self._mesh, self._order.shared_axis)
 
     def take(self, limit: int) -> tuple[Any, int]:

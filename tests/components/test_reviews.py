@@ -65,14 +65,14 @@ def test_saved_model_takes_raw_strings_and_answers_as_litert_does(exported_revie
     signature = tf.saved_model.load(str(exported_reviews / "saved_model")).signatures["serving_default"]
     answer = signature(text=tf.constant(TEXTS))
     model = load_model(exported_reviews)
-    probabilities = model.predict(model.reader.encode_all(TEXTS))
+    probabilities = model.predict(model.reader.read_all(TEXTS))
     np.testing.assert_allclose(answer["probabilities"], probabilities, atol=1e-5)
     assert answer["class_name"].numpy()[:2].tolist() == [b"pos", b"neg"]
 
 
 def test_litert_answers_any_number_of_texts(exported_reviews):
     model = load_model(exported_reviews)
-    ids = model.reader.encode_all(TEXTS)
+    ids = model.reader.read_all(TEXTS)
     many = model.predict(np.tile(ids, (5, 1)))
     assert many.shape == (20, 2)
     for i in range(20):

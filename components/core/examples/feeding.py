@@ -36,30 +36,6 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     return -(-num_examples // batch_size)
 
 
-def draw_order(num_examples: int, batch_size: int, seed: int, epoch: int, share: Share = WHOLE) -> np.ndarray:
-    """Return the indices of the examples in an epoch's batches, int32[steps, batch].
-
-    Every example occurs once. The first examples of the order are repeated to fill the last batch.
-
-    Args:
-        num_examples: Examples of the split.
-        batch_size: Examples of a batch.
-        seed: Seed of the training.
-        epoch: Epoch, from 0.
-        share: This host's share of the examples and of each batch. Indices count from the first example of the share.
-            All hosts have the same number of steps.
-    """
-    own = len(share.within(num_examples))
-    order = np.random.default_rng((seed, epoch, *_of_host(share))).permutation(own)
-    steps = steps_per_epoch(num_examples, batch_size)
-    return np.resize(order, (steps, batch_size // share.count)).astype(np.int32)
-
-
-def _of_host(share: Share) -> tuple[int, ...]:
-    """Return the part of a seed that is different on every host; empty for a single host."""
-    return () if share == WHOLE else (share.index,)
-
-
 class EpochReader(Protocol):
     """Produces a host's part of the batches of an epoch."""
 
@@ -104,6 +80,25 @@ class Cut:
         """Number of examples of weight zero that fill this host's part of the last batch."""
         return self.steps * self.own_batch - self.own_examples
 
+    def own_seed(self, seed: int, epoch: int) -> tuple[int, ...]:
+        """Return the seed of an epoch: the training's seed and the epoch, and the host's index if there are several."""
+        return (seed, epoch) if self.share == WHOLE else (seed, epoch, self.share.index)
+
+    def draw_order(self, seed: int, epoch: int) -> np.ndarray:
+        """Return the indices of the examples in this host's part of an epoch's batches, int32[steps, own_batch].
+
+        Every example occurs once. The first examples of the order are repeated to fill the last batch.
+
+        Args:
+            seed: Seed of the training.
+            epoch: Epoch, from 0.
+
+        Returns:
+            Indices that count from the first example of this host's share.
+        """
+        order = np.random.default_rng(self.own_seed(seed, epoch)).permutation(self.own_examples)
+        return np.resize(order, (self.steps, self.own_batch)).astype(np.int32)
+
 
 class InMemoryReader:
     """Reader of a split that is held in RAM, in a new random order every epoch."""
@@ -117,7 +112,7 @@ class InMemoryReader:
     def batches(self, epoch: int, start_step: int) -> Any:
         """Return a tf.data.Dataset; see `EpochReader`."""
         cut = self._cut
-        order = draw_order(cut.num_examples, cut.batch_size, self._seed, epoch, cut.share)
+        order = cut.draw_order(self._seed, epoch)
         weights = self._weights[order] * (np.arange(order.size) < cut.own_examples).reshape(order.shape)
         dataset = tf.data.Dataset.from_tensor_slices((order[start_step:], weights[start_step:]))
 
@@ -148,7 +143,7 @@ class StreamingReader:
         order = np.random.default_rng((self._seed, epoch)).permutation(len(files))
         parts = records.parts_of_shards(counts[order].tolist(), cut.share)
         parts[:, 0] = order[parts[:, 0]]
-        named = "/".join(map(str, (self._seed, epoch, *_of_host(cut.share))))
+        named = "/".join(map(str, cut.own_seed(self._seed, epoch)))
         draw = int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "little")
         with tf.device("CPU"):
             read, parse = self._stages

@@ -115,20 +115,16 @@ class Tokenizer:
         """Return the ids of a text, int32[num_tokens].
 
         Raises:
-            InputError: If the text holds half a surrogate pair.
-        """
-        return self.encode_all([text])[0]
-
-    def encode_all(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the ids of texts, int32[len(texts), num_tokens].
-
-        Raises:
-            InputError: If a text holds half a surrogate pair, which UTF-8 cannot encode.
+            InputError: If the text holds half a surrogate pair, which UTF-8 cannot encode.
         """
         try:
-            return np.stack([self.encode(text.encode()).ids for text in texts])
+            return self.encode(text.encode()).ids
         except UnicodeEncodeError as error:
             raise InputError(f"Expected text that can be written in UTF-8. Received: {error}.") from error
+
+    def read_all(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the ids of texts, int32[len(texts), num_tokens]; see `read`."""
+        return np.stack([self.read(text) for text in texts])
 
 
 def tokenizer_ops(inputs: TextInput, vocabulary: Sequence[bytes]) -> tuple[Callable[[Any], Any], Any]:
