@@ -86,7 +86,7 @@ def run_json(*command: str) -> dict:
 
 def bench_write(images: Path, work: Path) -> None:
     """Records written per second."""
-    from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
+    from tpu_components.create_tfrecords import WriteParams, write_records
 
     params = WriteParams(f"images:{images}", validation_fraction=0, test_fraction=0)
     count = 0
@@ -95,7 +95,7 @@ def bench_write(images: Path, work: Path) -> None:
         nonlocal count
         count += 1
         start = time.perf_counter()
-        result = write_records(params, work / f"records-{count}", plan_dataset(params))
+        result = write_records(params, work / f"records-{count}")
         return result.num_examples / (time.perf_counter() - start)
 
     files = sorted(images.rglob("*.jpg"))

@@ -97,7 +97,7 @@ class Photos:
 
     def write(self, encoding: str, name: str) -> int:
         """Write records; returns how many."""
-        from tpu_components.create_tfrecords import WriteParams, plan_dataset, write_records
+        from tpu_components.create_tfrecords import WriteParams, write_records
 
         params = WriteParams(
             f"images:{self.folder}",
@@ -107,7 +107,7 @@ class Photos:
             test_fraction=0,
             join_copies=False,
         )
-        return write_records(params, self.work / name, plan_dataset(params)).num_examples
+        return write_records(params, self.work / name).num_examples
 
     def reader(self, name: str) -> Any:
         """A reader of batches as training gets them, streamed; its epoch holds every photo `TIMES` times."""

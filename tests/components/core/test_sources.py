@@ -534,7 +534,7 @@ def test_csv_follows_links_and_never_reads_a_device(tmp_path, encode):
     plan = plan_dataset(params)
     assert plan.listing.files.sizes[plan.listing.keys.index("linked/x.png")] == len(encode())
     assert len(plan.listing.content_digest()) == 64
-    result = write_records(params, tmp_path / "records", plan)
+    result = write_records(params, tmp_path / "records")
     assert (result.num_examples, result.num_quarantined) == (2, 2)
 
 
