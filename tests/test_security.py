@@ -17,10 +17,10 @@ HELD_BY = {
     "Sources are not trusted": EXPLAINS,
     "A damaged file, or an image": """
         tests/components/create_tfrecords/test_writer.py::test_unreadable_images_over_budget_are_refused_by_name
-        tests/components/core/examples/test_images.py::test_decode_pixels_refuses_a_png_bomb_before_unpacking_it
-        tests/components/core/examples/test_images.py::test_decode_pixels_refuses_a_jpeg_bomb_before_unpacking_it""",
+        tests/components/core/examples/test_images.py::test_read_image_refuses_a_png_bomb_before_unpacking_it
+        tests/components/core/examples/test_images.py::test_read_image_refuses_a_jpeg_bomb_before_unpacking_it""",
     "Image formats for which": """
-        tests/components/core/examples/test_images.py::test_decode_pixels_refuses_formats_that_start_other_programs""",
+        tests/components/core/examples/test_images.py::test_read_image_refuses_formats_that_start_other_programs""",
     "The name of an object": """
         tests/components/core/files/test_storage.py::test_localize_refuses_object_names_that_climb_out""",
     "Names of classes": """
@@ -36,7 +36,7 @@ HELD_BY = {
         tests/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory""",
     "An image may have": """
         tests/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory
-        tests/components/core/examples/test_images.py::test_decode_pixels_refuses_a_png_bomb_before_unpacking_it""",
+        tests/components/core/examples/test_images.py::test_read_image_refuses_a_png_bomb_before_unpacking_it""",
     "JSON and YAML may nest": """
         tests/fuzz/test_corpus.py::test_every_formats_worst_file_is_refused_within_its_memory
         tests/fuzz/test_corpus.py::test_what_was_ever_found_is_no_fault""",

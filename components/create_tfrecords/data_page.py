@@ -12,7 +12,7 @@ from tpu_components.core.base.formatting import byte_size, percent
 from tpu_components.core.drift.histograms import draw_histograms, draw_legend
 from tpu_components.core.drift.measuring import FIGURES, LABELS
 from tpu_components.core.examples.artifacts import SPLITS, TRAIN, Distribution, Manifest, TargetStatistics
-from tpu_components.core.examples.images import decode_pixels
+from tpu_components.core.examples.images import read_image
 from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TEXT, ImageRule
 from tpu_components.core.pages import page
 from tpu_components.core.pages.blocks import Block, Cell, Figure, Section, Table
@@ -71,7 +71,7 @@ def _members(listing: Listing, labels: np.ndarray, task: str) -> Iterator[tuple[
 def _show(rule: ImageRule | None, key: str, content: Any) -> str:
     """Return a small picture, or without a rule the beginning of a text, as HTML."""
     if rule:
-        return show_picture(decode_pixels(content, rule), _PICTURE_PIXELS, key)
+        return show_picture(read_image(content, rule).pixels, _PICTURE_PIXELS, key)
     text = content.decode("utf-8", "replace")
     return _TEXT.format(key, text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
 

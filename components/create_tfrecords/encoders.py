@@ -19,7 +19,6 @@ from tpu_components.core.examples.images import (
     Picture,
     UnreadableImageError,
     check_encoded,
-    decode_pixels,
     open_image,
     read_image,
 )
@@ -271,7 +270,7 @@ def _first_shape(plan: DatasetPlan, image: ImageRule) -> tuple[int, int, int]:
     listing, reason = plan.listing, ""
     for place, key in enumerate(listing.keys):
         try:
-            height, width, channels = decode_pixels(listing.read(place), image).shape
+            height, width, channels = read_image(listing.read(place), image).pixels.shape
             return height, width, channels
         except (UnreadableImageError, InputError) as error:
             reason = reason or f"{key!r}: {error}"

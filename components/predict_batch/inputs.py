@@ -13,7 +13,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import KEY_FEATURE, TEXT_FEATURE, Manifest, Shard
-from tpu_components.core.examples.images import decode_pixels, middle
+from tpu_components.core.examples.images import middle, read_image
 from tpu_components.core.examples.interface import AnyInput, CorpusInput, ImageInput, TextInput
 from tpu_components.core.examples.records import RAW, DamagedRecordError, find_records, read_fields
 from tpu_components.core.examples.text import Tokenizer
@@ -174,7 +174,7 @@ def _read_record(model: ExportedModel, frame: bytes, stored: AnyInput) -> tuple[
         if stored.encoding == RAW:
             pixels = np.frombuffer(content, np.uint8).reshape(stored.fed_shape)
         else:
-            pixels = decode_pixels(content, stored.stored_rule)
+            pixels = read_image(content, stored.stored_rule).pixels
         return key, _read_example(model, np.ascontiguousarray(middle(pixels[None], stored.shape)[0]))
     except InputError:  # A ValueError, too.
         raise
@@ -187,7 +187,7 @@ def _read_example(model: ExportedModel, content: Any) -> np.ndarray:
     if isinstance(model.reader, Tokenizer):
         return model.reader.encode_stored(content).ids
     assert isinstance(model.input, ImageInput)
-    return decode_pixels(content, model.input.rule)
+    return read_image(content, model.input.rule).pixels
 
 
 class Places(Sequence[str]):

@@ -17,7 +17,7 @@ import numpy as np
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import paragraph
 from tpu_components.core.examples.generation import Alphabet, generate
-from tpu_components.core.examples.images import UnreadableImageError, are_other_pixels, decode_pixels, to_pixels
+from tpu_components.core.examples.images import UnreadableImageError, are_other_pixels, read_image, to_pixels
 from tpu_components.core.examples.interface import CLASSIFICATION, LANGUAGE_MODEL, ImageInput
 from tpu_components.core.examples.text import MAX_CSV_FIELD_CHARACTERS, Tokenizer
 from tpu_components.core.files import storage
@@ -282,7 +282,7 @@ def _read_column(path: str, column: str) -> list[str]:
 
 def _decode_image(path: str, content: bytes, wanted: ImageInput) -> np.ndarray:
     try:
-        return decode_pixels(content, wanted.rule)[None]
+        return read_image(content, wanted.rule).pixels[None]
     except UnreadableImageError as error:
         raise InputError(
             f"Cannot read {path}: {error}. Expected an image file, a folder of them, or .npy/.npz."

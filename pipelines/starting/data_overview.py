@@ -15,7 +15,7 @@ import numpy as np
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN
-from tpu_components.core.examples.images import UnreadableImageError, decode_pixels, has_image_suffix
+from tpu_components.core.examples.images import UnreadableImageError, has_image_suffix, read_image
 from tpu_components.core.examples.interface import (
     CLASSIFICATION,
     IMAGE,
@@ -326,7 +326,7 @@ def _read_some(overview: DataOverview, plan: DatasetPlan) -> DataOverview:
             if overview.kind == TEXT:
                 lengths.append(len(split_words(content)))
             else:
-                height, width, depth = decode_pixels(content, overview.params.image_rule).shape
+                height, width, depth = read_image(content, overview.params.image_rule).pixels.shape
                 sizes.append((height, width))
                 channels.add(depth)
         except (InputError, UnreadableImageError) as error:

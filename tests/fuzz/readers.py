@@ -25,7 +25,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.drift.comparison import find_shifts
 from tpu_components.core.drift.sketches import DataSketch, sketch_answers
 from tpu_components.core.examples.artifacts import Manifest, load_history
-from tpu_components.core.examples.images import UnreadableImageError, check_encoded, decode_pixels
+from tpu_components.core.examples.images import UnreadableImageError, check_encoded, read_image
 from tpu_components.core.examples.interface import IMAGE, ImageRule
 from tpu_components.core.examples.records import encode_example, frame_record
 from tpu_components.core.files import typed_json
@@ -97,7 +97,7 @@ def _of_images(kind: str) -> Reader:
     def read(path: Path) -> None:
         content = path.read_bytes()
         check_encoded(content, ImageRule(None, 0))
-        decode_pixels(content, _RULE)
+        read_image(content, _RULE)
 
     def seeds(_: Path) -> Sequence[bytes]:
         return [picture(kind=kind, **each) for each in ({}, *options)]
@@ -138,7 +138,7 @@ def _source(
                 content = listing.read(example)
                 if listing.kind == IMAGE:
                     with contextlib.suppress(UnreadableImageError):  # The writer sets it aside.
-                        decode_pixels(content, given.image_rule)
+                        read_image(content, given.image_rule)
         plan_dataset(given)
 
     return Reader(file, seeds, read, repair)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tpu_components.core.base.cpus import available_cpus
-from tpu_components.core.examples.images import decode_jpeg, decode_pixels, jpeg_header, reduction
+from tpu_components.core.examples.images import decode_jpeg, jpeg_header, read_image, reduction
 from tpu_components.core.examples.interface import ImageInput, ImageRule
 from tpu_components.core.examples.resizing import resize_into
 
@@ -24,7 +24,7 @@ MOST_PER_SECOND, MOST_RESIZED_PER_SECOND = 100_000.0, 17_000.0
 def decode_batch(files: Sequence[bytes], inputs: ImageInput) -> np.ndarray:
     """Decode image files into one array, uint8[files, height, width, channels], without intermediate copies.
 
-    The pixels are those of `images.decode_pixels`. Resized images differ by at most two levels (of 255); see
+    The pixels are those of `images.read_image`. Resized images differ by at most two levels (of 255); see
     `resizing.resize_into`.
 
     Args:
@@ -61,7 +61,7 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
 def _decode_into(rule: ImageRule, file: bytes, out: np.ndarray) -> None:
     height, width, kind = jpeg_header(file, rule.max_pixels)
     if not kind:
-        out[...] = decode_pixels(file, rule)
+        out[...] = read_image(file, rule).pixels
     elif (height, width) == rule.image_size:
         decode_jpeg(file, rule.channels, (height, width), buffer=out)
     else:

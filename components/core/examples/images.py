@@ -131,11 +131,6 @@ def read_image(content: bytes | np.ndarray, rule: ImageRule, keep_size: bool = F
     return Picture(resize_pixels(content, rule.image_size or (height, width)), (height, width))
 
 
-def decode_pixels(content: bytes | np.ndarray, rule: ImageRule) -> np.ndarray:
-    """Return the pixels of an image, uint8[height, width, channels]; see `read_image`."""
-    return read_image(content, rule).pixels
-
-
 def open_image(
     content: bytes, rule: ImageRule, watch: Callable[[], None] | None = None, keep_size: bool = False
 ) -> OpenImage:

@@ -19,7 +19,7 @@ from tests.components.create_tfrecords.engines.cases import same_files
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples.artifacts import Manifest
-from tpu_components.core.examples.images import decode_pixels
+from tpu_components.core.examples.images import read_image
 from tpu_components.core.examples.interface import ImageRule
 from tpu_components.core.examples.records import load_split
 from tpu_components.core.files import storage
@@ -79,7 +79,7 @@ def test_write_records_stores_what_went_in_by_tensorflows_own_reader(image_folde
     assert keys == sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
     for key, label, image in (example for examples in found.values() for example in examples):
         assert ("ant", "bee", "cat")[label] == key.split("/")[0]
-        assert image == decode_pixels((folder / key).read_bytes(), ImageRule(None, 0)).tobytes()
+        assert image == read_image((folder / key).read_bytes(), ImageRule(None, 0)).pixels.tobytes()
 
 
 def test_write_records_keeps_encoded_images_untouched(image_folder, tmp_path):
@@ -147,11 +147,11 @@ def test_resized_images_are_jpegs_of_one_shape_that_models_read_as_they_are_serv
         write_records(dataclasses.replace(params, num_workers=workers), out)
     assert same_files(tmp_path / "1", tmp_path / "2")
     written = _read(out, "train")
-    assert {decode_pixels(image, ImageRule(None, 0)).shape for _, _, image in written} == {(20, 24, 3)}
+    assert {read_image(image, ImageRule(None, 0)).pixels.shape for _, _, image in written} == {(20, 24, 3)}
     kept = [key for key, _, image in written if image == (folder / key).read_bytes()]
     assert kept == ["dog/0005.png"]
     read = load_split(out, Manifest.load(out), "train").inputs
-    np.testing.assert_array_equal(read, [decode_pixels(image, ImageRule(None, 0)) for _, _, image in written])
+    np.testing.assert_array_equal(read, [read_image(image, ImageRule(None, 0)).pixels for _, _, image in written])
 
 
 def test_resized_images_keep_a_margin_that_only_training_sees(image_folder, tmp_path):
@@ -164,12 +164,12 @@ def test_resized_images_keep_a_margin_that_only_training_sees(image_folder, tmp_
     assert "margin" not in json.loads((tmp_path / "none" / "dataset.json").read_text())
     assert Manifest.load(tmp_path / "none").input.margin == (0, 0)
     files = [image for _, _, image in _read(tmp_path / "margin", "train")]
-    larger = np.array([decode_pixels(file, ImageRule(None, 0)) for file in files])
+    larger = np.array([read_image(file, ImageRule(None, 0)).pixels for file in files])
     assert larger.shape == (10, 24, 30, 3)
     np.testing.assert_array_equal(load_split(tmp_path / "margin", manifest, "train", with_margin=True).inputs, larger)
     middle = load_split(tmp_path / "margin", manifest, "train").inputs
     np.testing.assert_array_equal(middle, larger[:, 2:22, 3:27])
-    served = [decode_pixels(file, ImageRule((20, 24), 3, margin=(4, 6))) for file in files]
+    served = [read_image(file, ImageRule((20, 24), 3, margin=(4, 6))).pixels for file in files]
     np.testing.assert_array_equal(served, middle)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.generation import Alphabet
-from tpu_components.core.examples.images import decode_pixels
+from tpu_components.core.examples.images import read_image
 from tpu_components.core.examples.interface import CorpusInput, ImageInput, ImageRule
 from tpu_components.serving.exported import ExportedModel, PromptReader
 from tpu_components.serving.instances import TooLargeError, parse_image, parse_infer, parse_request, render_predictions
@@ -61,7 +61,7 @@ def test_colour_pixels_need_their_channels():
 @pytest.mark.parametrize("shape", [GREY, COLOUR])
 def test_image_files_are_decoded_as_everywhere_else(encode, kind, size, shape):
     content = encode(size=size, kind=kind)
-    expected = decode_pixels(content, ImageRule(shape[:2], shape[2]))
+    expected = read_image(content, ImageRule(shape[:2], shape[2])).pixels
     for instance in (b64(content), {"image": b64(content)}, {"encoded": b64(content)}):
         assert np.array_equal(parse(instance, shape=shape).inputs[0], expected)
 
@@ -165,7 +165,7 @@ def test_large_images_are_decoded_part_by_part(encode):
     for _, numbers in parts:
         asked.decode(numbers)
     assert asked.num_bytes == asked.inputs.nbytes
-    expected = [decode_pixels(content, ImageRule(COLOUR[:2], 3)) for content in contents]
+    expected = [read_image(content, ImageRule(COLOUR[:2], 3)).pixels for content in contents]
     assert np.array_equal(asked.inputs, expected)
 
 

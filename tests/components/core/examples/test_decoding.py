@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tpu_components.core.examples.decoding import decode_batch
-from tpu_components.core.examples.images import UnreadableImageError, decode_pixels
+from tpu_components.core.examples.images import UnreadableImageError, read_image
 from tpu_components.core.examples.interface import ImageInput, ImageRule
 
 
@@ -20,7 +20,7 @@ def test_a_batch_has_the_pixels_that_pillow_gives(encode, channels, reduced, siz
     ]
     batch = decode_batch(files, ImageInput((20, 24, channels), "encoded", reduced=reduced))
     rule = ImageRule((20, 24), channels, reduced=reduced)
-    expected = np.stack([decode_pixels(file, rule) for file in files])
+    expected = np.stack([read_image(file, rule).pixels for file in files])
     assert (batch.shape, batch.dtype) == (expected.shape, np.uint8)
     assert np.abs(batch.astype(int) - expected).max() <= most
 

@@ -15,7 +15,7 @@ from PIL import Image
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.frameworks import tf
 from tpu_components.core.examples.artifacts import Manifest, Shard, Split, file_crc32c
-from tpu_components.core.examples.images import decode_pixels
+from tpu_components.core.examples.images import read_image
 from tpu_components.core.examples.interface import ImageRule, TextInput
 from tpu_components.core.examples.records import (
     decode_image,
@@ -44,7 +44,7 @@ def _picture(seed: int = 0, size: tuple[int, int] = (8, 8), mode: str = "RGB", k
 
 def _difference(content: bytes, channels: int) -> int:
     """Levels between what the writer stores and what the reader (and a served model) decodes."""
-    stored = decode_pixels(content, ImageRule(None, channels))
+    stored = read_image(content, ImageRule(None, channels)).pixels
     return int(np.abs(decode_image(content, stored.shape).numpy().astype(int) - stored).max())
 
 
@@ -101,7 +101,7 @@ def test_stored_and_served_pixels_of_a_jpeg_are_equal(channels, mode, size, subs
 def test_the_writer_stores_what_libjpegs_accurate_transform_gives():
     content = _picture(size=(40, 50), kind="JPEG")
     expected = tf.io.decode_jpeg(content, dct_method="INTEGER_ACCURATE").numpy()
-    np.testing.assert_array_equal(decode_pixels(content, ImageRule(None, 0)), expected)
+    np.testing.assert_array_equal(read_image(content, ImageRule(None, 0)).pixels, expected)
 
 
 @pytest.mark.skipif(not CIFAR.exists(), reason="needs cifar10.tar.xz in ../shared/data")
@@ -135,7 +135,7 @@ def test_stored_and_served_pixels_of_gif_bmp_and_cmyk_are_equal(kind, mode, chan
 @pytest.mark.parametrize("size", [(100, 80), (65, 140), (16, 16), (33, 31), (32, 64), (300, 257), (63, 64)])
 def test_stored_and_served_pixels_differ_by_one_level_at_most_where_resized(size, reduced):
     content = _picture(size=size, kind="JPEG")
-    stored = decode_pixels(content, ImageRule((32, 32), 3, reduced=reduced)).astype(int)
+    stored = read_image(content, ImageRule((32, 32), 3, reduced=reduced)).pixels.astype(int)
     assert np.abs(decode_image(content, (32, 32, 3), reduced=reduced).numpy() - stored).max() <= 1
 
 
@@ -162,7 +162,7 @@ def records(request, tmp_path) -> tuple[Path, Manifest, dict[str, np.ndarray]]:
         for i in range(10):
             content = _picture(seed=i + 100 * ord(name[0]), kind="JPEG")
             (tmp_path / "data" / name / f"{i}.jpeg").write_bytes(content)
-            pictures[f"{name}/{i}.jpeg"] = decode_pixels(content, ImageRule(None, 0))
+            pictures[f"{name}/{i}.jpeg"] = read_image(content, ImageRule(None, 0)).pixels
     params = WriteParams(f"images:{tmp_path}/data", encoding=request.param, test_fraction=0, seed=3)
     write_records(params, tmp_path / "out")
     return tmp_path / "out", Manifest.load(tmp_path / "out"), pictures

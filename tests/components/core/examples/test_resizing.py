@@ -9,8 +9,8 @@ from sklearn.datasets import load_sample_images
 
 from tpu_components.core.examples.images import (
     UnreadableImageError,
-    decode_pixels,
     encode_png,
+    read_image,
     resize_pixels,
 )
 from tpu_components.core.examples.interface import ImageRule
@@ -48,14 +48,14 @@ def test_check_resized_gives_a_jpeg_of_the_size_and_keeps_one_that_has_it(encode
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_check_resized_gives_the_pixels_of_decode_pixels_up_to_one_level(encode, kind, orientation):
+def test_check_resized_gives_the_pixels_of_read_image_up_to_one_level(encode, kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     content = encode(size=(60, 128), kind=kind, exif=exif)
     rule = ImageRule((40, 33), 3, upright=True, reduced=True)
     _, shape, picture = check_resized(content, rule, 92)
     assert shape == (40, 33, 3)
-    assert np.abs(picture.pixels - decode_pixels(content, rule).astype(int)).max() <= 1
+    assert np.abs(picture.pixels - read_image(content, rule).pixels.astype(int)).max() <= 1
 
 
 def test_check_resized_refuses_a_truncated_file(encode):
@@ -67,6 +67,6 @@ def test_check_resized_refuses_a_truncated_file(encode):
 def test_resized_photographs_are_as_close_to_those_served_as_the_readme_says():
     for photo in load_sample_images().images:
         stored, _, _ = check_resized(encode_png(photo), ImageRule((224, 224), 3), 92)
-        apart = np.abs(decode_pixels(stored, ImageRule(None, 0)) - resize_pixels(photo, (224, 224)).astype(int))
+        apart = np.abs(read_image(stored, ImageRule(None, 0)).pixels - resize_pixels(photo, (224, 224)).astype(int))
         assert apart.mean() < 3
         assert apart.max() < 60
