@@ -15,7 +15,6 @@ from tpu_components.core.sources.listing import Listing, split_named, without_la
 from tpu_components.core.sources.params import WriteParams
 from tpu_components.core.sources.targets import (
     SEPARATOR,
-    TARGETS,
     WEIGHTS,
     index_labels,
     parse_numbers,
@@ -38,18 +37,28 @@ class Chosen:
     """Names of a source's fields by their role.
 
     Attributes:
+        params: Parameters of the records.
+        labelled: Whether to read labels, splits and weights. Otherwise the fields to store with predictions are read.
         content: `image` or `text`.
         names: Field for each role that the source has: `image` or `text`, `label`, `split`, `id` and `weight`.
-        targets: Names of the fields with the target.
-        kept: Names of the fields to store with predictions.
         notes: Messages to the user about fields whose role was guessed from their names.
     """
 
+    params: WriteParams
+    labelled: bool
     content: str
     names: Mapping[str, str]
-    targets: tuple[str, ...]
     notes: tuple[str, ...]
-    kept: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the fields with the target."""
+        return (self.params.target_columns or (self.names.get("label", "label"),)) if self.labelled else ()
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the fields to store with predictions, besides the id."""
+        return () if self.labelled else self.params.slice_columns
 
     @property
     def wanted(self) -> list[str]:
@@ -81,19 +90,18 @@ def choose_fields(fields: Sequence[str], params: WriteParams, location: str, lab
             notes.append(f"{field!r} is taken for the {what}; data.columns may name another one")
     content = next((what for what in ("image", "text") if what in params.columns), "")
     content = content or next((what for what in ("image", "text") if what in names), "")
-    targets = (params.target_columns or (names.get("label", "label"),)) if labelled else ()
-    kept = () if labelled else params.slice_columns
-    missing = [*([] if content else ["image (or text)"]), *(name for name in (*targets, *kept) if name not in fields)]
-    if missing:
+    chosen = Chosen(params, labelled, content, names, tuple(notes))
+    missing = [] if content else ["image (or text)"]
+    if missing := [*missing, *(name for name in (*chosen.targets, *chosen.kept) if name not in fields)]:
         raise InputError(
             f"Missing in {location}: {shown(missing)}. Received: {shown(list(fields))}. Say which they are: "
             f"data.columns={{image: …, label: …}}."
         )
-    return Chosen(content, names, targets, tuple(notes), kept)
+    return chosen
 
 
 def read_targets(
-    values: Mapping[str, Sequence[Any]], chosen: Chosen, params: WriteParams, keys: Sequence[str]
+    values: Mapping[str, Sequence[Any]], chosen: Chosen, keys: Sequence[str]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels and class names for a `Listing`, from {field: values}.
 
@@ -102,33 +110,25 @@ def read_targets(
     """
     if not chosen.targets:
         return without_labels(len(keys))
+    params = chosen.params
     for name in chosen.targets:
         for key, value in zip(keys, values[name], strict=True):
             if value is None or (isinstance(value, list) and params.task != MULTI_LABEL and len(value) != 1):
                 raise InputError(f"Cannot use {key}: expected one {name!r}, received {value!r}. Correct the source.")
     if params.task == REGRESSION:
-        return _numbers(values, chosen.targets, keys), chosen.targets
+        columns = [map(_only, values[name]) for name in chosen.targets]
+        return parse_numbers(columns, chosen.targets, keys), chosen.targets
     named = [_name(value) for value in values[chosen.targets[0]]]
     return (split_labels if params.task == MULTI_LABEL else index_labels)(named, params.class_names, keys)
 
 
-def read_weights(
-    values: Mapping[str, Sequence[Any]], params: WriteParams, keys: Sequence[str], labelled: bool
-) -> np.ndarray | None:
-    """Return the weights of examples, float32[num_examples]; None without `columns.weight` or without labels.
+def read_weights(values: Sequence[Any], name: str, keys: Sequence[str]) -> np.ndarray:
+    """Return the weights of examples, float32[num_examples], from the values of the field `name`.
 
     Raises:
         InputError: If a weight is missing, negative or not finite.
     """
-    if not labelled or "weight" not in params.columns:
-        return None
-    return _numbers(values, (params.columns["weight"],), keys, WEIGHTS)[:, 0]
-
-
-def _numbers(
-    values: Mapping[str, Sequence[Any]], names: Sequence[str], keys: Sequence[str], what: str = TARGETS
-) -> np.ndarray:
-    return parse_numbers([map(_only, values[name]) for name in names], names, keys, what)
+    return parse_numbers([map(_only, values)], (name,), keys, WEIGHTS)[:, 0]
 
 
 def _only(value: Any) -> Any:
@@ -154,9 +154,9 @@ def read_splits(values: Sequence[Any], location: str) -> np.ndarray:
     return np.array([split_of[_name(_only(value))] for value in values])
 
 
-def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen, labelled: bool) -> dict[str, list[Any]]:
+def read_kept(values: Mapping[str, Sequence[Any]], chosen: Chosen) -> dict[str, list[Any]]:
     """Return the values to store with predictions, by name: `id` and `chosen.kept`; empty for labelled examples."""
-    if labelled:
+    if chosen.labelled:
         return {}
     fields = {**({"id": chosen.names["id"]} if "id" in chosen.names else {}), **{name: name for name in chosen.kept}}
     # A feature of a record is a list even if it has one value or none.
@@ -186,9 +186,7 @@ def known_by(ids: Sequence[str] | None, otherwise: Names | None) -> Names | None
 def list_rows(
     values: Mapping[str, Sequence[Any]],
     chosen: Chosen,
-    params: WriteParams,
     keys: Sequence[str],
-    labelled: bool,
     splits: np.ndarray | None,
     hashed: np.ndarray | None,
     **content: Any,
@@ -198,9 +196,7 @@ def list_rows(
     Args:
         values: Values of the fields `chosen.wanted`, by field name.
         chosen: Names of the fields by role.
-        params: Parameters of the records.
         keys: Keys of the examples.
-        labelled: Whether labels, splits and weights are read.
         splits: Split of every example by its file; a split field takes precedence. None if files have no split.
         hashed: Hashes that identify examples without an id, uint64[num_examples]; None if their keys identify them.
         content: Other attributes of the `Listing`.
@@ -208,17 +204,20 @@ def list_rows(
     Raises:
         InputError: If a value does not fit; see `read_targets`, `read_splits` and `read_weights`.
     """
-    labels, classes = read_targets(values, chosen, params, keys)
-    if labelled and "split" in chosen.names:
-        splits = read_splits(values[chosen.names["split"]], params.source)
+    labels, classes = read_targets(values, chosen, keys)
+    names, weights = chosen.names, None
+    if chosen.labelled and "split" in names:
+        splits = read_splits(values[names["split"]], chosen.params.source)
+    if chosen.labelled and "weight" in names:
+        weights = read_weights(values[names["weight"]], names["weight"], keys)
     return Listing(
         keys=keys,
         labels=labels,
         class_names=classes,
         splits=splits,
-        slices=read_kept(values, chosen, labelled),
+        slices=read_kept(values, chosen),
         kind=TEXT if chosen.content == "text" else IMAGE,
         identities=known_by(read_ids(values, chosen), None if hashed is None else Names.of_hashes(hashed)),
-        weights=read_weights(values, params, keys, labelled),
+        weights=weights,
         **content,
     )

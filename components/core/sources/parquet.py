@@ -254,10 +254,8 @@ def _list_tables(
     paths, num_bytes = tuple(file.path for file in files), sum(file.num_bytes for file in files)
     listing = list_rows(
         values,
-        chosen,
-        dataclasses.replace(params, class_names=order),
+        dataclasses.replace(chosen, params=dataclasses.replace(params, class_names=order)),
         keys,
-        labelled,
         splits=None if of_files is None else np.repeat(of_files, counts),
         hashed=hashes,
         texts=texts,

@@ -40,9 +40,7 @@ def list_tfrecords(location: str, params: WriteParams, labelled: bool) -> Listin
     return list_rows(
         values,
         chosen,
-        params,
         keys,
-        labelled,
         splits=None if of_files is None else np.repeat(of_files, list(map(len, by_file))),
         hashed=hashes,
         spans=Spans.collect([row.span for row in rows]),

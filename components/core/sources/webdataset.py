@@ -66,6 +66,9 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
             )
         labels, classes = index_labels([str(example.label) for example in examples], params.class_names, keys)
     kept = [] if labelled else [n for n in ("id", *params.slice_columns) if any(n in each.kept for each in examples)]
+    weights, name = None, params.columns.get("weight")
+    if labelled and name:
+        weights = read_weights([example.kept.get("weight") for example in examples], name, keys)
     of_archives = splits_of(archives, location) if labelled else None
     sizes = list(map(len, by_archive))
     return Listing(
@@ -78,12 +81,7 @@ def list_webdataset(location: str, params: WriteParams, labelled: bool) -> Listi
         version=version_of(archives),
         # Without the archive's name, so that adding an archive does not rename examples.
         identities=tuple(example.name for example in examples),
-        weights=read_weights(
-            {params.columns.get("weight", ""): [example.kept.get("weight") for example in examples]},
-            params,
-            keys,
-            labelled,
-        ),
+        weights=weights,
     )
 
 
