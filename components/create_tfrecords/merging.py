@@ -20,7 +20,7 @@ from tpu_components.core.sources.listing import Corpus
 from tpu_components.core.sources.spans import Spans
 from tpu_components.core.sources.targets import check_variation, describe_targets
 from tpu_components.create_tfrecords.copies import Copies, find_alike, pairs_of_equal
-from tpu_components.create_tfrecords.parts import BOOKS, Part, Task, count_per_task, cut_into_tasks
+from tpu_components.create_tfrecords.parts import METADATA, Part, Task, count_per_task, cut_into_tasks
 from tpu_components.create_tfrecords.planning import DatasetPlan
 from tpu_components.create_tfrecords.splitting import LEFT_OUT, require_examples
 
@@ -45,7 +45,7 @@ def regroup(plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) 
         for task in cut_into_tasks(plan.order, bytes_each, plan.params.target_shard_mib, task_examples):
             frames = _read_records(records, places := place[task.examples])
             digests = b"".join(hashlib.sha256(frame).digest() for frame in frames)
-            after.add(task, dataclasses.replace(before.books(places), digests=digests, content=b"".join(frames)))
+            after.add(task, dataclasses.replace(before.metadata(places), digests=digests, content=b"".join(frames)))
     return after
 
 
@@ -96,14 +96,14 @@ class Merger:
         # One digest per record, so that the fingerprint does not depend on the size of shards and tasks.
         self._digest.update(part.digests)
         self.bad.extend(part.bad)
-        books = {name: getattr(part, name) for name in BOOKS}
-        for name, rows in {"examples": task.examples[part.kept], **books}.items():
+        metadata = {name: getattr(part, name) for name in METADATA}
+        for name, rows in {"examples": task.examples[part.kept], **metadata}.items():
             if rows is not None:
                 self._columns.setdefault(name, Column(rows.dtype, rows.shape[1:])).extend(rows)
 
-    def books(self, places: np.ndarray) -> Part:
+    def metadata(self, places: np.ndarray) -> Part:
         """Return the metadata, without digests, of the examples at some positions in storage order, int[…]."""
-        own = {name: self._columns[name].rows()[places] for name in BOOKS if name in self._columns}
+        own = {name: self._columns[name].rows()[places] for name in METADATA if name in self._columns}
         return Part("", kept=np.arange(len(places), dtype=np.int32), digests=b"", **own)
 
     def move_records(self, folder: Path) -> Spans:
@@ -125,7 +125,7 @@ class Merger:
         """Return a column of the metadata by split name, in storage order; {} if the examples lack the column.
 
         Args:
-            column: `examples` (indices into the listing), or one of `BOOKS`; texts, for example, lack `num_pixels`.
+            column: `examples` (indices into the listing), or one of `METADATA`; texts, for example, lack `num_pixels`.
         """
         if column not in self._columns:
             return {}

@@ -75,7 +75,7 @@ class Part:
 
 
 # Fields of `Part` with metadata of each kept example.
-BOOKS = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
+METADATA = ("sizes", "identities", "counts", "figures", "looks", "num_pixels")
 Written = Generator[tuple[Task, Part], None, None]  # The tasks in order, each with its part.
 
 
@@ -231,7 +231,7 @@ def read_records(part: Part) -> Part:
 def part_bytes(part: Part) -> bytes:
     """Return the content of a part's file: its metadata and its framed records."""
     bad = [dataclasses.asdict(item) for item in part.bad]
-    arrays = {name: array for name in ("kept", *BOOKS) if (array := getattr(part, name)) is not None}
+    arrays = {name: array for name in ("kept", *METADATA) if (array := getattr(part, name)) is not None}
     file = io.BytesIO()
     np.savez(
         file,
@@ -252,9 +252,9 @@ def read_part(uri: str, file: bytes) -> Part:
         stored = read_arrays(uri, file)
         content = stored["content"].tobytes()
         bad = typed_values.read(typed_json.decode(stored["bad"].tobytes()), tuple[Quarantined, ...])
-        books: dict[str, Any] = {name: stored[name] for name in ("kept", *BOOKS) if name in stored}
-        digests = b"".join(hashlib.sha256(frame).digest() for frame in Pieces(content, np.cumsum(books["sizes"])))
-        return Part(uri, digests=digests, bad=bad, content=content, **books)
+        metadata: dict[str, Any] = {name: stored[name] for name in ("kept", *METADATA) if name in stored}
+        digests = b"".join(hashlib.sha256(frame).digest() for frame in Pieces(content, np.cumsum(metadata["sizes"])))
+        return Part(uri, digests=digests, bad=bad, content=content, **metadata)
 
 
 def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
@@ -272,7 +272,7 @@ def check_part(part: Part, listing: Listing, indices: np.ndarray) -> None:
     """
     left, content = np.ones(len(indices), bool), part.content
     try:
-        odd = [name for name in BOOKS if (rows := getattr(part, name)) is not None and len(rows) != len(part.kept)]
+        odd = [name for name in METADATA if (rows := getattr(part, name)) is not None and len(rows) != len(part.kept)]
         if odd or sum(part.sizes.tolist()) != len(content):
             raise ValueError(f"{len(content):,} bytes of records, and books of others")
         left[part.kept] = False

@@ -78,6 +78,11 @@ class DatasetPlan:
         """Number of examples by split."""
         return {name: len(indices) for name, indices in self.order.items()}
 
+    @property
+    def num_examples(self) -> int:
+        """Number of examples in all splits."""
+        return sum(map(len, self.order.values()))
+
 
 def _where(listing: Listing, params: WriteParams) -> str:
     """Return advice about which data to add to a split, as the end of an error message; empty if there is none."""

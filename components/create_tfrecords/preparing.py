@@ -150,17 +150,15 @@ class Prepared:
         return count_per_task(max(self.bytes_each, listing.num_bytes // len(listing.keys)))
 
     @property
-    def _num_examples(self) -> int:
-        return sum(self.plan.split_examples.values())
-
-    @property
     def _num_useful_workers(self) -> int:
         """Largest number of workers that is useful: 1 for a corpus, whose passages cost less to encode than to send."""
-        return 1 if self.plan.listing.corpus is not None else -(-self._num_examples // self._most_per_task)
+        return 1 if self.plan.listing.corpus is not None else -(-self.plan.num_examples // self._most_per_task)
 
     def cut(self, num_workers: int) -> list[Task]:
         """Cut the data set into tasks, in storage order, several for each worker."""
-        task_examples = share_out(self._num_examples, self._most_per_task, min(num_workers, self._num_useful_workers))
+        task_examples = share_out(
+            self.plan.num_examples, self._most_per_task, min(num_workers, self._num_useful_workers)
+        )
         return list(cut_into_tasks(self.plan.order, self.bytes_each, self.plan.params.target_shard_mib, task_examples))
 
     def write(self, tasks: Sequence[Task], folder: Path) -> Written:

@@ -69,10 +69,9 @@ def write_prepared(prepared: Prepared, directory: Path, parts: Written | None = 
         directory: Folder to write.
         parts: All tasks with the parts that other machines wrote; None to write all parts here.
     """
-    plan = prepared.plan
-    storage.require_free_bytes(directory, sum(plan.split_examples.values()) * prepared.bytes_each)
+    storage.require_free_bytes(directory, prepared.plan.num_examples * prepared.bytes_each)
     with storage.staged_directory(directory) as staged:
-        parts = parts or prepared.write(prepared.cut(count_workers(plan.params)), staged)
+        parts = parts or prepared.write(prepared.cut(count_workers(prepared.plan.params)), staged)
         manifest = _write_all(prepared, parts, staged)
         manifest.save(staged)
     return WriteResult(
@@ -121,7 +120,7 @@ def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
     plan, encoder, survey, params = prepared.plan, prepared.encoder, prepared.survey, prepared.plan.params
     listing, merger, copies = plan.listing, Merger(plan, staged), None
     with (
-        progress.track(STEP, sum(plan.split_examples.values()), "examples") as bar,
+        progress.track(STEP, plan.num_examples, "examples") as bar,
         contextlib.closing(parts) as written,
     ):
         for task, part in written:

@@ -24,7 +24,7 @@ from pydantic_core import from_json
 
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.examples.images import SERVED_FORMATS, OpenImage, UnreadableImageError, open_image
-from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, ImageInput
+from tpu_components.core.examples.interface import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS, ImageInput
 from tpu_components.core.examples.text import Tokenizer
 from tpu_components.serving.exported import ExportedModel, PromptReader
 from tpu_components.serving.params import ServeParams
@@ -58,11 +58,15 @@ class _ProcessorTime:
         self._end = 0.0
 
     @contextlib.contextmanager
-    def spending(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
+        """Count the time of the block, which reads an image; raise InputError if it is damaged or takes too long."""
         start = time.thread_time()
         self._end = start + self._left
         try:
+            self.check()
             yield
+        except UnreadableImageError as error:
+            raise InputError(f"expected a JPEG, PNG, GIF, BMP, WebP, TIFF or PPM file. Received: {error}.") from error
         finally:
             self._left -= time.thread_time() - start
 
@@ -119,8 +123,7 @@ class PredictRequest:
             InputError: If an image cannot be decoded, or takes too long; the message names the instance.
         """
         for number in numbers:
-            with _naming(number), self._time.spending(), _naming_what_is_expected():
-                self._time.check()
+            with _naming(number), self._time.reading():
                 self.inputs[number] = self.waiting.pop(number).decode().pixels
 
 
@@ -303,17 +306,8 @@ def _parse_instance(wanted: Reader, instance: Any, limits: ServeParams, time: _P
             f"Received: {_describe(instance)}."
         )
     rule = dataclasses.replace(wanted.rule, max_pixels=limits.max_image_pixels, formats=SERVED_FORMATS)
-    with time.spending(), _naming_what_is_expected():
-        time.check()
+    with time.reading():
         return open_image(image, rule, time.check)
-
-
-@contextlib.contextmanager
-def _naming_what_is_expected() -> Iterator[None]:
-    try:
-        yield
-    except UnreadableImageError as error:
-        raise InputError(f"expected a JPEG, PNG, GIF, BMP, WebP, TIFF or PPM file. Received: {error}.") from error
 
 
 def _check_pixels(nested: list[Any], image_shape: tuple[int, int, int]) -> np.ndarray:
@@ -373,7 +367,7 @@ def describe_model(name: str, model: ExportedModel) -> dict[str, Any]:
     of_images = isinstance(model.input, ImageInput)
     shape = [-1, *model.input.shape] if of_images else [-1]
     tensor = {"name": model.input.noun, "datatype": "UINT8" if of_images else _BYTES, "shape": shape}
-    answers = [{"name": _answer(model), "datatype": "FP32", "shape": [-1, len(model.class_names)]}]
+    answers = [{"name": TASKS[model.task].answer, "datatype": "FP32", "shape": [-1, len(model.class_names)]}]
     if model.task == CLASSIFICATION:
         answers.append({"name": _CLASS, "datatype": _BYTES, "shape": [-1]})
     return {"name": name, "platform": "litert", "inputs": [tensor], "outputs": answers}
@@ -390,10 +384,6 @@ def configure_model(name: str, model: ExportedModel) -> dict[str, Any]:
         for side in ("input", "output")
     }
     return {"name": name, "platform": described["platform"], "backend": "litert", "max_batch_size": 0, **tensors}
-
-
-def _answer(model: ExportedModel) -> str:
-    return "values" if model.task == REGRESSION else "probabilities"
 
 
 def parse_infer(
@@ -494,7 +484,7 @@ def _read_outputs(request: Mapping[str, Any], model: ExportedModel) -> dict[str,
     """Return the outputs that a V2 request asks for, all by default, and whether each is returned as binary data."""
     parameters, outputs = request.get("parameters"), request.get("outputs")
     by_default = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
-    known = [_answer(model), *([_CLASS] if model.task == CLASSIFICATION else [])]
+    known = [TASKS[model.task].answer, *([_CLASS] if model.task == CLASSIFICATION else [])]
     if not outputs:
         return dict.fromkeys(known, by_default)
     if not isinstance(outputs, list):

@@ -102,12 +102,11 @@ def sketch_sample(params: WriteParams) -> DataSketch:
             "no figures are kept. Use --when changed."
         )
     # As many examples as are measured in a large data set.
-    share = min(1.0, MOST_MEASURED / sum(plan.split_examples.values()))
+    share = min(1.0, MOST_MEASURED / plan.num_examples)
     order = {name: examples[: math.ceil(share * len(examples))] for name, examples in plan.order.items()}
     lenient = dataclasses.replace(params, max_bad_fraction=_MOST_BAD)
     sample = dataclasses.replace(plan, params=lenient, order=order)
-    count = sum(sample.split_examples.values())
-    say("create_tfrecords", f"looking at {count:,} of {sum(plan.split_examples.values()):,} examples, for drift")
+    say("create_tfrecords", f"looking at {sample.num_examples:,} of {plan.num_examples:,} examples, for drift")
     with written(sample) as (_, manifest):
         return DataSketch.make(manifest)
 
