@@ -162,6 +162,7 @@ class Copies:
 
     Attributes:
         listing: The source.
+        splits: Split of every example of the listing: int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
         sets: Sets of examples that are copies of each other, directly or through other copies: int[…] each, indices
             into the listing.
         are_equal: For each set, whether all its examples are equal.
@@ -170,17 +171,21 @@ class Copies:
     """
 
     listing: Listing
+    splits: np.ndarray
     sets: Sequence[np.ndarray]
     are_equal: Sequence[bool]
     num_exact: int
     num_near: int
 
     @classmethod
-    def find(cls, listing: Listing, examples: np.ndarray, identities: np.ndarray, near: np.ndarray) -> Self:
+    def find(
+        cls, listing: Listing, splits: np.ndarray, examples: np.ndarray, identities: np.ndarray, near: np.ndarray
+    ) -> Self:
         """Find the copies among some examples of a listing.
 
         Args:
             listing: The source.
+            splits: Split of every example of the listing; see `Copies`.
             examples: The examples: int[count], indices into the listing.
             identities: Example IDs: uint64[count], equal for equal examples.
             near: Pairs of near-duplicates: int[num_pairs, 2], indices into `examples`.
@@ -189,25 +194,23 @@ class Copies:
         sets = connect(len(examples), [equal, near])
         are_equal = [len(set(identities[members].tolist())) == 1 for members in sets]
         num_near = sum(len(members) - 1 for members in sets) - len(equal)
-        return cls(listing, [examples[members] for members in sets], are_equal, len(equal), num_near)
+        return cls(listing, splits, [examples[members] for members in sets], are_equal, len(equal), num_near)
 
-    def without_leaks(self, splits: np.ndarray) -> np.ndarray:
+    def without_leaks(self) -> np.ndarray:
         """Return splits without leaks: each set of copies stays in one split (test, else validation, else train).
 
         The other copies get LEFT_OUT; no example moves to another split. The split of an example depends only on the
         example itself. A test example is therefore never trained on, even if examples are added or further copies are
         found. If the source defines splits, only the examples of its training split are considered.
 
-        Args:
-            splits: Split of every example of the listing: int8[num_examples], indices into `SPLITS`.
-
         Returns:
-            int8[num_examples], indices into `SPLITS`, or LEFT_OUT.
+            int8[num_examples], like `splits`.
 
         Raises:
             InputError: If a split has no examples left.
         """
-        result, own = splits.copy(), self.listing.splits
+        splits, own = self.splits, self.listing.splits
+        result = splits.copy()
         is_free = splits != LEFT_OUT if own is None else (own == TRAIN) & (splits != LEFT_OUT)
         for members in self.sets:
             free = members[is_free[members]]
@@ -221,23 +224,23 @@ class Copies:
         )
         return result
 
-    def in_training_too(self, splits: np.ndarray) -> np.ndarray:
+    def in_training_too(self) -> np.ndarray:
         """Return for each example whether it is in another split and has a copy in training, bool[num_examples]."""
-        result = np.zeros(len(splits), bool)
+        result = np.zeros(len(self.splits), bool)
         for members in self.sets:
-            trains = splits[members] == SPLITS.index(TRAIN)
+            trains = self.splits[members] == SPLITS.index(TRAIN)
             result[members] = ~trains & trains.any()
         return result
 
-    def summary(self, splits: np.ndarray) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return the content of `copies.json`: counts, and sets of copies, those of several labels or splits first."""
-        labels = self.listing.labels
+        labels, splits = self.listing.labels, self.splits
         sets = [
             {
                 "equal": equal,
                 "contradictory": bool(np.any(labels[members] != labels[members[0]])),
                 "across_splits": len(set(splits[members].tolist()) - {LEFT_OUT}) > 1,
-                "examples": [self._describe(i, splits) for i in members.tolist()],
+                "examples": [self._describe(i) for i in members.tolist()],
             }
             for members, equal in zip(self.sets, self.are_equal, strict=True)
         ]
@@ -251,8 +254,8 @@ class Copies:
             "sets": sets[:_LISTED],
         }
 
-    def _describe(self, example: int, splits: np.ndarray) -> dict[str, Any]:
-        label, split = self.listing.labels[example], splits[example]
+    def _describe(self, example: int) -> dict[str, Any]:
+        label, split = self.listing.labels[example], self.splits[example]
         named = self.listing.class_names[label] if label.ndim == 0 else label.tolist()
         stands = "left out" if split == LEFT_OUT else SPLITS[split]
         return {"key": self.listing.keys[example], "split": stands, "label": named}

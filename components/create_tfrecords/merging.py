@@ -135,16 +135,13 @@ class Merger:
         rows = np.split(self._columns[column].rows(), np.cumsum([*sizes.values()])[:-1])
         return dict(zip(sizes, rows, strict=True))
 
-    def find_copies(self, words: np.ndarray | None) -> tuple[Copies, np.ndarray]:
+    def find_copies(self, words: np.ndarray | None) -> Copies:
         """Find the copies among the stored examples, and the texts that were not written because they are copies.
 
         Deletes the perceptual hashes afterwards, because they take most of the memory.
 
         Args:
             words: Hash of the words of each text: uint64[num_examples]; None for images.
-
-        Returns:
-            The copies; and the split of every example of the listing: int8[num_examples], see `without_retired`.
         """
         listing, left_out = self._plan.listing, self._plan.left_out
         examples, identities = self.examples, self._columns["identities"].rows()
@@ -155,7 +152,7 @@ class Merger:
             identities = np.concatenate([identities, identify_each(map(listing.read, left_out.tolist()))])
         if words is not None:
             near = pairs_of_equal(words[examples])
-        return Copies.find(listing, examples, identities, near), self._plan.splits_of(self.by_split("examples"))
+        return Copies.find(listing, self._plan.splits_of(self.by_split("examples")), examples, identities, near)
 
     def without_retired(self, splits: np.ndarray, retired: np.ndarray) -> np.ndarray:
         """Return the splits, int8[num_examples], with `LEFT_OUT` for the examples of retired test sets.

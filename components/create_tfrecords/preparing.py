@@ -88,7 +88,7 @@ def divide_by_words(plan: DatasetPlan, words: np.ndarray) -> DatasetPlan:
     if not plan.params.join_copies:
         return plan
     splits, planned = plan.splits, np.sort(np.concatenate(list(plan.order.values())))
-    kept = Copies.find(plan.listing, planned, words[planned], np.empty((0, 2), int)).without_leaks(splits)
+    kept = Copies.find(plan.listing, splits, planned, words[planned], np.empty((0, 2), int)).without_leaks()
     return plan if np.array_equal(splits, kept) else plan.redivided(planned, kept[planned])
 
 

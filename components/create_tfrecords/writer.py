@@ -126,16 +126,15 @@ def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
         for task, part in written:
             merger.add(task, part)
             bar.update(len(task.examples))
-    splits = plan.splits
     if listing.corpus is None:
-        copies, splits = merger.find_copies(survey.words if survey else None)
-        kept = copies.without_leaks(splits) if params.join_copies else splits
+        copies = merger.find_copies(survey.words if survey else None)
+        kept = copies.without_leaks() if params.join_copies else copies.splits
         if params.retired_tests:
             without_copies, kept = kept, merger.without_retired(kept, load_retired(params.retired_tests))
             num_retired = np.count_nonzero(without_copies != kept)
             progress.say(STEP, f"left out {num_retired:,} examples of retired test sets")
-        if np.any(kept != splits):
-            splits, examples = kept, merger.examples
+        if np.any(kept != copies.splits):
+            copies, examples = dataclasses.replace(copies, splits=kept), merger.examples
             merger = regroup(plan.redivided(examples, kept[examples]), merger, prepared.bytes_each, staged)
     asked, own = TASKS[params.asked], (TEXT_FEATURE,) if isinstance(encoder, TextEncoder) else ()
     manifest = Manifest(
@@ -161,22 +160,22 @@ def _write_all(prepared: Prepared, parts: Written, staged: Path) -> Manifest:
     if copies is None:
         say_corpus(manifest)
         return manifest
-    return _describe_examples(prepared, manifest, merger, copies, splits, staged)
+    return _describe_examples(prepared, manifest, merger, copies, staged)
 
 
 def _describe_examples(
-    prepared: Prepared, manifest: Manifest, merger: Merger, copies: Copies, splits: np.ndarray, staged: Path
+    prepared: Prepared, manifest: Manifest, merger: Merger, copies: Copies, staged: Path
 ) -> Manifest:
     """Write the metadata files beside the records; returns the manifest with the number of left-out examples."""
     plan, encoder, stored = prepared.plan, prepared.encoder, merger.by_split("examples")
-    summary, is_copy = copies.summary(splits), copies.in_training_too(splits)
+    summary, is_copy = copies.summary(), copies.in_training_too()
     manifest = dataclasses.replace(manifest, num_left_out=summary["left_out"])
     save_identities(staged, merger.by_split("identities"), {name: is_copy[some] for name, some in stored.items()})
     save_slices(staged, plan.listing.slices, stored, merger.by_split("num_pixels"), plan.listing.groups)
     storage.write_json(staged / COPIES_FILE, summary)
     say_content(manifest)
     say_shares(plan, manifest)
-    say_copies(manifest, summary, is_copy, splits)
+    say_copies(manifest, summary, is_copy, copies.splits)
     samples = choose_samples(plan, stored)
     storage.write_bytes(staged / DATA_PAGE_FILE, render_page(manifest, summary, samples).encode())
     if isinstance(encoder, TextEncoder):
