@@ -16,7 +16,6 @@ from tpu_components.core.drift.measuring import MOST_COUNTED, MOST_MEASURED, is_
 from tpu_components.core.examples.artifacts import TEXT_FEATURE
 from tpu_components.core.examples.example_ids import identify
 from tpu_components.core.examples.images import (
-    Picture,
     UnreadableImageError,
     check_encoded,
     open_image,
@@ -87,7 +86,13 @@ class ImageEncoder:
             UnreadableError: If the example must be set aside.
             InputError: If the shape of the image differs from the others, which stops the writing.
         """
-        payload, shape, picture = self._encode(content)
+        if self.input.encoding == ENCODED:
+            payload, shape, picture = check_encoded(content, self.image)
+        elif self.input.encoding == RESIZED:
+            payload, shape, picture = check_resized(content, self.image, self.jpeg_quality)
+        else:
+            picture = read_image(content, self.image)
+            payload, shape = picture.pixels.tobytes(), picture.pixels.shape
         if shape != self.input.fed_shape:
             raise _odd_shape_error(self.input.fed_shape, key, shape)
         # If files stay encoded, only the perceptual hash shows that two files have the same pixels.
@@ -102,14 +107,6 @@ class ImageEncoder:
             sides if is_measured(identity, self.measured_share) else None,
             height * width,
         )
-
-    def _encode(self, content: Any) -> tuple[bytes, tuple[int, ...], Picture]:
-        if self.input.encoding == ENCODED:
-            return check_encoded(content, self.image)
-        if self.input.encoding == RESIZED:
-            return check_resized(content, self.image, self.jpeg_quality)
-        picture = read_image(content, self.image)
-        return picture.pixels.tobytes(), picture.pixels.shape, picture
 
 
 @dataclasses.dataclass(frozen=True)

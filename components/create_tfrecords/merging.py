@@ -43,13 +43,13 @@ def regroup(plan: DatasetPlan, before: "Merger", bytes_each: int, staged: Path) 
     with tempfile.TemporaryDirectory(prefix=".before.", dir=staged) as folder:
         records = before.move_records(Path(folder))
         for task in cut_into_tasks(plan.order, bytes_each, plan.params.target_shard_mib, task_examples):
-            frames = _read_records(records, places := place[task.examples])
+            frames = _frames_at(records, places := place[task.examples])
             digests = b"".join(hashlib.sha256(frame).digest() for frame in frames)
             after.add(task, dataclasses.replace(before.metadata(places), digests=digests, content=b"".join(frames)))
     return after
 
 
-def _read_records(records: Spans, numbers: np.ndarray) -> list[memoryview]:
+def _frames_at(records: Spans, numbers: np.ndarray) -> list[memoryview]:
     """Return the framed records at indices of `records`. Their memory maps close when all views are deleted."""
     files = records.files[numbers]
     maps = {file: np.memmap(records.paths[file], np.uint8, "r").data for file in np.unique(files).tolist()}
