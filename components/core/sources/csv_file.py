@@ -37,6 +37,8 @@ class _Table:
         content: Bytes of the file.
         delimiter: Character between its values.
         columns: Names of the columns.
+        params: Parameters of the records.
+        labelled: Whether the target is read.
         notes: Messages to the user, for example about columns whose role was guessed from their names.
         hot: Columns of 0 and 1, one for each label, that replace a column `label`.
     """
@@ -45,8 +47,15 @@ class _Table:
     content: bytes
     delimiter: str
     columns: list[str]
+    params: WriteParams
+    labelled: bool
     notes: tuple[str, ...]
     hot: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the columns with the target."""
+        return (self.params.target_columns or ("label",)) if self.labelled else ()
 
     @property
     def named(self) -> list[str]:
@@ -114,6 +123,14 @@ class _Rows:
     bad: tuple[Quarantined, ...]
     table: _Table
 
+    @property
+    def kept(self) -> dict[str, str]:
+        """Columns that a listing keeps, as {name in the listing: name in `cells`}."""
+        params = self.table.params
+        renamed = {column: name for name, column in params.columns.items()}
+        kept = {name: renamed.get(name, name) for name in params.slice_columns}
+        return kept if self.table.labelled or "id" not in self.cells else {"id": "id", **kept}
+
     def parse(self, names: Sequence[str], shown: Sequence[str], *rule: str) -> np.ndarray:
         """Parse columns of numbers, float32[count, len(names)].
 
@@ -136,8 +153,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
     number of labels separated by `|`. For a regression, it is the numbers in `target_columns`. Without `labelled`, no
     target is read. `content` replaces the content of the file.
     """
-    targets = (params.target_columns or ("label",)) if labelled else ()
-    rows = _read_table(location, params, targets, labelled, content)
+    rows = _read_table(_open_table(location, params, labelled, content))
     if rows.bad and not labelled:  # Every line needs a prediction.
         raise InputError(f"Cannot use {rows.bad[0].key} of {location}: {rows.bad[0].reason}. Correct the line.")
     kind = IMAGE if "path" in rows.cells else TEXT
@@ -154,7 +170,8 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
     if not labelled:
         labels, classes = without_labels(len(keys))
     elif params.task == REGRESSION:
-        labels, classes = rows.parse(targets, targets), targets
+        classes = rows.table.targets
+        labels = rows.parse(classes, classes)
     else:
         read = split_labels if params.task == MULTI_LABEL else index_labels
         labels, classes = read(rows.cells["label"], params.class_names, keys)
@@ -167,7 +184,7 @@ def list_csv(location: str, params: WriteParams, labelled: bool, content: bytes 
         class_names=classes,
         splits=None if splits is None else splits[order],
         groups=rows.cells[params.group_column].take(order) if params.group_column in rows.cells else None,
-        slices={name: rows.cells[column].take(order) for name, column in _kept(rows, params, labelled).items()},
+        slices={name: rows.cells[column].take(order) for name, column in rows.kept.items()},
         root=root,
         files=Files.collect(storage.stat_files(root, keys)) if kind == IMAGE else None,
         texts=texts,
@@ -195,22 +212,20 @@ def read_others(location: str, params: WriteParams, most: int) -> dict[str, list
     return {name: [(row[name] or "").strip() for row in rows] for name in names}
 
 
-def _read_table(
-    location: str, params: WriteParams, targets: Sequence[str], labelled: bool, content: bytes | None
-) -> _Rows:
+def _read_table(table: _Table) -> _Rows:
     """Read the columns of a table that are used; only these stay in memory."""
-    table = _open_table(location, params, labelled, content)
+    params, targets = table.params, table.targets
     if "label" in targets and "label" not in table.columns:
-        table = _with_hot_columns(table, params)
+        table = _with_hot_columns(table)
     example = "text" if "text" in table.columns and "path" not in table.columns else "path"
     kept = {column: name for name, column in params.columns.items()}
     others = [kept.get(name, name) for name in params.slice_columns]
     if params.group_column:
         others = [params.group_column, *others]
-    if labelled and "weight" in params.columns:
+    if table.labelled and "weight" in params.columns:
         others.append("weight")
     wanted = list(dict.fromkeys([example, *targets, *others]))
-    _check_columns(table, wanted, targets)
+    _check_columns(table, wanted)
     # An empty text is set aside later, when it is read. Multi-label examples may have no label.
     may_be_empty = {"text", "id", *params.slice_columns} | ({"label"} if params.task == MULTI_LABEL else set())
     return _read_rows(table, wanted, filled=[name for name in wanted if name not in may_be_empty])
@@ -233,15 +248,16 @@ def _open_table(location: str, params: WriteParams, labelled: bool = True, conte
             f"Found no rows in {location}: expected a header line with path and label, or text and label, "
             "and a line per example."
         )
-    return _Table(location, content, delimiter, columns, (*notes, *renamed))
+    return _Table(location, content, delimiter, columns, params, labelled, (*notes, *renamed))
 
 
-def _with_hot_columns(table: _Table, params: WriteParams) -> _Table:
+def _with_hot_columns(table: _Table) -> _Table:
     """Return the table with its columns of only 0 and 1 as labels, if there are at least two such columns.
 
     Raises:
         InputError: If the task is regression, or classification and a line has no 1 or several.
     """
+    params = table.params
     others = {"path", "text", "split", "id", *params.columns, params.group_column, *params.slice_columns}
     hot, odd = [name for name in table.columns if name not in others], 0
     for number, row in table.lines():
@@ -305,13 +321,6 @@ def _read_rows(table: _Table, wanted: Sequence[str], filled: Sequence[str]) -> _
     return _Rows(known, columns, tuple(bad), table)
 
 
-def _kept(rows: _Rows, params: WriteParams, labelled: bool) -> dict[str, str]:
-    """Return the columns that a listing keeps, as {name in the listing: name in `rows.cells`}."""
-    renamed = {column: name for name, column in params.columns.items()}
-    kept = {name: renamed.get(name, name) for name in params.slice_columns}
-    return kept if labelled or "id" not in rows.cells else {"id": "id", **kept}
-
-
 def _order_of(keys: Names) -> np.ndarray | slice:
     """Return the indices that sort the keys, int[count], or `slice(None)` if they are sorted already."""
     if all(earlier <= later for earlier, later in itertools.pairwise(keys.encoded)):
@@ -320,10 +329,10 @@ def _order_of(keys: Names) -> np.ndarray | slice:
     return np.array(sorted(range(len(held)), key=held.__getitem__))
 
 
-def _check_columns(table: _Table, wanted: Sequence[str], targets: Sequence[str]) -> None:
+def _check_columns(table: _Table, wanted: Sequence[str]) -> None:
     columns = table.named
     if missing := [name for name in wanted if name not in columns]:
-        expected = ", ".join(("path (or text)", *targets))
+        expected = ", ".join(("path (or text)", *table.targets))
         raise InputError(
             f"Missing columns in {table.location}: {shown(missing)}. Received: {columns}. The first line must name the "
             f"columns {expected}, optionally split, and those that columns, target_columns, group_column or "
