@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tests.cli import REPOSITORY
 from tests.test_repository import STEPS
-from tpu_components.core.base.typed_values import default_of, has_default
-from tpu_components.core.step.command_line import attribute_docs
+from tpu_components.core.base.typed_values import fields_of
 from tpu_components.serving.params import ServeParams
 from tpu_pipelines.config.schema import as_markdown, as_text
 
@@ -21,12 +20,10 @@ _HEADING = "| parameter | default | meaning |\n|---|---|---|\n"
 
 def _rows(params: type) -> str:
     """The table of parameters, without its heading."""
-    docs, rows = attribute_docs(params), []
-    for field in dataclasses.fields(params):
-        default = default_of(field) if has_default(field) else None
-        plain = dataclasses.asdict(default) if dataclasses.is_dataclass(default) else default
-        shown = f"`{json.dumps(plain)}`" if has_default(field) else "required"
-        meaning = docs[field.name].replace("%%", "%").replace("|", "\\|")
+    rows = []
+    for field in fields_of(params).values():
+        shown = "required" if field.is_required else f"`{json.dumps(field.default, default=dataclasses.asdict)}`"
+        meaning = field.meaning.replace("%%", "%").replace("|", "\\|")
         rows.append(f"| `{field.name}` | {shown} | {meaning} |\n")
     return "".join(rows)
 

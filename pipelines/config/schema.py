@@ -1,60 +1,35 @@
 """All settings of a configuration, with type, default and meaning, as JSON Schema and as a Markdown table."""
 
 import dataclasses
-import functools
 import json
 import math
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from tpu_components.core.base.typed_values import Pattern, Range, default_of, fields_of, has_default
+from tpu_components.core.base.typed_values import Field, Pattern, Range, fields_of
 from tpu_components.core.machines.machine_spec import MachineSpec, load_catalogue
 from tpu_components.core.models.ready import REGISTRY
-from tpu_components.core.step.command_line import attribute_docs
-from tpu_pipelines.config.configuration import PARAMS, SETTINGS, Config
+from tpu_pipelines.config.configuration import SETTINGS, Config
 from tpu_pipelines.config.settings import Settings, variable
 from tpu_pipelines.config.steps import STEPS
 
 SCHEMA_FILE = "tpu-pipelines.schema.json"
 _OPTIONAL = ("preflight", "export", "deploy")  # Sections that may be `false`, which leaves the step out.
-_docs = functools.cache(attribute_docs)
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """A setting of a configuration.
-
-    Attributes:
-        name: Name with its section, for example `training.epochs`.
-        kind: Python type of the value.
-        default: Default value; None if the setting is required.
-        meaning: Description of the setting.
-    """
-
-    name: str
-    kind: Any
-    default: Any
-    meaning: str
-
-    def as_schema(self) -> dict[str, Any]:
-        """Return the setting as JSON Schema."""
-        schema = {"description": self.meaning, **_type_of(self.kind)}
-        return schema if self.default is None else {**schema, "default": self.default}
-
-
-def settings() -> Iterator[Setting]:
-    """Yield every setting, in the order of the sections."""
-    yield Setting("name", str, None, _docs(Config)["name"])
+def settings() -> Iterator[Field]:
+    """Yield every setting, in the order of the sections; its name begins with the section: `training.epochs`."""
+    yield fields_of(Config)["name"]
     for section, fields in SETTINGS.items():
-        yield from _settings_of(f"{section}.", PARAMS[section], fields)
+        yield from (dataclasses.replace(field, name=f"{section}.{name}") for name, field in fields.items())
 
 
-def _settings_of(before: str, params: Any, fields: Mapping[str, Any]) -> Iterator[Setting]:
-    docs = _docs(params)
-    for name, (kind, field) in fields.items():
-        yield Setting(before + name, kind, default_of(field) if has_default(field) else None, docs[name])
+def _setting(field: Field) -> dict[str, Any]:
+    """Return the JSON Schema of a setting."""
+    schema = {"description": field.meaning, **_type_of(field.kind)}
+    return schema if field.is_required else {**schema, "default": field.default}
 
 
 def _type_of(kind: Any, allowed: Any = None) -> dict[str, Any]:
@@ -64,7 +39,7 @@ def _type_of(kind: Any, allowed: Any = None) -> dict[str, Any]:
     if kind is MachineSpec:  # A fallback may also be a name.
         return {}
     if dataclasses.is_dataclass(kind):
-        return _object(_settings_of("", kind, fields_of(typing.cast(Any, kind))))
+        return _object(fields_of(typing.cast(Any, kind)))
     if origin is tuple:
         item = _type_of(inner[0])
         if dataclasses.is_dataclass(inner[0]):
@@ -90,13 +65,12 @@ def _bounds(allowed: Range | Pattern | None) -> dict[str, Any]:
     return {name: bound for name, bound in bounds.items() if bound is not None and math.isfinite(bound)}
 
 
-def _object(settings: Iterable[Setting]) -> dict[str, Any]:
+def _object(fields: Mapping[str, Field]) -> dict[str, Any]:
     """Return the JSON Schema of a mapping of settings; settings without a default are required."""
-    inside = {setting.name: setting for setting in settings}
-    needed = [name for name, setting in inside.items() if setting.default is None]
+    needed = [name for name, field in fields.items() if field.is_required]
     return {
         "type": "object",
-        "properties": {name: setting.as_schema() for name, setting in inside.items()},
+        "properties": {name: _setting(field) for name, field in fields.items()},
         "additionalProperties": False,
         **({"required": needed} if needed else {}),
     }
@@ -104,20 +78,19 @@ def _object(settings: Iterable[Setting]) -> dict[str, Any]:
 
 def as_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a configuration (https://json-schema.org/draft-07)."""
-    sections = {section: _object(_settings_of("", PARAMS[section], fields)) for section, fields in SETTINGS.items()}
+    sections = {section: _object(fields) for section, fields in SETTINGS.items()}
     del sections["deploy"]["required"]  # All of them have defaults in a configuration.
     step = sections.pop("resources.STEP")
     sections["model"] = {"anyOf": [{"type": "string", "examples": list(REGISTRY)}, sections["model"]]}
     sections["machine"] = {"anyOf": [{"enum": [entry.name for entry in load_catalogue().slices]}, sections["machine"]]}
     for key in _OPTIONAL:
         sections[key] = {"anyOf": [sections[key], {"type": "boolean"}]}
-    name = Setting("name", str, None, _docs(Config)["name"])
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A configuration of tpu-pipelines",
         "type": "object",
         "properties": {
-            "name": name.as_schema(),
+            "name": _setting(fields_of(Config)["name"]),
             # A section may be empty.
             **{key: {"anyOf": [section, {"type": "null"}]} for key, section in sections.items()},
             "resources": {"type": "object", "properties": dict.fromkeys(STEPS, step), "additionalProperties": False},
@@ -135,13 +108,12 @@ def as_text() -> str:
 def as_markdown() -> str:
     """Return two Markdown tables: all settings of a configuration, and the environment variables of `Settings`."""
     rows = [(setting.name, _shown(setting), setting.meaning) for setting in settings()]
-    docs = _docs(Settings)
-    variables = [(variable(field.name), "", docs[field.name]) for field in dataclasses.fields(Settings)]
+    variables = [(variable(name), "", field.meaning) for name, field in fields_of(Settings).items()]
     return "\n\n".join((_table("setting", rows), _table("variable", variables))) + "\n"
 
 
-def _shown(setting: Setting) -> str:
-    return "" if setting.default is None else f"`{json.dumps(setting.default, ensure_ascii=False)}`"
+def _shown(setting: Field) -> str:
+    return "" if setting.is_required else f"`{json.dumps(setting.default, ensure_ascii=False)}`"
 
 
 def _table(first: str, rows: list[tuple[str, str, str]]) -> str:

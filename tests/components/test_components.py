@@ -23,11 +23,10 @@ from tests.cli import REPOSITORY
 from tests.fakes.vertex_rules import check_outputs
 from tests.html_page import Page
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.typed_values import whole_numbers
+from tpu_components.core.base.typed_values import fields_of, whole_numbers
 from tpu_components.core.machines.machine_spec import PaidMachine
 from tpu_components.core.registry.folder import ModelRegistry
 from tpu_components.core.results.evaluation_info import Evaluation
-from tpu_components.core.step import command_line
 from tpu_components.core.step.step_inputs import params_from
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.evaluate_model import EvaluateParams, evaluate_model
@@ -126,11 +125,9 @@ def test_help_lists_every_field_with_its_meaning(step, monkeypatch, capsys):
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     for params in (_params(step), *([TrainParams, PaidMachine] if step == "preflight_training" else [])):
-        meanings = command_line.attribute_docs(params)
-        hints = typing.get_type_hints(params)
-        for field in dataclasses.fields(params):
-            assert meanings[field.name]
-            assert dataclasses.is_dataclass(hints[field.name]) or f"--{field.name.replace('_', '-')}" in text
+        for name, field in fields_of(params).items():
+            assert field.meaning
+            assert dataclasses.is_dataclass(field.kind) or f"--{name.replace('_', '-')}" in text
 
 
 def _record(artifact):

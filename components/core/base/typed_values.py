@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import inspect
 import math
 import re
 import types
@@ -83,21 +84,48 @@ def describe(allowed: Container[Any]) -> str:
     return str(allowed)
 
 
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field of a dataclass.
+
+    Attributes:
+        name: Name of the field.
+        kind: Type of the value; see `read`.
+        meaning: Description in the docstring of the dataclass; empty if there is none.
+        declared: The field's own object, with its default.
+    """
+
+    name: str
+    kind: Any
+    meaning: str
+    declared: "dataclasses.Field[Any]"
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the field has no default."""
+        return self.declared.default is self.declared.default_factory is dataclasses.MISSING
+
+    @property
+    def default(self) -> Any:
+        """Default value; None if the field is required."""
+        if self.is_required:
+            return None
+        make = self.declared.default_factory
+        return self.declared.default if make is dataclasses.MISSING else make()
+
+
 @functools.cache
-def fields_of(kind: Any) -> "dict[str, tuple[Any, dataclasses.Field[Any]]]":
-    """Return the type and the field object of every field of a dataclass, by name."""
+def fields_of(kind: Any) -> Mapping[str, Field]:
+    """Return the fields of a dataclass by name; their descriptions are those of its docstring's `Attributes:`."""
+    # Python 3.13 removes the indentation of docstrings when it compiles; earlier versions keep it.
+    section = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
+    meanings = {name: re.sub(r"\s+", " ", text) for name, text in entries}
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {field.name: (hints[field.name], field) for field in dataclasses.fields(kind)}
-
-
-def has_default(field: "dataclasses.Field[Any]") -> bool:
-    """Return whether a field of a dataclass has a default, so that it may be left out."""
-    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-
-
-def default_of(field: "dataclasses.Field[Any]") -> Any:
-    """Return the default of a field that has one."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return {
+        field.name: Field(field.name, hints[field.name], meanings.get(field.name, ""), field)
+        for field in dataclasses.fields(kind)
+    }
 
 
 def check_fields(value: Any) -> None:
@@ -107,8 +135,8 @@ def check_fields(value: Any) -> None:
         InputError: If some values are not allowed; the message names all of them.
     """
     mistakes = Mistakes()
-    for name, (kind, _) in fields_of(value.__class__).items():
-        held = getattr(value, name)
+    for name, field in fields_of(value.__class__).items():
+        kind, held = field.kind, getattr(value, name)
         is_mapping = typing.get_origin(kind) is Mapping
         if (allowed := allowed_by(typing.get_args(kind)[1] if is_mapping else kind)) is None:
             continue
@@ -365,20 +393,18 @@ def _dataclass(raw: Mapping[str, Any], kind: type, where: str, form: _Form) -> A
     if hasattr(kind, "upgrade") and form.any_version:
         raw = kind.upgrade(raw)
     fields, nested = fields_of(kind), dataclasses.replace(form, fixed={})
-    wanted = {name: hint for name, (hint, field) in fields.items() if field.init and name not in form.fixed}
-    constant = {name for name, (_, field) in fields.items() if not field.init and raw.get(name) == field.default}
+    wanted = [name for name, field in fields.items() if field.declared.init and name not in form.fixed]
+    constant = [name for name, field in fields.items() if not field.declared.init and raw.get(name) == field.default]
     needs_all = not (form.any_version or form.is_by_hand)
     mistakes, values = Mistakes(is_first_enough=not form.is_by_hand), {}
-    known = tuple(wanted)
-    for name in [] if form.any_version else [name for name in raw if name not in (*known, *constant)]:
-        mistakes.add(unknown_key(name, known, where))
+    for name in [] if form.any_version else [name for name in raw if name not in (*wanted, *constant)]:
+        mistakes.add(unknown_key(name, wanted, where))
     for name in wanted:
         if name in raw:
             with mistakes.kept():
-                values[name] = _read(
-                    raw[name], wanted[name], name if where in ("", "it") else f"{where}.{name}", nested
-                )
-        elif needs_all or not has_default(fields[name][1]):
+                place = name if where in ("", "it") else f"{where}.{name}"
+                values[name] = _read(raw[name], fields[name].kind, place, nested)
+        elif needs_all or fields[name].is_required:
             mistakes.add(f"{where or 'it'} lacks the field {name!r}")
     mistakes.raise_all()
     try:

@@ -3,9 +3,7 @@
 import argparse
 import dataclasses
 import functools
-import inspect
 import json
-import re
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -17,17 +15,9 @@ from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, I
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import paragraph
-from tpu_components.core.base.typed_values import fields_of, has_default, read_by_hand
+from tpu_components.core.base.typed_values import fields_of, read_by_hand
 from tpu_components.core.files import storage
 from tpu_components.core.step.step_inputs import params_from
-
-
-def attribute_docs(params: type) -> dict[str, str]:
-    """Return the descriptions in the `Attributes:` section of a dataclass's docstring, by attribute."""
-    # Python 3.13 removes the indentation of docstrings when it compiles; earlier versions keep it.
-    section = inspect.cleandoc(params.__doc__ or "").partition("Attributes:")[2]
-    entries = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", section, re.MULTILINE)
-    return {name: re.sub(r"\s+", " ", text) for name, text in entries}
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -57,19 +47,17 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
 
     A field that is a dataclass adds the flags of its own fields, except those that exist already.
     """
-    docs = attribute_docs(params)
-    for name, (kind, field) in sorted(fields_of(params).items(), key=lambda item: dataclasses.is_dataclass(item[1][0])):
-        flag = "--" + name.replace("_", "-")
-        if dataclasses.is_dataclass(kind):
-            add_params(parser, typing.cast(type, kind))
+    for field in sorted(fields_of(params).values(), key=lambda field: dataclasses.is_dataclass(field.kind)):
+        flag = "--" + field.name.replace("_", "-")
+        if dataclasses.is_dataclass(field.kind):
+            add_params(parser, typing.cast(type, field.kind))
         elif flag not in parser._option_string_actions:
-            required, reading = not has_default(field), _reading(kind)
             parser.add_argument(
                 flag,
-                help=docs.get(name, "").replace("%", "%%"),
-                required=required,
+                help=field.meaning.replace("%", "%%"),
+                required=field.is_required,
                 default=argparse.SUPPRESS,
-                **reading,
+                **_reading(field.kind),
             )
 
 

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar, cast
 
-from tpu_components.core.base.typed_values import default_of, fields_of, has_default, read_by_hand
+from tpu_components.core.base.typed_values import fields_of, read_by_hand
 
 P = TypeVar("P")
 _OF_TYPING = {name: getattr(typing, name) for name in ("Any", "Dict", "List")}
@@ -34,11 +34,11 @@ def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
 
 def _named_like(inputs: Mapping[str, Any], params: Any) -> dict[str, Any]:
     values = {}
-    for name, (kind, _) in fields_of(params).items():
+    for name, field in fields_of(params).items():
         if name in inputs:
             values[name] = inputs[name]
-        elif dataclasses.is_dataclass(kind):
-            values[name] = _named_like(inputs, kind)
+        elif dataclasses.is_dataclass(field.kind):
+            values[name] = _named_like(inputs, field.kind)
     return values
 
 
@@ -65,10 +65,10 @@ def with_inputs(params: type) -> Callable[[Any], Any]:
 def _inputs(params: type) -> list[str]:
     """Return the inputs as source code of a signature, with types and defaults."""
     texts = []
-    for name, (kind, field) in fields_of(params).items():
-        text = f"{name}: {_type(kind)}"
-        if has_default(field):
-            default: Any = default_of(field)
+    for name, field in fields_of(params).items():
+        text = f"{name}: {_type(field.kind)}"
+        if not field.is_required:
+            default: Any = field.default
             if dataclasses.is_dataclass(default):
                 default = dataclasses.asdict(cast(Any, default))
             text += f" = {list(default) if isinstance(default, tuple) else default!r}"

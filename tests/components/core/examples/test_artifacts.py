@@ -8,7 +8,7 @@ import google_crc32c
 import pytest
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.typed_values import has_default
+from tpu_components.core.base.typed_values import fields_of
 from tpu_components.core.examples.artifacts import Manifest, ModelInfo, Quarantined, Shard, Split, file_crc32c
 from tpu_components.core.examples.interface import ImageInput, TextInput
 
@@ -139,7 +139,7 @@ def test_json_of_another_shape_is_refused(saved, content):
         Manifest.load(saved)
 
 
-_REQUIRED = [field.name for field in dataclasses.fields(Manifest) if not has_default(field)]
+_REQUIRED = [name for name, field in fields_of(Manifest).items() if field.is_required]
 
 
 @pytest.mark.parametrize("field", _REQUIRED)
