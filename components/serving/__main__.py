@@ -37,9 +37,10 @@ def main() -> int:
         arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
         if not arguments.export_dir:
             parser.error("there is nothing to serve: give EXPORT_DIR, or set AIP_STORAGE_URI")
+        params = params_from(vars(arguments), ServeParams)
         from tpu_components.serving.server import serve
 
-        serve(arguments.export_dir, params_from(vars(arguments), ServeParams))
+        serve(arguments.export_dir, params)
         return DONE
 
     return command_line.exit_code(call, command_line.print_error)

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tpu_components.core.base.typed_values import read_by_hand
+from tpu_components.core.files import storage
+from tpu_components.core.step.command_line import parse_argument
 from tpu_pipelines.config.settings import TARGET_SETTINGS
 
 HERE = "local"  # Target of a run on this machine.
@@ -58,13 +61,8 @@ def output_file(text: str, is_added_to: bool = False) -> Path:
     Raises:
         argparse.ArgumentTypeError: If the file cannot be written; reported before the work begins.
     """
-    from tpu_components.core.base.errors import InputError
-    from tpu_components.core.files import storage
-
-    try:
-        storage.require_file(path := user_path(text), is_added_to)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    path = user_path(text)
+    parse_argument(lambda _: storage.require_file(path, is_added_to), text)
     return path
 
 
@@ -93,6 +91,12 @@ def targets(text: str) -> tuple[str, ...]:
 def argument(*names: str, **settings: Any) -> Argument:
     """Return an argument; names and settings are those of `argparse`'s `add_argument`."""
     return operator.methodcaller("add_argument", *names, **settings)
+
+
+def typed(name: str, kind: Any, metavar: str, text: str, **settings: Any) -> Argument:
+    """Return an argument with its help text, whose value `read_by_hand` reads as a type."""
+    read = functools.partial(parse_argument, lambda value: read_by_hand(value, kind, metavar))
+    return argument(name, type=read, metavar=metavar, help=text, **settings)
 
 
 def flag(name: str, text: str) -> Argument:

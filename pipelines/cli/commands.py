@@ -2,9 +2,10 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
-from tpu_components.core.step.command_line import add_params, json_object
+from tpu_components.core.step.command_line import add_params
 from tpu_components.serving.params import ServeParams
 from tpu_pipelines.cli.arguments import (
     CONFIG,
@@ -34,6 +35,7 @@ from tpu_pipelines.cli.arguments import (
     output_file,
     target,
     targets,
+    typed,
     user_path,
 )
 from tpu_pipelines.config.settings import TARGET_SETTINGS
@@ -271,13 +273,13 @@ COMMANDS = (
             ),
             flag("--lines", "files have one text per line"),
             argument("--column", default="text", metavar="NAME", help="column of a .csv file (default: text)"),
-            argument(
+            typed(
                 "--columns",
-                type=json_object,
-                default={},
-                metavar="JSON",
-                help='with --output: columns of a table that have other names, for example {"path": "filename", "id": '
+                Mapping[str, str],
+                "JSON",
+                'with --output: columns of a table that have other names, for example {"path": "filename", "id": '
                 '"customer"} (default: those of the training data)',
+                default={},
             ),
             argument(
                 "--keep",

@@ -87,8 +87,9 @@ def serve(arguments: argparse.Namespace) -> int:
     from tpu_components.serving.server import serve  # Its libraries are not needed to predict.
 
     arguments.verify = key_to_verify(getattr(arguments, "verify", None), os.environ)
+    params = params_from(vars(arguments), ServeParams)
     uri, version = exports.find_export(arguments.model, arguments.workspace), exports.name_on_vertex(arguments.model)
-    serve(uri, params_from(vars(arguments), ServeParams), version)
+    serve(uri, params, version)
     return DONE
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import json
 import math
 import re
 import types
@@ -249,8 +250,8 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
 
     Numbers may be given as strings: YAML reads 1e-4 as a string, and flags and environment variables are always
     strings. An integer may be given as a float, because KFP turns 32 into 32.0. A tuple may be a single value, or a
-    string of values separated by commas. Fields with a default may be missing. Ranges are checked by `check_fields`,
-    which dataclasses of parameters call.
+    string of values separated by commas. A mapping may be a string of JSON. Fields with a default may be missing.
+    Ranges are checked by `check_fields`, which dataclasses of parameters call.
 
     Args:
         raw: The value.
@@ -339,9 +340,10 @@ def _as_json(raw: Any, kind: Any) -> Any:
         if isinstance(raw, str):
             return [item.strip() for item in raw.split(",")] if raw.strip() else []
         return [raw] if type(raw) in (int, float) else raw
-    if kind in (int, float) and isinstance(raw, str):
+    is_mapping = origin is Mapping or dataclasses.is_dataclass(kind)
+    if isinstance(raw, str) and (is_mapping or kind in (int, float)):
         with contextlib.suppress(ValueError):
-            return kind(raw)
+            return json.loads(raw) if is_mapping else kind(raw)
     if kind is int and isinstance(raw, float) and raw.is_integer():
         return int(raw)
     return str(raw) if kind is str and type(raw) in (int, float) else raw

@@ -8,36 +8,28 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tpu_components.core.base import termination
 from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, InputError
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import paragraph
-from tpu_components.core.base.typed_values import fields_of, read_by_hand
+from tpu_components.core.base.typed_values import fields_of
 from tpu_components.core.files import storage
 from tpu_components.core.step.step_inputs import params_from
 
+T = TypeVar("T")
 
-def json_object(text: str) -> dict[str, Any]:
-    """Parse the value of a flag as a JSON object.
+
+def parse_argument(parse: Callable[[str], T], text: str) -> T:
+    """Parse the text of an argument.
 
     Raises:
-        argparse.ArgumentTypeError: If the text is not a JSON object.
+        argparse.ArgumentTypeError: If `parse` raises an InputError; argparse then names the argument.
     """
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'expected a JSON object such as {{"accuracy": 0.9}}, received {text!r}')
-    return value
-
-
-def _read(kind: Callable[[str], Any], text: str) -> Any:
-    try:
-        return kind(text)
+        return parse(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -45,7 +37,8 @@ def _read(kind: Callable[[str], Any], text: str) -> Any:
 def add_params(parser: argparse.ArgumentParser, params: type) -> None:
     """Add a flag for every field of a Params dataclass; fields without a default are required.
 
-    A field that is a dataclass adds the flags of its own fields, except those that exist already.
+    A field that is a dataclass adds the flags of its own fields, except those that exist already. The values stay
+    texts, which `params_from` reads.
     """
     for field in sorted(fields_of(params).values(), key=lambda field: dataclasses.is_dataclass(field.kind)):
         flag = "--" + field.name.replace("_", "-")
@@ -57,19 +50,18 @@ def add_params(parser: argparse.ArgumentParser, params: type) -> None:
                 help=field.meaning.replace("%", "%%"),
                 required=field.is_required,
                 default=argparse.SUPPRESS,
-                **_reading(field.kind),
+                **_form(field.kind),
             )
 
 
-def _reading(kind: Any) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for values of a type."""
+def _form(kind: Any) -> dict[str, Any]:
+    """Return the arguments of `add_argument` for a type."""
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if typing.get_origin(kind) is tuple:
-        return {**_reading(typing.get_args(kind)[0]), "nargs": "*"}
-    if typing.get_origin(kind) is Mapping or dataclasses.is_dataclass(kind):
-        return {"type": json_object, "metavar": "JSON"}
-    return {"type": functools.partial(_read, lambda text: read_by_hand(text, kind, "the value"))}
+        return {**_form(typing.get_args(kind)[0]), "nargs": "*"}
+    is_json = typing.get_origin(kind) is Mapping or dataclasses.is_dataclass(kind)
+    return {"metavar": "JSON"} if is_json else {}
 
 
 def flags_of(params: Any) -> list[str]:
@@ -124,7 +116,7 @@ def run_step(
         parser.add_argument(f"--{flag}", required=True, type=folder, help=f"Folder that {step} wrote.")
     parser.add_argument("--output", required=True, type=Path, help="Folder to write; appears whole or not at all.")
     for flag, (kind, text) in optional.items():
-        parser.add_argument(f"--{flag.replace('_', '-')}", type=functools.partial(_read, kind), help=text)
+        parser.add_argument(f"--{flag.replace('_', '-')}", type=functools.partial(parse_argument, kind), help=text)
     add_params(parser, params)
 
     def call(arguments: argparse.Namespace) -> tuple[Any, int]:

@@ -39,7 +39,7 @@ def test_success_prints_one_json_line_and_exits_with_0(image_folder, tmp_path):
         (("--source", "imagse:x"), "error: Unknown source 'imagse:x'"),
         (("--source", "images:/none"), "error: Cannot list '/none'"),
         (("--source", "sklearn:digits", "--channels", "4"), "error: channels must be one of 0, 1, 3"),
-        (("--source", "sklearn:digits", "--seed", "x"), "the value is 'x', expected a whole number"),
+        (("--source", "sklearn:digits", "--seed", "x"), "error: seed is 'x', expected a whole number"),
         ((), "the following arguments are required: --source"),
     ],
 )
