@@ -1,7 +1,6 @@
 """Arguments of commands: the types of their values, functions that parse them, and arguments that commands share."""
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import math
@@ -9,15 +8,16 @@ import operator
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tpu_components.core.base.typed_values import read_by_hand
+from tpu_components.core.base.typed_values import Amount, Range, read_by_hand
 from tpu_components.core.files import storage
 from tpu_components.core.step.command_line import parse_argument
 from tpu_pipelines.config.settings import TARGET_SETTINGS
 
 HERE = "local"  # Target of a run on this machine.
 MODEL = "model"  # Value of `init --from` for an argument that is a model, not data.
+TIME = Annotated[float, Range(above=0, below=math.inf)]
 LIMIT = 0.2  # Share by which a training may be slower or more expensive than another.
 # Kinds of data, copied from tpu_pipelines.starting.data_overview so that --help need not import that module.
 KINDS = ("images", "csv", "texts", "arrays", "corpus", "archives", "parquet", "tfrecords")
@@ -64,18 +64,6 @@ def output_file(text: str, is_added_to: bool = False) -> Path:
     path = user_path(text)
     parse_argument(lambda _: storage.require_file(path, is_added_to), text)
     return path
-
-
-def number(expected: str, allows: Callable[[float], bool]) -> Callable[[str], float]:
-    """Return a parser of numbers that `allows` accepts; `expected` describes them for the error message."""
-
-    def read(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if allows(value := float(text)):
-                return value
-        raise argparse.ArgumentTypeError(f"expected {expected}, received {text}")
-
-    return read
 
 
 def targets(text: str) -> tuple[str, ...]:
@@ -128,20 +116,16 @@ def json_flag(text: str = "print JSON, and nothing else, on stdout") -> Argument
     return flag("--json", text)
 
 
-def _share(name: str, text: str, expected: str, allows: Callable[[float], bool], **settings: Any) -> Argument:
-    return argument(name, type=number(expected, allows), metavar="SHARE", help=text, **settings)
-
-
 def confidence(what: str) -> Argument:
     """Return `--confidence`; `what` describes the case without drift, for the help."""
     text = f"probability that no drift is reported {what} (default: 0.99)"
-    return _share("--confidence", text, "a share from 0.5 to below 1", lambda share: 0.5 <= share < 1, default=0.99)
+    return typed("--confidence", Annotated[float, Range(0.5, below=1)], "SHARE", text, default=0.99)
 
 
 def limit(name: str, what: str) -> Argument:
     """Return an option with a limit for `--against`; `what` follows "by how much" in its help."""
     text = f"with --against: by how much {what}, as a share (default: {LIMIT})"
-    return _share(name, text, "a share that is not negative, for example 0.2", lambda share: 0 <= share < math.inf)
+    return typed(name, Amount, "SHARE", text)
 
 
 def target(default: str = "vertex", also: tuple[str, ...] = ()) -> tuple[Argument, Argument]:
@@ -177,13 +161,7 @@ MARKDOWN = argument(
     metavar="FILE",
     help="append a report for CI to a file, for example $GITHUB_STEP_SUMMARY",
 )
-POLL = argument(
-    "--poll-seconds",
-    type=number("a number of seconds above 0", lambda seconds: 0 < seconds < math.inf),
-    default=20.0,
-    metavar="N",
-    help="seconds between requests (default: 20)",
-)
+POLL = typed("--poll-seconds", TIME, "N", "seconds between requests (default: 20)", default=20.0)
 WAIT = (flag("--wait", "wait until the run ends; may be interrupted and repeated"), POLL)
 NO_DOCTOR = flag("--no-doctor", "do not check sign-in, bucket, image and service account first")
 EXPORTED = (

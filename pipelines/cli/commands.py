@@ -1,7 +1,6 @@
 """Table of all commands and their arguments, from which `main` builds the parser."""
 
 import functools
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tpu_pipelines.cli.arguments import (
     POLL,
     SET,
     SETTINGS,
+    TIME,
     VERSION_FORMS,
     WAIT,
     WORKSPACE,
@@ -31,7 +31,6 @@ from tpu_pipelines.cli.arguments import (
     headed,
     json_flag,
     limit,
-    number,
     output_file,
     target,
     targets,
@@ -135,12 +134,7 @@ COMMANDS = (
             argument("log", type=user_path, metavar="LOG", help="file that the server wrote"),
             argument("--against", required=True, metavar="VERSION", help=f"version that answered: {VERSION_FORMS}"),
             WORKSPACE,
-            argument(
-                "--latency-ms",
-                type=number("a number above 0", lambda limit: 0 < limit < math.inf),
-                metavar="MS",
-                help="time limit for 95 of 100 requests, in milliseconds",
-            ),
+            typed("--latency-ms", TIME, "MS", "time limit for 95 of 100 requests, in milliseconds"),
             confidence("if the logged predictions have the distribution of the evaluation's"),
             json_flag(),
         ),

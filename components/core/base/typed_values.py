@@ -147,9 +147,12 @@ def check_fields(value: Any) -> None:
             items = [(name, item) for item in (held if isinstance(held, tuple) else [held])]
         for place, item in items:
             if item not in allowed:
-                nearest = _nearest(item, allowed)
-                mistakes.add(f"{place} must be {describe(allowed)}. Received: {place}={item!r}.{nearest}")
+                mistakes.add(_not_allowed(item, allowed, place))
     mistakes.raise_all()
+
+
+def _not_allowed(value: Any, allowed: Container[Any], place: str) -> str:
+    return f"{place} must be {describe(allowed)}. Received: {place}={value!r}.{_nearest(value, allowed)}"
 
 
 def check_together(*rules: tuple[object, str]) -> None:
@@ -250,8 +253,8 @@ def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {})
 
     Numbers may be given as strings: YAML reads 1e-4 as a string, and flags and environment variables are always
     strings. An integer may be given as a float, because KFP turns 32 into 32.0. A tuple may be a single value, or a
-    string of values separated by commas. A mapping may be a string of JSON. Fields with a default may be missing.
-    Ranges are checked by `check_fields`, which dataclasses of parameters call.
+    string of values separated by commas. A mapping may be a string of JSON. Fields with a default may be missing. All
+    mistakes are reported at once.
 
     Args:
         raw: The value.
@@ -283,8 +286,9 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         value = _read(raw, items[0], where, form)
-        if not form.is_by_hand and value not in items[1]:
-            raise InputError(f"{where} is {raw!r}, expected {describe(items[1])}")
+        if value not in items[1]:
+            mistake = f"{where} is {raw!r}, expected {describe(items[1])}"
+            raise InputError(_not_allowed(value, items[1], where) if form.is_by_hand else mistake)
         return value
     if origin in (types.UnionType, typing.Union):
         no_value = raw is None and types.NoneType in items

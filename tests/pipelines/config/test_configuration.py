@@ -62,13 +62,13 @@ def test_the_epochs_are_those_of_all_stages():
         ({"model": {"name": "digits_cnn", "params": {}}}, r"Unknown key 'params' .* Did you mean 'parameters'\?"),
         ({"training": {"epochs": "ten"}}, r"training.epochs is 'ten', expected a whole number"),
         ({"training": {"epochs": True}}, r"training.epochs is True, expected a whole number"),
-        ({"training": {"epochs": 0}}, r"epochs must be at least 1. Received: epochs=0"),
+        ({"training": {"epochs": 0}}, r"^training.epochs must be at least 1. Received: training.epochs=0.$"),
         ({"training": {"stages": "3"}}, r"training.stages is '3', expected a list"),
         ({"training": {"stages": [3]}}, r"training.stages\[0\] is 3, expected a mapping of epochs, frozen, "),
         ({"training": {"stages": [{"frozen": "a"}]}}, r"training.stages\[0\] lacks the field 'epochs'"),
         ({"training": {"stages": [{"epoch": 3}]}}, r"'epoch' in training.stages\[0\].* mean 'epochs'\?"),
         ({"training": {"stages": [{"epochs": 3}], "epochs": 2}}, r"all stages together. Received: epochs=2, and 3 in"),
-        ({"training": {"precision": "half"}}, r"precision must be one of .*Received: precision='half'"),
+        ({"training": {"precision": "half"}}, r"precision must be one of .*Received: training.precision='half'"),
         ({"training": {"model": "digits_cnn"}}, r"Unknown key 'model' in training"),
         ({"training": [1]}, r"training is \[1\], expected a mapping of epochs, "),
         ({"data": {}}, r"data lacks the field 'source'"),
@@ -215,7 +215,7 @@ def test_all_mistakes_of_a_configuration_are_shown_at_once():
     wrong = {
         "name": "-rf",
         "model": "digit_cnn",
-        "training": {"epoch": 3, "seed": "one", "stages": 3},
+        "training": {"epoch": 3, "seed": "one", "stages": 3, "precision": "half"},
         "gate": {"confidence": 2.0, "slice_minimum": 0.5},
         "preflight": {"max_step": 3},
         "machine": {"name": "v5e-8", "regoin": "us-west1", "spot": 1},
@@ -226,8 +226,8 @@ def test_all_mistakes_of_a_configuration_are_shown_at_once():
         parse_config(MINIMAL | wrong)
     lines = str(refused.value).splitlines()
     expected = ["'machines' .*Did you mean 'machine'", "the name '-rf'", "Did you mean 'digits_cnn'", "mean 'epochs'"]
-    expected += ["stages is 3", "seed is 'one'", "confidence must be", "mean 'region'", "spot is 1"]
-    expected += ["mean 'max_step_ms'", "'train' in resources", "cpu must be at least 0"]
+    expected += ["stages is 3", "seed is 'one'", "precision must be", "confidence must be", "mean 'region'"]
+    expected += ["spot is 1", "mean 'max_step_ms'", "'train' in resources", "cpu must be at least 0"]
     assert len(lines) == len(expected)
     for line, pattern in zip(lines, expected, strict=True):
         assert re.search(pattern, line), (pattern, line)

@@ -15,10 +15,10 @@ from tpu_pipelines.config.steps import gib
         ("resources.export_model=4", r"resources\.export_model is 4, expected a mapping of cpu, "),
         ("resources.export_model.cpus=4", r"Unknown key 'cpus' in resources\.export_model.*Did you mean 'cpu'"),
         ("resources.export_model.cpu=4.5", r"resources\.export_model\.cpu is 4\.5, expected a whole number"),
-        ("resources.export_model.cpu=-1", r"resources\.export_model: cpu must be at least 0\. Received: cpu=-1"),
+        ("resources.export_model.cpu=-1", r"export_model\.cpu must be at least 0\. Received: .*\.cpu=-1"),
         (
             "resources.export_model.memory=16",
-            r"export_model: memory must be a whole number with a unit.*memory='16'",
+            r"export_model\.memory must be a whole number with a unit.*memory='16'",
         ),
         ("resources.export_model.memory=16 GB", r"memory must be a whole number with a unit, as 16Gi.*'16 GB'"),
     ],

@@ -70,7 +70,7 @@ def test_numbers_and_lists_are_read_as_people_and_kfp_write_them(raw, kind, expe
         (
             {"parts": [{"epochs": 0}]},
             _Params,
-            r"use parts\[0\]: epochs must be at least 1\. Received: epochs=0",
+            r"^parts\[0\]\.epochs must be at least 1\. Received: parts\[0\]\.epochs=0\.$",
         ),
         ({"optimizer": "adm"}, _Params, r"one of adam, sgd\. Received: optimizer='adm'\. Did you mean 'adam'\?"),
         ({"share": 1.5}, _Params, r"share must be from 0 to 1\. Received: share=1\.5\."),
@@ -82,13 +82,14 @@ def test_what_only_looks_right_is_refused_by_its_place(raw, kind, message):
 
 
 def test_all_mistakes_are_shown_at_once_and_the_first_alone_in_a_file():
-    wrong = {"rate": "high", "sidess": 1, "is_on": 1}
+    wrong = {"rate": "high", "sidess": 1, "is_on": 1, "share": 2}
     with pytest.raises(InputError) as refused:
         read_by_hand(wrong, _Params, "training")
     assert [line.split()[:2] for line in str(refused.value).splitlines()] == [
         ["Unknown", "key"],
         ["training.rate", "is"],
         ["training.is_on", "is"],
+        ["training.share", "must"],
     ]
     with pytest.raises(InputError) as refused:
         read(wrong, _Params)
