@@ -6,7 +6,6 @@ import dataclasses
 import io
 import itertools
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,21 +63,15 @@ def continue_texts(
         export_dir: Folder that export_model wrote.
         prompts: Texts to continue; characters that the training text lacks become the unknown token. `-` reads stdin:
             one text per line, or JSON as the server accepts it.
-        length: Characters to generate per prompt.
+        length: Characters to generate per prompt; at least 1.
         temperature: Sampling temperature: 1 samples from the probabilities, less prefers probable characters, 0 always
             takes the most probable one.
         seed: Seed of the sampling; equal seeds give equal texts on the same kind of machine.
         use_int8: Use the int8 model.
 
     Raises:
-        InputError: If the export cannot be read, a prompt is empty, or a number is out of range.
+        InputError: If the export cannot be read, or a prompt is empty.
     """
-    if length < 1:
-        raise InputError(f"--length must be at least 1. Received: {length}.")
-    if not 0 <= temperature < math.inf:
-        raise InputError(f"--temperature must not be negative, and finite. Received: {temperature}.")
-    if not 0 <= seed < 2**32:
-        raise InputError(f"--seed must be at least 0 and below 2**32. Received: {seed}.")
     model = load_model(export_dir, use_int8)
     if model.step is None:
         raise InputError(f"Cannot continue texts with {export_dir}: it takes {model.input}.")

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
+from tpu_components.core.base.typed_values import Amount, Positive, Seed
 from tpu_components.core.step.command_line import add_params
 from tpu_components.serving.params import ServeParams
 from tpu_pipelines.cli.arguments import (
@@ -290,16 +291,16 @@ COMMANDS = (
             headed(
                 "language models",
                 "INPUT is a text to continue, for example 'ROMEO:'",
-                argument("--length", type=int, default=200, metavar="N", help="characters to write (default: 200)"),
-                argument(
+                typed("--length", Positive, "N", "characters to write (default: 200)", default=200),
+                typed(
                     "--temperature",
-                    type=float,
+                    Amount,
+                    "T",
+                    "1 samples by the probabilities, less prefers probable characters, 0 takes the most probable "
+                    "(default: 0.8)",
                     default=0.8,
-                    metavar="T",
-                    help="1 samples by the probabilities, less prefers probable characters, 0 takes the most "
-                    "probable (default: 0.8)",
                 ),
-                argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal texts (default: 0)"),
+                typed("--seed", Seed, "N", "equal seeds give equal texts (default: 0)", default=0),
             ),
         ),
     ),

@@ -65,6 +65,7 @@ Share = Annotated[float, Range(0, 1)]
 Amount = Annotated[float, Range(0, below=math.inf)]
 Positive = Annotated[int, Range(1)]
 NotNegative = Annotated[int, Range(0)]
+Seed = Annotated[int, Range(0, below=2**32)]
 
 
 def _number(value: float) -> str:

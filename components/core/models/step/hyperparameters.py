@@ -11,6 +11,7 @@ from tpu_components.core.base.typed_values import (
     NotNegative,
     Positive,
     Range,
+    Seed,
     Share,
     check_fields,
     check_together,
@@ -165,7 +166,7 @@ class TrainParams:
     early_stopping_epochs: NotNegative = 0
     monitor: str = AUTO
     callbacks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    seed: Annotated[int, Range(0, below=2**32)] = 0
+    seed: Seed = 0
     backend: Annotated[str, BACKENDS] = "auto"
     accelerator: Annotated[str, ACCELERATORS] = "auto"
     num_replicas: NotNegative = 0

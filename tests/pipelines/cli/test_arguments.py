@@ -1,0 +1,25 @@
+"""The numbers and mappings of commands are read as types, and refused by argparse."""
+
+import pytest
+
+from tpu_pipelines.cli.main import make_parser
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("predict export a --length 0", "argument --length: N must be at least 1. Received: N=0."),
+        ("predict export a --temperature -1", "--temperature: T must be at least 0 and finite. Received: T=-1.0."),
+        ("predict export a --temperature nan", "--temperature: T is nan, expected a finite number"),
+        ("predict export a --seed 4294967296", "--seed: N must be at least 0 and below 4294967296. Received: N="),
+        ("predict export a --columns 5", "argument --columns: JSON is 5, expected a mapping"),
+        ("monitor log --against a --latency-ms 0", "MS must be above 0 and finite. Received: MS=0.0."),
+        ("drift a --against b --confidence 1", "SHARE must be at least 0.5 and below 1. Received: SHARE=1.0."),
+        ("drift a --against b --confidence x", "argument --confidence: SHARE is 'x', expected a number"),
+    ],
+)
+def test_values_of_the_wrong_form_are_refused_by_the_name_of_the_argument(capsys, words, message):
+    with pytest.raises(SystemExit) as stopped:
+        make_parser().parse_args(words.split())
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
