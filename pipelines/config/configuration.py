@@ -188,8 +188,7 @@ def read_export(values: Mapping[str, Any] | bool, overrides: Sequence[str] = ())
     raw = overridden({"export": {**values} if isinstance(values, Mapping) else {}}, overrides)
     if strange := [key for key in raw if key != "export"]:
         raise InputError(unknown_key(strange[0], ("export",), "--set"))
-    params: ExportParams = read_by_hand(raw["export"], ExportParams, "export")
-    return params
+    return read_by_hand(raw["export"], ExportParams, "export")
 
 
 def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
@@ -203,8 +202,7 @@ def read_data(source: str, overrides: Sequence[str] = ()) -> WriteParams:
         InputError: If a key or value is wrong.
     """
     own = [text for text in overrides if text.startswith("data.")]
-    params: WriteParams = read_by_hand(overridden({"data": {"source": source}}, own)["data"], WriteParams, "data")
-    return params
+    return read_by_hand(overridden({"data": {"source": source}}, own)["data"], WriteParams, "data")
 
 
 def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -362,8 +360,7 @@ def _read_model(value: Any) -> ModelSection:
     values = {"name": value} if isinstance(value, str) else value
     if isinstance(values, dict):
         _check_plain(values.get("parameters"))
-    section: ModelSection = read_by_hand(values, ModelSection, "model")
-    return section
+    return read_by_hand(values, ModelSection, "model")
 
 
 def _read_section(values: Any, kind: Any, section: str, fixed: Mapping[str, Any] = {}) -> Any:
@@ -377,8 +374,7 @@ def _read_training(values: Any, model: ModelSection | None) -> TrainParams:
             stages = read_by_hand(values["stages"], tuple[Stage, ...], "training.stages")
             values = {**values, "epochs": sum(stage.epochs for stage in stages)} if stages else values
     fixed = {"model": model.name if model else "", "model_parameters": model.parameters if model else {}}
-    training: TrainParams = _read_section(values, TrainParams, "training", fixed)
-    return training
+    return _read_section(values, TrainParams, "training", fixed)
 
 
 def _read_gate(values: Any, data: WriteParams | None, training: TrainParams | None) -> EvaluateParams:
@@ -440,8 +436,7 @@ def _read_deploy(values: Any, name: str, is_exported: bool) -> DeployParams | No
         )
     if values in (None, True) or isinstance(values, dict):
         values = {"registry": "", "model_name": name, **(values if isinstance(values, dict) else {})}
-    deploy: DeployParams | None = _read_optional(values if is_exported else False, DeployParams, "deploy", _OF_THE_RUN)
-    return deploy
+    return _read_optional(values if is_exported else False, DeployParams, "deploy", _OF_THE_RUN)
 
 
 def preflight_params(config: Config, paid: PaidMachine) -> PreflightParams:

@@ -236,8 +236,7 @@ def load_settings(environment: Mapping[str, str], file: Path | None = None) -> S
     for field in dataclasses.fields(Settings):
         if text := environment.get(variable(field.name), ""):
             values[field.name] = _split(field.name, text) if field.default_factory is dict else text
-    settings: Settings = read_by_hand(values, Settings, "settings" if file else "")
-    return settings
+    return read_by_hand(values, Settings, "settings" if file else "")
 
 
 def _split(name: str, text: str) -> dict[str, str]:

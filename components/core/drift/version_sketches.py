@@ -37,14 +37,13 @@ def sketch_of(origin: Origin, name: str = SKETCH) -> DataSketch:
     what = "data" if name == SKETCH else name
     advice = "The next promoted run keeps one" + ("; compare with records until then." if name == SKETCH else ".")
     try:
-        sketch: DataSketch = typed_values.read(origin.lineage.get(name), DataSketch, name, any_version=True)
+        return typed_values.read(origin.lineage.get(name), DataSketch, name, any_version=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"Cannot compare {what} with those of {origin.name}: expected a version that keeps a sketch of its {what}. "
             "It has none, or one in another format, since it is of another task or tool, or from before versions kept "
             f"it ({error}). {advice}"
         ) from error
-    return sketch
 
 
 def answers_of(origin: Origin, form: str) -> DataSketch:

@@ -74,5 +74,4 @@ class Footprint:
         Raises:
             KeyError, TypeError, ValueError: If the value is not a footprint.
         """
-        footprint: Footprint = typed_values.read(raw, cls, "preflight", any_version=True)
-        return footprint
+        return typed_values.read(raw, cls, "preflight", any_version=True)

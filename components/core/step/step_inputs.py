@@ -29,7 +29,7 @@ def params_from(inputs: Mapping[str, Any], params: type[P]) -> P:
         >>> params_from({"records": ..., "calibration_examples": 50.0}, ExportParams).calibration_examples
         50
     """
-    return cast(P, read_by_hand(_named_like(inputs, params), params, ""))
+    return read_by_hand(_named_like(inputs, params), params, "")
 
 
 def _named_like(inputs: Mapping[str, Any], params: Any) -> dict[str, Any]:
