@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 import yaml
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.typed_values import Mistakes, fields_of, read_by_hand, unknown_key
+from tpu_components.core.base.typed_values import Mistakes, as_json, fields_of, read_by_hand, unknown_key
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
@@ -132,7 +132,7 @@ class Config:
         plain: dict[str, Any] = {"name": self.name, "model": model}
         for section in ("training", "data", "gate", "export", "machine", "preflight", "deploy"):
             if params := getattr(self, section):
-                values = dataclasses.asdict(params)
+                values = as_json(params)
                 plain[section] = {name: values[name] for name in SETTINGS[section]}
             elif section != "machine":
                 plain[section] = False
@@ -143,12 +143,6 @@ class Config:
                 for step, asked in self.resources.items()
             }
         return as_json(plain)
-
-
-def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a mapping with JSON's types: every tuple becomes a list."""
-    copied: dict[str, Any] = json.loads(json.dumps(values))
-    return copied
 
 
 def ready_examples() -> tuple[str, ...]:

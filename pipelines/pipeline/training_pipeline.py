@@ -1,12 +1,12 @@
 """The pipeline: connects the steps' components."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kfp import dsl
 
+from tpu_components.core.base.typed_values import as_json
 from tpu_components.core.registry.opening import parse_reference
 from tpu_components.core.sources.params import BEAM, FAN_OUT
 from tpu_components.core.step.step_record import RUN_VARIABLE
@@ -23,7 +23,7 @@ from tpu_components.evaluate_model.component import evaluate_model, mark_promote
 from tpu_components.export_model.component import export_model
 from tpu_components.preflight_training.component import preflight_training
 from tpu_components.train_model.component import train_model
-from tpu_pipelines.config.configuration import Config, as_json
+from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import apply, resources_of
 
 PIPELINE_NAME = "training-pipeline"
@@ -31,7 +31,7 @@ PIPELINE_NAME = "training-pipeline"
 
 def _constants(params: Any, *but: str) -> dict[str, Any]:
     """Return the fields of a Params dataclass as component inputs, without the fields `but`."""
-    return as_json({name: value for name, value in dataclasses.asdict(params).items() if name not in but})
+    return {name: value for name, value in as_json(params).items() if name not in but}
 
 
 def training_pipeline(

@@ -295,7 +295,7 @@ def _read(raw: Any, kind: Any, where: str, form: _Form) -> Any:
         no_value = raw is None and types.NoneType in items
         return None if no_value else _read(raw, _choose(raw, items, where), where, form)
     if form.is_by_hand:
-        raw = _as_json(raw, kind)
+        raw = _in_json(raw, kind)
     if dataclasses.is_dataclass(kind):
         known = [name for name in fields_of(typing.cast(Any, kind)) if name not in form.fixed]
         names = f" of {', '.join(known)}" * form.is_by_hand
@@ -334,7 +334,7 @@ def _mapping(raw: Mapping[Any, Any], items: Sequence[Any], where: str, form: _Fo
     return values
 
 
-def _as_json(raw: Any, kind: Any) -> Any:
+def _in_json(raw: Any, kind: Any) -> Any:
     """Convert a value that a person or KFP wrote to its form in JSON."""
     origin = typing.get_origin(kind)
     if kind is Any:
@@ -352,6 +352,13 @@ def _as_json(raw: Any, kind: Any) -> Any:
     if kind is int and isinstance(raw, float) and raw.is_integer():
         return int(raw)
     return str(raw) if kind is str and type(raw) in (int, float) else raw
+
+
+def as_json(value: Any) -> Any:
+    """Convert a value to JSON's types, the inverse of `read`: a dataclass becomes a dict, and a tuple a list."""
+    if dataclasses.is_dataclass(value):
+        value = dataclasses.asdict(typing.cast(Any, value))
+    return json.loads(json.dumps(value))
 
 
 def whole_numbers(value: Any) -> Any:

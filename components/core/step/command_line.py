@@ -15,7 +15,7 @@ from tpu_components.core.base.errors import BAD_INPUT, DONE, FAILED, REJECTED, I
 from tpu_components.core.base.import_path import leave_current_folder
 from tpu_components.core.base.retries import PlatformError
 from tpu_components.core.base.terminal import paragraph
-from tpu_components.core.base.typed_values import fields_of
+from tpu_components.core.base.typed_values import as_json, fields_of
 from tpu_components.core.files import storage
 from tpu_components.core.step.step_inputs import params_from
 
@@ -81,9 +81,8 @@ def flags_of(params: Any) -> list[str]:
 
 
 def _as_word(value: Any) -> str:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
+    plain = as_json(value)
+    return json.dumps(plain) if isinstance(plain, dict) else str(plain)
 
 
 def run_step(

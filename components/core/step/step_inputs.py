@@ -5,9 +5,9 @@ import inspect
 import linecache
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
-from tpu_components.core.base.typed_values import fields_of, read_by_hand
+from tpu_components.core.base.typed_values import as_json, fields_of, read_by_hand
 
 P = TypeVar("P")
 _OF_TYPING = {name: getattr(typing, name) for name in ("Any", "Dict", "List")}
@@ -67,12 +67,7 @@ def _inputs(params: type) -> list[str]:
     texts = []
     for name, field in fields_of(params).items():
         text = f"{name}: {_type(field.kind)}"
-        if not field.is_required:
-            default: Any = field.default
-            if dataclasses.is_dataclass(default):
-                default = dataclasses.asdict(cast(Any, default))
-            text += f" = {list(default) if isinstance(default, tuple) else default!r}"
-        texts.append(text)
+        texts.append(text if field.is_required else f"{text} = {as_json(field.default)!r}")
     return texts
 
 

@@ -21,13 +21,13 @@ from tests.components.create_tfrecords.engines.cases import (
     texts,
 )
 from tpu_components.core.base.errors import InputError
+from tpu_components.core.base.typed_values import as_json
 from tpu_components.core.examples.records import encode_example, frame_record, read_fields
 from tpu_components.core.work.resume_state import ResumeState
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.create_tfrecords.component import create_tfrecords, merge_parts, plan_parts, write_parts
 from tpu_components.create_tfrecords.engines import fan_out
 from tpu_components.create_tfrecords.preparing import Prepared
-from tpu_pipelines.config.configuration import as_json
 from tpu_pipelines.runs.run_local import print_as_before
 
 
@@ -140,7 +140,7 @@ def _run_here(params: WriteParams, folder: Path) -> Path:
     """Run the three components through kfp.local; returns the records' folder."""
     from kfp import dsl, local
 
-    asked = {"source": params.source, "data": as_json(dataclasses.asdict(params))}
+    asked = {"source": params.source, "data": as_json(params)}
 
     @dsl.pipeline(name="fan-out")
     def pipeline() -> None:
