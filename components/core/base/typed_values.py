@@ -225,7 +225,7 @@ class Mistakes:
             raise InputError("\n".join(self._sentences))
 
 
-def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> Any:
+def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False, fixed: Mapping[str, Any] = {}) -> Any:
     """Convert parsed JSON to a value of a type; strict, without conversions between types.
 
     Args:
@@ -237,6 +237,7 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> A
         where: Location of the value in the file, for messages.
         any_version: Whether to accept files of other versions: fields with a default may be missing, and unknown fields
             are ignored. If older files differ more, a static method `upgrade` of the dataclass converts the JSON.
+        fixed: Fields of a dataclass that are not read, with their values.
 
     Raises:
         InputError: If a value has another type or range, or a field is missing or unknown; the message names its
@@ -246,7 +247,7 @@ def read(raw: Any, kind: Any, where: str = "it", any_version: bool = False) -> A
         >>> read([1, 2], tuple[int, ...])
         (1, 2)
     """
-    return _read(raw, kind, where, _Form(any_version=any_version))
+    return _read(raw, kind, where, _Form(any_version=any_version, fixed=fixed))
 
 
 def read_by_hand(raw: Any, kind: Any, where: str, fixed: Mapping[str, Any] = {}) -> Any:

@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import hashlib
 import json
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,11 +108,11 @@ class Version:
         Raises:
             InputError: If it is missing or malformed.
         """
-        path, kinds = f"{directory}/{VERSION_FILE}", typing.get_type_hints(cls)
+        path = f"{directory}/{VERSION_FILE}"
         try:
-            raw = typed_values.read(typed_json.decode(storage.read_bytes(path)), Mapping[str, Any])
-            facts = {name: typed_values.read(value, kinds[name], name) for name, value in raw.items()}
-            version = cls(directory=Path(directory), **{"content_digest": facts["digest"], **facts})
+            raw = typed_json.decode(storage.read_bytes(path))
+            raw = {"content_digest": raw["digest"], **raw}
+            version: Self = typed_values.read(raw, cls, any_version=True, fixed={"directory": Path(directory)})
             for name, file in version.files.items():
                 storage.join("", name)
                 if not isinstance(file["num_bytes"], int) or not (file.get(_CHECKSUM) or file[_OLD_CHECKSUM]):
