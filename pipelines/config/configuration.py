@@ -12,7 +12,14 @@ from typing import Annotated, Any, Self
 import yaml
 
 from tpu_components.core.base.errors import InputError, did_you_mean
-from tpu_components.core.base.typed_values import Mistakes, as_json, fields_of, read_by_hand, unknown_key
+from tpu_components.core.base.typed_values import (
+    Mistakes,
+    as_json,
+    changed_values,
+    fields_of,
+    read_by_hand,
+    unknown_key,
+)
 from tpu_components.core.examples.interface import TASKS
 from tpu_components.core.examples.slice_values import SIZE
 from tpu_components.core.files import storage
@@ -137,11 +144,7 @@ class Config:
             elif section != "machine":
                 plain[section] = False
         if self.resources:
-            unset = dataclasses.asdict(StepResources())
-            plain["resources"] = {
-                step: {key: value for key, value in dataclasses.asdict(asked).items() if value != unset[key]}
-                for step, asked in self.resources.items()
-            }
+            plain["resources"] = {step: changed_values(asked) for step, asked in self.resources.items()}
         return as_json(plain)
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.terminal import in_one_line
+from tpu_components.core.base.typed_values import changed_values
 from tpu_components.core.examples.artifacts import TEST, TRAIN, VALIDATION
 from tpu_components.core.examples.interface import CORPUS, IMAGE, TASKS, TEXT
 from tpu_components.core.files import storage
@@ -178,14 +179,7 @@ Reasons = dict[str, str]
 
 def _choose_data(overview: DataOverview, model: str) -> tuple[dict[str, Any], Reasons]:
     params = overview.params
-    data: dict[str, Any] = {"source": params.source}
-    reasons: Reasons = {}
-    for field in dataclasses.fields(params):
-        value = getattr(params, field.name)
-        if field.name != "source" and field.default is not dataclasses.MISSING and value != field.default:
-            data[field.name] = list(value) if isinstance(value, tuple) else value
-    if params.columns:
-        data["columns"] = dict(params.columns)
+    data, reasons = changed_values(params), Reasons()
     if overview.kind == IMAGE and not params.image_size and (size := _choose_size(overview, model)):
         data["image_size"], reasons["data.image_size"] = size
     if len(overview.channels) > 1 and not params.channels:

@@ -362,6 +362,15 @@ def as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+def changed_values(params: Any) -> dict[str, Any]:
+    """Return the values of a dataclass that are not the defaults of their fields, in JSON's types."""
+    return {
+        name: as_json(getattr(params, name))
+        for name, field in fields_of(params.__class__).items()
+        if getattr(params, name) != field.default
+    }
+
+
 def whole_numbers(value: Any) -> Any:
     """Convert 32.0 back to 32, in nested values too: some platforms pass all numbers as floating point.
 
