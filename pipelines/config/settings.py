@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_components.core.base.errors import InputError
-from tpu_components.core.base.typed_values import read_by_hand
+from tpu_components.core.base.typed_values import Mistakes, read_by_hand
 
 _PREFIX = "TPU_PIPELINES_"
 # Settings that each platform requires.
@@ -112,16 +112,18 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        mistakes = Mistakes()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             texts = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else [value]
             for text in texts:
                 if text and not re.fullmatch(field.metadata["pattern"], text):
-                    raise InputError(
+                    mistakes.add(
                         f"Cannot use the setting {field.name} ({variable(field.name)}): expected something like "
                         f"{field.metadata['example']}. Received: {hide_credentials(text)!r}."
                         f"{field.metadata.get('hint', '')}"
                     )
+        mistakes.raise_all()
 
     def check_applies(self, target: str) -> None:
         """Check that a platform supports all these settings.

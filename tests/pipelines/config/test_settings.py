@@ -72,6 +72,12 @@ def test_a_value_of_the_wrong_form_is_refused_with_an_example(name, text, receiv
         load_settings({variable(name): text})
 
 
+def test_all_values_of_the_wrong_form_are_reported_at_once():
+    with pytest.raises(InputError) as refused:
+        Settings(project="My Project", region="us-west1", labels={"Team": "vision", "year": "!"})
+    assert [line.split()[4] for line in str(refused.value).splitlines()] == ["project", "labels", "labels"]
+
+
 @pytest.mark.parametrize("text", ["team", "team=vision,stage", ","])
 def test_pairs_without_a_value_are_refused(text):
     with pytest.raises(InputError, match=rf"TPU_PIPELINES_LABELS: expected key=value,key=value\. Received: '{text}'"):
