@@ -14,6 +14,7 @@ import yaml
 from tpu_components.core.base.errors import InputError, did_you_mean
 from tpu_components.core.base.typed_values import (
     Mistakes,
+    Pattern,
     as_json,
     changed_values,
     fields_of,
@@ -41,7 +42,10 @@ _OF_THE_RUN: dict[str, Any] = {
     "preflight": {},
 }  # Parameters of deploy_model that a configuration cannot set.
 CONFIGS_DIR = Path(__file__).parents[1] / "configs"
-_NAME_LENGTH = 64
+_NAME = Annotated[
+    str,
+    Pattern(r"(?![.-])[\w.-]{1,64}", "letters, digits, '-', '_' and '.', at most 64, and not '-' or '.' first"),
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,7 +302,7 @@ def parse_config(raw: Mapping[str, Any], where: str = "the configuration") -> Co
         with mistakes.kept():
             sections[section] = make(raw.get(section), *values)
 
-    read("name", _check_name)
+    read("name", read_by_hand, _NAME, "name")
     read("model", _read_model)
     read("data", _read_section, WriteParams, "data")
     read("training", _read_training, sections.get("model"))
@@ -340,16 +344,6 @@ def _check_machines(config: Config) -> None:
             f"gate.backend to be jax or auto. Received: {config.gate.accelerator} and {config.gate.backend}. Remove "
             "both settings."
         )
-
-
-def _check_name(name: Any) -> str:
-    is_plain = isinstance(name, str) and all(c.isalnum() or c in "-_." for c in name)
-    if not is_plain or not 0 < len(name) <= _NAME_LENGTH or name[0] in ".-":
-        raise InputError(
-            f"Cannot use the name {name!r}: expected letters, digits, '-', '_' and '.', at most {_NAME_LENGTH}, "
-            "and not '-' or '.' first."
-        )
-    return str(name)
 
 
 def _read_model(value: Any) -> ModelSection:
