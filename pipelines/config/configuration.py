@@ -259,7 +259,7 @@ class ModelSection:
         check_model(self.name, self.parameters)
 
 
-PARAMS: dict[str, Any] = {
+_PARAMS: dict[str, Any] = {
     "data": WriteParams,
     "model": ModelSection,
     "training": TrainParams,
@@ -275,10 +275,10 @@ _SET_ELSEWHERE = {
     "preflight": ("training", "epochs", "paid"),
     "deploy": tuple(_OF_THE_RUN),
 }
-# Type and field of every setting, by section and name.
+# Field of every setting, by section and name.
 SETTINGS = {
-    section: {name: kind for name, kind in fields_of(params).items() if name not in _SET_ELSEWHERE.get(section, ())}
-    for section, params in PARAMS.items()
+    section: {name: field for name, field in fields_of(params).items() if name not in _SET_ELSEWHERE.get(section, ())}
+    for section, params in _PARAMS.items()
 }
 KEYS = ("name", "data", "model", "training", "machine", "preflight", "gate", "export", "deploy", "resources")
 
