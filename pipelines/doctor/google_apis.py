@@ -1,9 +1,11 @@
 """A read-only REST client of Google Cloud's APIs, and the permissions of an account from the IAM policies."""
 
+import contextlib
+import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError
@@ -151,58 +153,96 @@ def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -
     return f"{limit if limit >= 0 else 'any number'} in {region}, {needed} needed"
 
 
+class Role(NamedTuple):
+    """An IAM role.
+
+    Attributes:
+        name: Name of the role, for advice.
+        needed: Permissions of the role that a run needs.
+    """
+
+    name: str
+    needed: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+    """A project, or a resource that has an IAM policy of its own.
+
+    Attributes:
+        project: Google Cloud project of the resource, by id.
+        kind: gcloud commands for the kind of resource, as `storage buckets`.
+        name: Name of the resource for gcloud, with the flags that locate it.
+        policy: Reads the resource's own policy; None for a project.
+    """
+
+    project: str
+    kind: str
+    name: str
+    policy: Callable[[], Policy] | None = None
+
+    def bind(self, member: str, role: Role) -> Command:
+        """Return the command that grants a role on the resource to a member."""
+        # Without --condition, gcloud prompts if another binding of the policy has a condition.
+        granted = f"--member={member} --role={role.name} --condition=None"
+        return Command(f"gcloud {self.kind} add-iam-policy-binding {self.name} {granted}")
+
+
 class Policies:
-    """The IAM policies of a project and of its resources.
+    """The IAM policies of projects and of their resources.
 
     Args:
         apis: Client of Google Cloud's APIs.
-        project: Google Cloud project, by id.
     """
 
-    def __init__(self, apis: GoogleApis, project: str) -> None:
-        self._apis, self._project = apis, project
-        self._permissions: dict[str, frozenset[str]] = {}
+    def __init__(self, apis: GoogleApis) -> None:
+        self._apis = apis
+        self._above = functools.cache(self._read_above)
+        self._permissions = functools.cache(self._read_permissions)
 
-    def judge(self, member: str, needed: Sequence[str], role: str, own: Callable[[], Policy] | None = None) -> str:
-        """Return a sentence if a member has the needed permissions.
+    def judge(self, member: str, role: Role, resource: Resource) -> str:
+        """Return a sentence if a member has the needed permissions of a role on a resource.
 
         Args:
             member: Member, as `serviceAccount:trainer@my-project.iam.gserviceaccount.com`.
-            needed: Names of the permissions.
-            role: Role that contains them, for messages.
-            own: Reads the resource's own policy. The policies of the project and above it are always included.
+            role: The role; another role with the same permissions will do.
+            resource: The resource. The policies of its project and above it are included.
 
         Raises:
             LackError: If the member lacks a permission; the message names the role.
             CannotAskError: If this is unknown: a policy cannot be read, or the member has a permission only through a
                 group or a condition, which are not visible.
         """
-        name, policies, unread = member.partition(":")[2], [*self._above[0]], [*self._above[1]]
-        if own:
+        above, unread = self._above(resource.project)
+        policies, unread = [*above], [*unread]
+        if resource.policy:
             try:
-                policies.append(own())
+                policies.append(resource.policy())
             except (CannotAskError, MissingError) as error:
                 unread.append(str(error))
         surely, maybe = _roles(policies, member)
-        held = self._permissions_of(surely)
-        denied = [permission for permission in needed if permission not in held]
+        name, denied = member.partition(":")[2], self._lacking(role.needed, surely)
         if not denied:
-            return f"{name} has {role}'s part of it"
-        said = f"{name} lacks {role} ({', '.join(denied)})"
-        if self._permissions_of(maybe).issuperset(denied):
+            return f"{name} has {role.name}'s part of it"
+        said = f"{name} lacks {role.name} ({', '.join(denied)})"
+        if not self._lacking(denied, maybe):
             unread = ["a group or a condition may grant it, which cannot be seen"]
         if unread:
             raise CannotAskError(f"{said}, as far as can be seen: {'; '.join(unread)}")
         raise LackError(said)
 
-    @functools.cached_property
-    def _above(self) -> tuple[list[Policy], list[str]]:
-        """Policies of the project, its folders and its organisation, and messages about policies that cannot be read.
+    def _lacking(self, needed: Iterable[str], roles: Iterable[str]) -> list[str]:
+        """Return the permissions that none of the roles contains."""
+        held = frozenset[str]().union(*map(self._permissions, roles))
+        return [permission for permission in needed if permission not in held]
+
+    def _read_above(self, project: str) -> tuple[list[Policy], list[str]]:
+        """Return the policies of a project, its folders and its organisation, and messages about unreadable policies.
 
         GetIamPolicy does not return inherited policies: google/cloud/resourcemanager/v3/projects.proto.
         """
         policies: list[Policy] = []
-        name, body = f"projects/{self._project}", {"options": {"requestedPolicyVersion": 3}}
+        name, body = f"projects/{project}", {"options": {"requestedPolicyVersion": 3}}
         try:
             while name:
                 policies.append(self._apis.post(RESOURCES, f"v3/{name}:getIamPolicy", body))
@@ -212,15 +252,11 @@ class Policies:
             return policies, [f"the policy of {name} cannot be read: {error}"]
         return policies, []
 
-    def _permissions_of(self, roles: set[str]) -> frozenset[str]:
-        """Return the permissions of some roles: google/iam/admin/v1/iam.proto, GetRole."""
-        for role in roles - self._permissions.keys():
-            try:
-                permissions = self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ())
-            except MissingError:
-                permissions = ()
-            self._permissions[role] = frozenset(permissions)
-        return frozenset().union(*(self._permissions[role] for role in roles))
+    def _read_permissions(self, role: str) -> frozenset[str]:
+        """Return the permissions of a role: google/iam/admin/v1/iam.proto, GetRole."""
+        with contextlib.suppress(MissingError):
+            return frozenset(self._apis.get(IAM, f"v1/{role}").get("includedPermissions", ()))
+        return frozenset()
 
 
 def _roles(policies: Iterable[Policy], member: str) -> tuple[set[str], set[str]]:

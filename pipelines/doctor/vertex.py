@@ -9,7 +9,7 @@ If the user lacks one, the state of that finding is `unknown`, and the other che
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, SERVING_IMAGE, other_steps_image
@@ -28,7 +28,17 @@ from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
 from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
-from tpu_pipelines.doctor.google_apis import IAM, RESOURCES, STORAGE, GoogleApis, Policies, create_bucket, judge_quota
+from tpu_pipelines.doctor.google_apis import (
+    IAM,
+    RESOURCES,
+    STORAGE,
+    GoogleApis,
+    Policies,
+    Resource,
+    Role,
+    create_bucket,
+    judge_quota,
+)
 from tpu_pipelines.doctor.images import look_at_image, repository_of
 from tpu_pipelines.pipeline.compile import require_machine
 from tpu_pipelines.platforms.beam_job import is_on_dataflow
@@ -37,24 +47,43 @@ from tpu_pipelines.platforms.custom_job import in_region
 _VERTEX_AI, _CLOUD_QUOTAS = "aiplatform.googleapis.com", "cloudquotas.googleapis.com"
 _REGISTRY, _COMPUTE = "artifactregistry.googleapis.com", "compute.googleapis.com"
 _KEYS, _CONNECTIVITY = "cloudkms.googleapis.com", "networkconnectivity.googleapis.com"
-# Permissions of the user who submits, from https://cloud.google.com/iam/docs/roles-permissions/aiplatform.
-_SUBMITTER = ("aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get", "aiplatform.pipelineJobs.list")
-# Permissions of the account that runs pipelines: https://cloud.google.com/vertex-ai/docs/tabular-data/tabular-workflows/
-# service-accounts names Vertex AI User, Storage Object Admin and Service Account User.
-_RUNNER = ("aiplatform.metadataStores.get", "aiplatform.customJobs.create", "aiplatform.customJobs.get")
-_DEPLOYER = ("aiplatform.models.upload", "aiplatform.endpoints.create", "aiplatform.endpoints.deploy")
 _DATAFLOW = "dataflow.googleapis.com"
-# Permissions of the account that starts and follows the Dataflow job, and of the account of its workers:
-# https://cloud.google.com/dataflow/docs/concepts/access-control has roles and permissions.
-_STARTER = (*(f"dataflow.jobs.{verb}" for verb in ("create", "get", "cancel")), "dataflow.messages.list")
-_WORKER = tuple(f"dataflow.workItems.{verb}" for verb in ("lease", "update", "sendMessage"))
-_READER = ("storage.objects.get", "storage.objects.list")
-_WRITER = (*_READER, "storage.objects.create", "storage.objects.delete")  # Overwriting takes both.
-_ACT_AS = ("iam.serviceAccounts.actAs",)  # custom_job.proto, service_account: to create a job that runs as it.
-_ENCRYPTER = ("cloudkms.cryptoKeyVersions.useToEncrypt", "cloudkms.cryptoKeyVersions.useToDecrypt")
-_USER, _ACTING = "roles/aiplatform.user", "roles/iam.serviceAccountUser"
-_ENCRYPTING = "roles/cloudkms.cryptoKeyEncrypterDecrypter"
-_PULLER = ("artifactregistry.repositories.downloadArtifacts",)
+# Of each role, the permissions that a run needs: https://cloud.google.com/iam/docs/roles-permissions.
+_SUBMITTER = Role(
+    "roles/aiplatform.user",
+    ("aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.get", "aiplatform.pipelineJobs.list"),
+)
+# The account that runs pipelines: https://cloud.google.com/vertex-ai/docs/tabular-data/tabular-workflows/service-accounts
+# names Vertex AI User, Storage Object Admin and Service Account User.
+_RUNNER = Role(
+    "roles/aiplatform.user",
+    ("aiplatform.metadataStores.get", "aiplatform.customJobs.create", "aiplatform.customJobs.get"),
+)
+_DEPLOYER = Role(
+    "roles/aiplatform.user",
+    (*_RUNNER.needed, "aiplatform.models.upload", "aiplatform.endpoints.create", "aiplatform.endpoints.deploy"),
+)
+# The account that starts and follows the Dataflow job, and the account of its workers:
+# https://cloud.google.com/dataflow/docs/concepts/access-control.
+_STARTER = Role(
+    "roles/dataflow.developer",
+    (*(f"dataflow.jobs.{verb}" for verb in ("create", "get", "cancel")), "dataflow.messages.list"),
+)
+_WORKER = Role(
+    "roles/dataflow.worker", tuple(f"dataflow.workItems.{verb}" for verb in ("lease", "update", "sendMessage"))
+)
+_READER = Role("roles/storage.objectViewer", ("storage.objects.get", "storage.objects.list"))
+_WRITER = Role(  # Overwriting takes both.
+    "roles/storage.objectAdmin", (*_READER.needed, "storage.objects.create", "storage.objects.delete")
+)
+# custom_job.proto, service_account: to create a job that runs as it.
+_ACTING = Role("roles/iam.serviceAccountUser", ("iam.serviceAccounts.actAs",))
+_ENCRYPTER = Role(
+    "roles/cloudkms.cryptoKeyEncrypterDecrypter",
+    ("cloudkms.cryptoKeyVersions.useToEncrypt", "cloudkms.cryptoKeyVersions.useToDecrypt"),
+)
+_PULLER = Role("roles/artifactregistry.reader", ("artifactregistry.repositories.downloadArtifacts",))
+_AGENT = Role("roles/aiplatform.serviceAgent", ())
 
 
 class VertexChecks:
@@ -73,7 +102,7 @@ class VertexChecks:
         self._machines = [in_region(entry, settings) for entry in config.machines]
         self._deploy = config.deploy or DeployParams("", config.name)
         self._serving_image = self._deploy.serving_image or SERVING_IMAGE
-        self._policies = Policies(apis, settings.project)
+        self._policies = Policies(apis)
         self._who = '"user:$(gcloud config get account)"'
 
     def checks(self) -> list[Check]:
@@ -84,18 +113,35 @@ class VertexChecks:
         is_deployed = registry == VERTEX or is_on_vertex(registry)
         has_dataflow = is_on_dataflow(self._config)
         worker = self._config.data.beam_options.get("service_account_email", "")
+        buckets = {split(settings.bucket)[0]: _WRITER}
+        if storage.is_on_google(data := self._config.data_location):
+            buckets.setdefault(split(data)[0], _READER)
+        own_agent = "" if settings.service_account else "the training runs as Vertex AI's own agent"
         checks = [
             Check("project", self._project),
             Check("APIs", functools.partial(self._services, has_dataflow)),
-            Check("your role", self._submitter, commands=lambda: (self._bind_project(self._who),)),
+            Check(
+                "your role", self._submitter, commands=lambda: (self._project_resource().bind(self._who, _SUBMITTER),)
+            ),
             Check("Vertex AI", self._region),
             Check("bucket", self._bucket, Cost.REQUEST, commands=self._create_bucket),
             *self._of_image("image", self._image, "", Cost.REQUEST, python),
             Check("service account", self._service_account, Cost.REQUEST, commands=self._create_account),
-            Check("acting as it", self._acting, Cost.REQUEST, commands=lambda: (self._bind_account(self._who),)),
-            self._role("its roles", _RUNNER + (_DEPLOYER if is_deployed else ()), _USER),
-            *self._its_buckets(),
-            Check("its acting", self._runner_acting, commands=lambda: (self._bind_account(self._member),)),
+            Check(
+                "acting as it",
+                self._acting,
+                Cost.REQUEST,
+                commands=lambda: (self._account_resource().bind(self._who, _ACTING),),
+            ),
+            self._granted("its roles", _DEPLOYER if is_deployed else _RUNNER, self._member),
+            *(
+                self._granted(
+                    f"its buckets: {name}", role, self._member, functools.partial(self._bucket_resource, name)
+                )
+                for name, role in buckets.items()
+            ),
+            # The pipeline's account creates the training job, which runs as the same account.
+            self._granted("its acting", _ACTING, self._member, self._account_resource, own_agent),
             *(
                 Check(
                     f"quota {entry.name}",
@@ -109,12 +155,15 @@ class VertexChecks:
         optional: Sequence[tuple[object, Sequence[Check]]] = (
             (settings.network, [Check("network", self._network)]),
             (settings.network_attachment, [Check("attachment", self._attachment)]),
-            (settings.encryption_key, [Check("key", self._key, commands=self._bind_key)]),
+            (
+                settings.encryption_key,
+                [Check("key", self._key, commands=lambda: (self._key_resource().bind(self._agent(), _ENCRYPTER),))],
+            ),
             (settings.tensorboard, [Check("tensorboard", self._tensorboard)]),
             (other_steps_image(), self._of_image("steps' image", other_steps_image(), "STEPS_", Cost.REQUEST)),
             (self._config.data.engine == BEAM, self._of_image("Beam image", BEAM_IMAGE, "BEAM_")),
-            (has_dataflow, [self._role("its Dataflow", _STARTER, "roles/dataflow.developer")]),
-            (has_dataflow, [self._role("Dataflow's workers", _WORKER, "roles/dataflow.worker", worker)]),
+            (has_dataflow, [self._granted("its Dataflow", _STARTER, self._member)]),
+            (has_dataflow, [self._granted("Dataflow's workers", _WORKER, functools.partial(self._member, worker))]),
             (is_deployed, self._of_image("serving image", self._serving_image, "SERVING_")),
             (is_deployed, [Check("registry", self._models)]),
             (is_deployed and self._deploy.endpoint, [Check("endpoint", self._endpoint)]),
@@ -187,12 +236,12 @@ class VertexChecks:
         return (
             *(Command(f"gcloud services enable {name} --project={project}") for name in (RESOURCES, IAM)),
             Command(f"gcloud beta services identity create --service={_VERTEX_AI} --project={project}"),
-            self._bind_project(self._agent, "roles/aiplatform.serviceAgent"),
+            self._project_resource().bind(self._agent(), _AGENT),
         )
 
     def _submitter(self) -> str:
         place = f"v3/projects/{self._settings.project}:testIamPermissions"
-        answer = self._apis.post(RESOURCES, place, {"permissions": list(_SUBMITTER)})
+        answer = self._apis.post(RESOURCES, place, {"permissions": _SUBMITTER.needed})
         if denied := _denied(_SUBMITTER, answer):
             raise LackError(f"you lack {', '.join(denied)}")
         return "you may create and read pipeline jobs"
@@ -223,11 +272,11 @@ class VertexChecks:
             said = f"gs://{name} is in {location}, and runs are in {region}"
             yield Finding("bucket", Status.HINT, said, remedy)
         place = f"storage/v1/b/{name}/iam/testPermissions"
-        denied = _denied(_WRITER, self._apis.get(STORAGE, place, permissions=list(_WRITER)))
+        denied = _denied(_WRITER, self._apis.get(STORAGE, place, permissions=_WRITER.needed))
         if denied and bundle_of(self._config.training.model):  # The user uploads the model's code to the bucket.
             raise LackError(
                 f"you lack {', '.join(denied)} in gs://{name}, and the model's code travels through it",
-                _bind_bucket(name, self._who, "roles/storage.objectAdmin").text,
+                self._bucket_resource(name).bind(self._who, _WRITER).text,
             )
         if is_of_runs:
             may = "nothing of yours is written there" if denied else "you may write there"
@@ -237,11 +286,10 @@ class VertexChecks:
 
     def _create_bucket(self) -> tuple[Command, ...]:
         """Return the commands that create the bucket and, if the model's code is uploaded, let the user write to it."""
-        bucket = self._settings.bucket
-        create = create_bucket(bucket, self._settings.region, self._settings.project)
+        create = create_bucket(self._settings.bucket, self._settings.region, self._settings.project)
         if not bundle_of(self._config.training.model):
             return (create,)
-        return create, _bind_bucket(split(bucket)[0], self._who, "roles/storage.objectAdmin")
+        return create, self._bucket_resource(split(self._settings.bucket)[0]).bind(self._who, _WRITER)
 
     # Images
 
@@ -256,31 +304,22 @@ class VertexChecks:
         """
         look = functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", False, least_python)
         project, location, repository = repository_of(image) or ("", "", "")
-        is_own, role = project == self._settings.project, "roles/artifactregistry.reader"
         place = f"{repository} --location={location} --project={project}"
-
-        def create() -> tuple[Command, ...]:
+        path = f"v1/projects/{project}/locations/{location}/repositories/{repository}:getIamPolicy"
+        read = functools.partial(self._apis.get, _REGISTRY, path)
+        resource = Resource(project, "artifacts repositories", place, read)
+        create: tuple[Command, ...] = ()
+        if project == self._settings.project:
             made = f"gcloud artifacts repositories create {place} --repository-format=docker"
-            return (Command(made, f"gcloud artifacts repositories describe {place}"),) if is_own else ()
+            create = (Command(made, f"gcloud artifacts repositories describe {place}"),)
+        own = "" if project and not create else "Vertex AI's service agent reads the project's own"
+        return [
+            Check(about, look, cost, commands=lambda: create),
+            self._granted(f"{about}'s reader", _PULLER, self._agent, lambda: resource, own),
+        ]
 
-        def judge_puller() -> str:
-            if is_own or not project:
-                return "Vertex AI's service agent reads the project's own"
-            agent, path = (
-                self._agent,
-                f"v1/projects/{project}/locations/{location}/repositories/{repository}:getIamPolicy",
-            )
-            policies = Policies(self._apis, project)
-            return policies.judge(agent, _PULLER, role, lambda: self._apis.get(_REGISTRY, path))
-
-        def bind() -> tuple[Command, ...]:
-            return (_bind(f"gcloud artifacts repositories add-iam-policy-binding {place}", self._agent, role),)
-
-        return [Check(about, look, cost, commands=create), Check(f"{about}'s reader", judge_puller, commands=bind)]
-
-    @property
     def _agent(self) -> str:
-        """Vertex AI's service agent, as a member of IAM policies.
+        """Return Vertex AI's service agent, as a member of IAM policies.
 
         https://cloud.google.com/vertex-ai/docs/general/access-control#service-agents
         """
@@ -296,9 +335,9 @@ class VertexChecks:
         """
         return self._settings.service_account or f"{self._number}-compute@developer.gserviceaccount.com"
 
-    @property
-    def _member(self) -> str:
-        return f"serviceAccount:{self._account}"
+    def _member(self, account: str = "") -> str:
+        """Return a service account, by default the pipelines', as a member of IAM policies."""
+        return f"serviceAccount:{account or self._account}"
 
     @property
     def _account_path(self) -> str:
@@ -323,51 +362,48 @@ class VertexChecks:
         return enable, Command(made, f"gcloud iam service-accounts describe {self._account} {place}")
 
     def _acting(self) -> str:
-        answer = self._apis.post(IAM, f"{self._account_path}:testIamPermissions", {"permissions": list(_ACT_AS)})
-        if _denied(_ACT_AS, answer):
-            raise LackError(f"you lack {_ACT_AS[0]} on {self._account}")
+        place = f"{self._account_path}:testIamPermissions"
+        answer = self._apis.post(IAM, place, {"permissions": _ACTING.needed})
+        if denied := _denied(_ACTING, answer):
+            raise LackError(f"you lack {', '.join(denied)} on {self._account}")
         return f"you may act as {self._account}"
 
-    def _role(self, about: str, needed: Sequence[str], role: str, account: str = "") -> Check:
-        """Return the check that an account has permissions in the project.
+    # Roles
+
+    def _project_resource(self) -> Resource:
+        return Resource(self._settings.project, "projects", self._settings.project)
+
+    def _account_resource(self) -> Resource:
+        read = functools.partial(self._apis.post, IAM, f"{self._account_path}:getIamPolicy", {})
+        return Resource(self._settings.project, "iam service-accounts", self._account, read)
+
+    def _bucket_resource(self, name: str) -> Resource:
+        read = functools.partial(self._apis.get, STORAGE, f"storage/v1/b/{name}/iam", optionsRequestedPolicyVersion=3)
+        return Resource(self._settings.project, "storage buckets", f"gs://{name}", read)
+
+    def _granted(
+        self,
+        about: str,
+        role: Role,
+        member: Callable[[], str],
+        resource: Callable[[], Resource] | None = None,
+        unneeded: str = "",
+    ) -> Check:
+        """Return the check that a member has the permissions of a role.
 
         Args:
             about: Name of the check.
-            needed: Names of the permissions.
-            role: Role that contains them, for the advice.
-            account: The account; empty means the pipeline's.
+            role: The role.
+            member: Returns the member; called by the check, because the name may need a request.
+            resource: Returns the resource; by default the project.
+            unneeded: Reason why the member needs no role; empty if it needs the role.
         """
+        place = resource or self._project_resource
 
         def ask() -> str:
-            return self._policies.judge(member(), needed, role)
+            return unneeded or self._policies.judge(member(), role, place())
 
-        def member() -> str:
-            return f"serviceAccount:{account or self._account}"
-
-        return Check(about, ask, commands=lambda: (self._bind_project(member(), role),))
-
-    def _its_buckets(self) -> Iterator[Check]:
-        """Yield the checks that the account may use the bucket that it writes to, and the bucket of the data."""
-        own, data = split(self._settings.bucket)[0], self._config.data_location
-        yield self._its_bucket(own, _WRITER, "roles/storage.objectAdmin")
-        if storage.is_on_google(data) and split(data)[0] != own:
-            yield self._its_bucket(split(data)[0], _READER, "roles/storage.objectViewer")
-
-    def _its_bucket(self, name: str, needed: Sequence[str], role: str) -> Check:
-        def ask() -> str:
-            return self._policies.judge(self._member, needed, role, policy)
-
-        def policy() -> dict[str, Any]:
-            return self._apis.get(STORAGE, f"storage/v1/b/{name}/iam", optionsRequestedPolicyVersion=3)
-
-        return Check(f"its buckets: {name}", ask, commands=lambda: (_bind_bucket(name, self._member, role),))
-
-    def _runner_acting(self) -> str:
-        """Check that the pipeline's account may create the training job, which runs as the same account."""
-        if not self._settings.service_account:
-            return "the training runs as Vertex AI's own agent"
-        path = f"{self._account_path}:getIamPolicy"
-        return self._policies.judge(self._member, _ACT_AS, _ACTING, lambda: self._apis.post(IAM, path, {}))
+        return Check(about, ask, commands=lambda: (place().bind(member(), role),))
 
     # Quota
 
@@ -450,15 +486,14 @@ class VertexChecks:
         state = known.get("primary", {}).get("state", "without a version")
         if state != "ENABLED":
             raise LackError(f"{name} is {state}", "enable its primary version, or name another key")
-        policies = Policies(self._apis, name.split("/")[1])
-        return policies.judge(
-            self._agent, _ENCRYPTER, _ENCRYPTING, lambda: self._apis.get(_KEYS, f"v1/{name}:getIamPolicy")
-        )
+        return self._policies.judge(self._agent(), _ENCRYPTER, self._key_resource())
 
-    def _bind_key(self) -> tuple[Command, ...]:
-        _, project, _, location, _, ring, _, key = self._settings.encryption_key.split("/")
+    def _key_resource(self) -> Resource:
+        name = self._settings.encryption_key
+        _, project, _, location, _, ring, _, key = name.split("/")
         place = f"{key} --keyring={ring} --location={location} --project={project}"
-        return (_bind(f"gcloud kms keys add-iam-policy-binding {place}", self._agent, _ENCRYPTING),)
+        read = functools.partial(self._apis.get, _KEYS, f"v1/{name}:getIamPolicy")
+        return Resource(project, "kms keys", place, read)
 
     def _tensorboard(self) -> str:
         name = self._settings.tensorboard
@@ -516,23 +551,6 @@ class VertexChecks:
             )
         return f"Vertex AI may put addresses into {network}"
 
-    # Commands that grant a role
-
-    def _bind_project(self, member: str, role: str = _USER) -> Command:
-        return _bind(f"gcloud projects add-iam-policy-binding {self._settings.project}", member, role)
-
-    def _bind_account(self, member: str) -> Command:
-        return _bind(f"gcloud iam service-accounts add-iam-policy-binding {self._account}", member, _ACTING)
-
-
-def _bind(command: str, member: str, role: str) -> Command:
-    # Without --condition, gcloud prompts if another binding of the policy has a condition.
-    return Command(f"{command} --member={member} --role={role} --condition=None")
-
-
-def _bind_bucket(name: str, member: str, role: str) -> Command:
-    return _bind(f"gcloud storage buckets add-iam-policy-binding gs://{name}", member, role)
-
 
 def _quota_of(machine: MachineSpec) -> tuple[str, int]:
     """Return the name of a machine's quota and the amount that it needs; spot machines have separate quotas."""
@@ -541,6 +559,6 @@ def _quota_of(machine: MachineSpec) -> tuple[str, int]:
     return f"CustomModelTraining{spot}{kind}PerProjectPerRegion", machine.accelerator_count or entry.chips
 
 
-def _denied(needed: Sequence[str], answer: Mapping[str, Any]) -> list[str]:
-    """Return the permissions that an answer of `testIamPermissions` lacks."""
-    return [permission for permission in needed if permission not in answer.get("permissions", ())]
+def _denied(role: Role, answer: Mapping[str, Any]) -> list[str]:
+    """Return the needed permissions of a role that an answer of `testIamPermissions` lacks."""
+    return [permission for permission in role.needed if permission not in answer.get("permissions", ())]
