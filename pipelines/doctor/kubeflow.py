@@ -104,28 +104,23 @@ class KubeflowChecks:
     # Server
 
     def _answers(self) -> Iterator[Finding]:
-        address, token = hide_credentials(self._settings.kfp_host), "put a token's path into KF_PIPELINES_SA_TOKEN_PATH"
+        address = hide_credentials(self._settings.kfp_host)
         try:
-            self._is_shared = self._server.has_several_users()
-        except OutageError as error:
-            raise LackError(str(error), "check TPU_PIPELINES_KFP_HOST, and the way there from here") from error
+            with lacking("", "check TPU_PIPELINES_KFP_HOST, and the way there from here", OutageError):
+                self._is_shared = self._server.has_several_users()
+            yield Finding("server", Status.OK, f"{address}, API v2beta1")
+            if self._is_shared and not self._settings.kfp_namespace:
+                remedy = "set TPU_PIPELINES_KFP_NAMESPACE to a namespace of yours"
+                yield Finding("namespace", Status.ERROR, "the server has several users", remedy)
+                return
+            self._server.check_sign_in()
+            yield Finding("sign-in", Status.OK, f"you may list experiments in {self._namespace}")
         except MissingError:
             remedy = "check the path in TPU_PIPELINES_KFP_HOST; servers of 2.x have it"
             yield Finding("API", Status.ERROR, f"{address} has no API v2beta1", remedy)
-            return
         except InputError as error:
-            yield Finding("sign-in", Status.ERROR, str(error), token)
-            return
-        yield Finding("server", Status.OK, f"{address}, API v2beta1")
-        if self._is_shared and not self._settings.kfp_namespace:
-            remedy = "set TPU_PIPELINES_KFP_NAMESPACE to a namespace of yours"
-            yield Finding("namespace", Status.ERROR, "the server has several users", remedy)
-            return
-        try:
-            self._server.check_sign_in()
-            yield Finding("sign-in", Status.OK, f"you may list experiments in {self._namespace}")
-        except InputError as error:
-            yield Finding("sign-in", Status.ERROR, str(error), token)
+            remedy = "put a token's path into KF_PIPELINES_SA_TOKEN_PATH"
+            yield Finding("sign-in", Status.ERROR, str(error), remedy)
 
     @property
     def _namespace(self) -> str:
