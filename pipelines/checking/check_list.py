@@ -111,7 +111,7 @@ class ConfigChecks:
         return [
             Check("settings", self._settings, Cost.FILE),
             Check("machine", self._machine, Cost.FILE),
-            *([Check("deploy", self._deploy, Cost.FILE)] if self._workspace else []),
+            Check("deploy", self._deploy, Cost.FILE, when=self._workspace),
             Check("data", self._data, Cost.SECONDS),
             Check("model", self._model, Cost.SECONDS),
         ]

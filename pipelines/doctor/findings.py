@@ -91,6 +91,7 @@ class Check:
         cost: Cost of the check.
         needs: Name of a check that must succeed first, for example `sign-in`; empty for none.
         commands: Returns the commands that create or grant what is missing, in order; called if `ask` raises an error.
+        when: Condition of the check, for example a setting; if it is false or empty, the run does not need the check.
     """
 
     about: str
@@ -98,6 +99,7 @@ class Check:
     cost: Cost = Cost.NETWORK
     needs: str = ""
     commands: Callable[[], tuple[Command, ...]] = tuple
+    when: object = True
 
 
 @contextlib.contextmanager
@@ -128,7 +130,8 @@ def answer(check: Check) -> Iterator[Finding]:
 
 
 def ask_all(checks: Sequence[Check]) -> list[Finding]:
-    """Run all checks, those of a platform in threads; returns the findings, those of local checks first."""
+    """Run all checks that the run needs, those of a platform in threads; returns the findings, the local ones first."""
+    checks = [check for check in checks if check.when]
     needed = {check.needs for check in checks}
     first = {check.about: list(answer(check)) for check in checks if check.about in needed}
     failed = {about for about, findings in first.items() if errors_in(findings)}

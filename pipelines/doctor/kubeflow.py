@@ -53,7 +53,7 @@ class KubeflowChecks:
     def __init__(self, config: Config, settings: Settings, apis: GoogleApis, context: str, image: str) -> None:
         self._settings, self._apis, self._context, self._image = settings, apis, context, image
         self._gke = _GKE_CONTEXT.fullmatch(context)  # The cluster on GKE; None elsewhere.
-        self._beam_image = (("Beam image", BEAM_IMAGE, "BEAM_"),) if config.data.engine == BEAM else ()
+        self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
         require_machine(config, "kubeflow")
         self._machines = config.machines
         self._is_retried = resources_of(config, "train_model", "kubeflow").retries > 0
@@ -63,43 +63,53 @@ class KubeflowChecks:
 
     def checks(self) -> list[Check]:
         """Return all checks in the order of the report."""
-        images = (("image", self._image, ""), ("steps' image", other_steps_image(), "STEPS_"), *self._beam_image)
-        checks = [
+        images = {
+            "": ("image", self._image),
+            "STEPS_": ("steps' image", other_steps_image()),
+            "BEAM_": ("Beam image", self._beam_image),
+        }
+        unnamed = Finding("cluster", Status.UNKNOWN, "not asked: name a context by --kube-context")
+        return [
             Check("server", self._answers),
             Check("object store", self._store, Cost.REQUEST, commands=self._create_bucket),
+            *(
+                Check(
+                    about,
+                    functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", True),
+                    Cost.REQUEST,
+                    when=image,
+                )
+                for name, (about, image) in images.items()
+            ),
+            Check("S3", self._s3, when=self._on_s3),
+            Check("cluster", lambda: [unnamed], needs="server", when=not self._context),
+            *(self._of_cluster() if self._context else ()),
         ]
-        for about, image, name in images:
-            if image:
-                variable = f"TPU_PIPELINES_{name}IMAGE"
-                ask = functools.partial(look_at_image, image, self._apis, variable, is_clusters_own=True)
-                checks.append(Check(about, ask, Cost.REQUEST))
-        if self._on_s3:
-            checks.append(Check("S3", self._s3))
-        if not self._context:
-            unnamed = Finding("cluster", Status.UNKNOWN, "not asked: name a context by --kube-context")
-            return [*checks, Check("cluster", lambda: [unnamed], needs="server")]
+
+    def _of_cluster(self) -> Iterator[Check]:
+        """Yield the checks of the cluster that the context names."""
         for machine in dict.fromkeys(self._machines):
             pool = functools.partial(self._create_pool, machine)
-            checks.append(Check(f"nodes {machine.name}", functools.partial(self._nodes, machine), commands=pool))
-            if machine.slice.generation.compute_quota:
-                checks.append(Check(f"quota {machine.name}", functools.partial(self._quota, machine)))
-        if any(machine.slice.hosts > 1 for machine in self._machines):
-            checks.append(
-                Check("JobSets", self._jobsets, commands=lambda: (*self._install_jobsets(), *self._grant_jobsets()))
-            )
-        if self._is_retried:
-            checks.append(Check("retries", self._retries, needs="server"))
-        checks.append(Check("service account", self._service_account, needs="server"))
+            quota = machine.slice.generation.compute_quota
+            yield Check(f"nodes {machine.name}", functools.partial(self._nodes, machine), commands=pool)
+            yield Check(f"quota {machine.name}", functools.partial(self._quota, machine), when=quota)
+        is_slice = any(machine.slice.hosts > 1 for machine in self._machines)
+        yield Check(
+            "JobSets",
+            self._jobsets,
+            commands=lambda: (*self._install_jobsets(), *self._grant_jobsets()),
+            when=is_slice,
+        )
+        yield Check("retries", self._retries, needs="server", when=self._is_retried)
+        yield Check("service account", self._service_account, needs="server")
         namespace, claims = f"--namespace={self._namespace}", "read_namespaced_persistent_volume_claim"
         for name in self._settings.secrets:
             create = f"kubectl create secret generic {name} --from-file=… {namespace}"
-            checks.append(Check("secret", functools.partial(self._find, name, "read_namespaced_secret", create)))
+            yield Check("secret", functools.partial(self._find, name, "read_namespaced_secret", create))
         for name in self._settings.volumes:
             create = f"kubectl apply -f CLAIM.yaml, of the name {name}, {namespace}"
-            checks.append(Check("volume", functools.partial(self._find, name, claims, create)))
-        if self._settings.kueue_queue:
-            checks.append(Check("queue", self._queue))
-        return checks
+            yield Check("volume", functools.partial(self._find, name, claims, create))
+        yield Check("queue", self._queue, when=self._settings.kueue_queue)
 
     # Server
 

@@ -9,7 +9,7 @@ If the user lacks one, the state of that finding is `unknown`, and the other che
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, SERVING_IMAGE, other_steps_image
@@ -101,7 +101,9 @@ class VertexChecks:
         require_machine(config, "vertex")
         self._machines = [in_region(entry, settings) for entry in config.machines]
         self._deploy = config.deploy or DeployParams("", config.name)
-        self._serving_image = self._deploy.serving_image or SERVING_IMAGE
+        self._is_deployed = self._deploy.registry == VERTEX or is_on_vertex(self._deploy.registry)
+        self._serving_image = (self._deploy.serving_image or SERVING_IMAGE) if self._is_deployed else ""
+        self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
         self._policies = Policies(apis)
         self._who = '"user:$(gcloud config get account)"'
 
@@ -109,8 +111,7 @@ class VertexChecks:
         """Return all checks in the order of the report; each needs the sign-in."""
         # https://cloud.google.com/vertex-ai/docs/training/configure-compute#tpu-7x: "TPU7x requires Python 3.12+."
         python = "3.12" if any(machine.slice.generation.name == "7x" for machine in self._machines) else ""
-        registry, settings = self._deploy.registry, self._settings
-        is_deployed = registry == VERTEX or is_on_vertex(registry)
+        settings, deploy, is_deployed = self._settings, self._deploy, self._is_deployed
         has_dataflow = is_on_dataflow(self._config)
         worker = self._config.data.beam_options.get("service_account_email", "")
         buckets = {split(settings.bucket)[0]: _WRITER}
@@ -150,29 +151,26 @@ class VertexChecks:
                 )
                 for entry in dict.fromkeys(self._machines)
             ),
+            Check("network", self._network, when=settings.network),
+            Check("attachment", self._attachment, when=settings.network_attachment),
+            Check(
+                "key",
+                self._key,
+                commands=lambda: (self._key_resource().bind(self._agent(), _ENCRYPTER),),
+                when=settings.encryption_key,
+            ),
+            Check("tensorboard", self._tensorboard, when=settings.tensorboard),
+            *self._of_image("steps' image", other_steps_image(), "STEPS_", Cost.REQUEST),
+            *self._of_image("Beam image", self._beam_image, "BEAM_"),
+            self._granted("its Dataflow", _STARTER, self._member, when=has_dataflow),
+            self._granted("Dataflow's workers", _WORKER, functools.partial(self._member, worker), when=has_dataflow),
+            *self._of_image("serving image", self._serving_image, "SERVING_"),
+            Check("registry", self._models, when=is_deployed),
+            Check("endpoint", self._endpoint, when=is_deployed and deploy.endpoint),
+            Check(
+                "endpoint's network", self._connection_policy, when=is_deployed and deploy.endpoint_access == PRIVATE
+            ),
         ]
-        # Checks that only some configurations need.
-        optional: Sequence[tuple[object, Sequence[Check]]] = (
-            (settings.network, [Check("network", self._network)]),
-            (settings.network_attachment, [Check("attachment", self._attachment)]),
-            (
-                settings.encryption_key,
-                [Check("key", self._key, commands=lambda: (self._key_resource().bind(self._agent(), _ENCRYPTER),))],
-            ),
-            (settings.tensorboard, [Check("tensorboard", self._tensorboard)]),
-            (other_steps_image(), self._of_image("steps' image", other_steps_image(), "STEPS_", Cost.REQUEST)),
-            (self._config.data.engine == BEAM, self._of_image("Beam image", BEAM_IMAGE, "BEAM_")),
-            (has_dataflow, [self._granted("its Dataflow", _STARTER, self._member)]),
-            (has_dataflow, [self._granted("Dataflow's workers", _WORKER, functools.partial(self._member, worker))]),
-            (is_deployed, self._of_image("serving image", self._serving_image, "SERVING_")),
-            (is_deployed, [Check("registry", self._models)]),
-            (is_deployed and self._deploy.endpoint, [Check("endpoint", self._endpoint)]),
-            (
-                is_deployed and self._deploy.endpoint_access == PRIVATE,
-                [Check("endpoint's network", self._connection_policy)],
-            ),
-        )
-        checks += [check for is_used, others in optional if is_used for check in others]
         needing = (dataclasses.replace(check, needs="sign-in") for check in checks)
         return [Check("sign-in", self._sign_in, Cost.REQUEST), *needing]
 
@@ -205,8 +203,7 @@ class VertexChecks:
         """Check that the services are enabled: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
         project = self._settings.project
         needed = [_VERTEX_AI, STORAGE]
-        beam_image = BEAM_IMAGE if self._config.data.engine == BEAM else ""
-        images = (self._image, other_steps_image(), beam_image, self._serving_image)
+        images = (self._image, other_steps_image(), self._beam_image, self._serving_image)
         if any(map(repository_of, filter(None, images))):
             needed.append(_REGISTRY)
         if not self._settings.service_account or self._settings.network:
@@ -296,7 +293,7 @@ class VertexChecks:
     def _of_image(
         self, about: str, image: str, name: str, cost: Cost = Cost.NETWORK, least_python: str = ""
     ) -> list[Check]:
-        """Return the checks that an image exists, and that Vertex AI's service agent may pull it.
+        """Return the checks that an image exists, if it is named, and that Vertex AI's service agent may pull it.
 
         The variable TPU_PIPELINES_{name}IMAGE sets the image. Service agent:
         https://cloud.google.com/vertex-ai/docs/general/custom-service-account. It pulls a model's image when the model
@@ -314,8 +311,8 @@ class VertexChecks:
             create = (Command(made, f"gcloud artifacts repositories describe {place}"),)
         own = "" if project and not create else "Vertex AI's service agent reads the project's own"
         return [
-            Check(about, look, cost, commands=lambda: create),
-            self._granted(f"{about}'s reader", _PULLER, self._agent, lambda: resource, own),
+            Check(about, look, cost, commands=lambda: create, when=image),
+            self._granted(f"{about}'s reader", _PULLER, self._agent, lambda: resource, own, when=image),
         ]
 
     def _agent(self) -> str:
@@ -388,6 +385,7 @@ class VertexChecks:
         member: Callable[[], str],
         resource: Callable[[], Resource] | None = None,
         unneeded: str = "",
+        when: object = True,
     ) -> Check:
         """Return the check that a member has the permissions of a role.
 
@@ -397,13 +395,14 @@ class VertexChecks:
             member: Returns the member; called by the check, because the name may need a request.
             resource: Returns the resource; by default the project.
             unneeded: Reason why the member needs no role; empty if it needs the role.
+            when: Condition of the check.
         """
         place = resource or self._project_resource
 
         def ask() -> str:
             return unneeded or self._policies.judge(member(), role, place())
 
-        return Check(about, ask, commands=lambda: (place().bind(member(), role),))
+        return Check(about, ask, commands=lambda: (place().bind(member(), role),), when=when)
 
     # Quota
 
