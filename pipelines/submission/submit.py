@@ -72,11 +72,14 @@ class RunPlan:
             dataclasses.replace(job, job_id=f"{first}-r{number}{job.job_id.removeprefix(first)}") for job in self.jobs
         )
 
+    def number_of(self, job_id: str) -> int:
+        """Return the number of the submission that a job belongs to; the inverse of `round`."""
+        match = re.match(r"-r(\d+)", job_id.removeprefix(self.jobs[0].job_id))
+        return int(match[1]) if match else 1
+
     def jobs_from(self, job_id: str) -> list[Job]:
         """Return the job with this id, and the jobs on the next machines of the same round."""
-        match = re.match(r"-r(\d+)", job_id.removeprefix(self.jobs[0].job_id))
-        jobs = self.round(int(match[1]) if match else 1)
-        return list(itertools.dropwhile(lambda job: job.job_id != job_id, jobs))
+        return list(itertools.dropwhile(lambda job: job.job_id != job_id, self.round(self.number_of(job_id))))
 
 
 def plan_submission(config: Config, target: str, settings: Settings) -> RunPlan:
@@ -160,15 +163,14 @@ def submit(plan: RunPlan, submitter: Platform, again: bool = False) -> Submissio
         again: Start the run again if it has ended.
     """
     put_carried(plan)
-    number = 1
-    while True:
-        submission = _find(plan.round(number), submitter)
-        if submission is None:
-            return submitter.create(plan.round(number)[0])
-        later = plan.round(number + 1)[0].job_id
-        if not submission.state.is_final or (not again and submitter.get(later) is None):
-            return submission
-        number += 1
+    if (newest := look_up(plan, submitter)) is None:
+        return submitter.create(plan.jobs[0])
+    job, *fallbacks = plan.jobs_from(newest.job_id)
+    if fallbacks and _lacked_machine(newest, job):  # The process that waited was killed before the next machine.
+        return submitter.create(fallbacks[0])
+    if again and newest.state.is_final:
+        return submitter.create(plan.round(plan.number_of(newest.job_id) + 1)[0])
+    return newest
 
 
 def look_up(plan: RunPlan, submitter: Platform) -> Submission | None:
@@ -176,23 +178,6 @@ def look_up(plan: RunPlan, submitter: Platform) -> Submission | None:
     newest, number = None, 1
     while jobs := [job for planned in plan.round(number) if (job := submitter.get(planned.job_id))]:
         newest, number = jobs[-1], number + 1
-    return newest
-
-
-def _find(jobs: tuple[Job, ...], submitter: Platform) -> Submission | None:
-    """Return the submission of the first of these jobs whose machine was available, or the last one.
-
-    A job that was not submitted yet is created if all jobs before it lacked their machine. Returns None if the first
-    job was not submitted yet.
-    """
-    newest = None
-    for job in jobs:
-        submission = submitter.get(job.job_id)
-        if submission is None:
-            return submitter.create(job) if newest else None
-        newest = submission
-        if not _lacked_machine(submission, job):
-            break
     return newest
 
 

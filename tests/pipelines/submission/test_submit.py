@@ -162,6 +162,15 @@ def test_who_is_killed_between_giving_up_and_the_next_machine_goes_on_there():
     assert follow(plan, platform)[0].job_id == "digits-0-f1"
 
 
+def test_a_job_on_the_next_machine_is_found_whatever_the_first_one_says_of_its_end():
+    plan, platform = make_plan(), Platform()
+    submit(plan, platform)
+    platform.create(plan.jobs[1])
+    platform.jobs["digits-0"] = dataclasses.replace(platform.jobs["digits-0"], state=State.FAILED)
+    assert submit(plan, platform).job_id == "digits-0-f1"
+    assert platform.created == ["digits-0", "digits-0-f1"]
+
+
 def test_a_run_that_somebody_cancels_stays_cancelled():
     platform = Platform({"digits-0": [{"waited_seconds": 60.0}, {"state": State.CANCELLED, "waited_seconds": 60.0}]})
     assert follow(make_plan(), platform)[0].state is State.CANCELLED
