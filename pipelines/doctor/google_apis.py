@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tpu_components.core.base.errors import InputError
@@ -171,15 +171,17 @@ class Resource:
 
     Attributes:
         project: Google Cloud project of the resource, by id.
+        host: Host of the resource's API.
+        path: Path of the resource in its API.
         kind: gcloud commands for the kind of resource, as `storage buckets`.
         name: Name of the resource for gcloud, with the flags that locate it.
-        policy: Reads the resource's own policy; None for a project.
     """
 
     project: str
+    host: str
+    path: str
     kind: str
     name: str
-    policy: Callable[[], Policy] | None = None
 
     def bind(self, member: str, role: Role) -> Command:
         """Return the command that grants a role on the resource to a member."""
@@ -189,7 +191,7 @@ class Resource:
 
 
 class Policies:
-    """The IAM policies of projects and of their resources.
+    """The permissions of the signed-in user and, from the IAM policies, those of any other account.
 
     Args:
         apis: Client of Google Cloud's APIs.
@@ -199,6 +201,15 @@ class Policies:
         self._apis = apis
         self._above = functools.cache(self._read_above)
         self._permissions = functools.cache(self._read_permissions)
+
+    def denied(self, role: Role, resource: Resource) -> list[str]:
+        """Return the needed permissions of a role that the signed-in user lacks on a resource."""
+        asked = {"permissions": role.needed}
+        if resource.host == STORAGE:
+            answer = self._apis.get(STORAGE, f"{resource.path}/iam/testPermissions", **asked)
+        else:
+            answer = self._apis.post(resource.host, f"{resource.path}:testIamPermissions", asked)
+        return [permission for permission in role.needed if permission not in answer.get("permissions", ())]
 
     def judge(self, member: str, role: Role, resource: Resource) -> str:
         """Return a sentence if a member has the needed permissions of a role on a resource.
@@ -215,9 +226,9 @@ class Policies:
         """
         above, unread = self._above(resource.project)
         policies, unread = [*above], [*unread]
-        if resource.policy:
+        if resource.host != RESOURCES:
             try:
-                policies.append(resource.policy())
+                policies.append(self._own(resource))
             except (CannotAskError, MissingError) as error:
                 unread.append(str(error))
         surely, maybe = _roles(policies, member)
@@ -230,6 +241,14 @@ class Policies:
         if unread:
             raise CannotAskError(f"{said}, as far as can be seen: {'; '.join(unread)}")
         raise LackError(said)
+
+    def _own(self, resource: Resource) -> Policy:
+        """Return the policy of a resource, without those of its project."""
+        if resource.host == STORAGE:
+            return self._apis.get(STORAGE, f"{resource.path}/iam", optionsRequestedPolicyVersion=3)
+        if resource.host == IAM:
+            return self._apis.post(IAM, f"{resource.path}:getIamPolicy", {})
+        return self._apis.get(resource.host, f"{resource.path}:getIamPolicy")
 
     def _lacking(self, needed: Iterable[str], roles: Iterable[str]) -> list[str]:
         """Return the permissions that none of the roles contains."""

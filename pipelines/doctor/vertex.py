@@ -9,7 +9,7 @@ If the user lacks one, the state of that finding is `unknown`, and the other che
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tpu_components.core.base.container_images import BEAM_IMAGE, SERVING_IMAGE, other_steps_image
@@ -120,20 +120,13 @@ class VertexChecks:
         own_agent = "" if settings.service_account else "the training runs as Vertex AI's own agent"
         checks = [
             Check("project", self._project),
-            Check("APIs", functools.partial(self._services, has_dataflow)),
-            Check(
-                "your role", self._submitter, commands=lambda: (self._project_resource().bind(self._who, _SUBMITTER),)
-            ),
+            Check("APIs", self._services),
+            self._yours("your role", _SUBMITTER, self._project_resource, "create and read pipeline jobs in"),
             Check("Vertex AI", self._region),
             Check("bucket", self._bucket, Cost.REQUEST, commands=self._create_bucket),
             *self._of_image("image", self._image, "", Cost.REQUEST, python),
             Check("service account", self._service_account, Cost.REQUEST, commands=self._create_account),
-            Check(
-                "acting as it",
-                self._acting,
-                Cost.REQUEST,
-                commands=lambda: (self._account_resource().bind(self._who, _ACTING),),
-            ),
+            self._yours("acting as it", _ACTING, self._account_resource, "act as", Cost.REQUEST),
             self._granted("its roles", _DEPLOYER if is_deployed else _RUNNER, self._member),
             *(
                 self._granted(
@@ -199,29 +192,31 @@ class VertexChecks:
             raise LackError(f"{project} is {state}", f"gcloud projects undelete {project}")
         return f"{project}, number {self._number}"
 
-    def _services(self, has_dataflow: bool) -> str | Iterator[Finding]:
+    def _services(self) -> Iterator[Finding]:
         """Check that the services are enabled: google/api/serviceusage/v1/serviceusage.proto, BatchGetServices."""
-        project = self._settings.project
-        needed = [_VERTEX_AI, STORAGE]
+        project, settings = self._settings.project, self._settings
         images = (self._image, other_steps_image(), self._beam_image, self._serving_image)
-        if any(map(repository_of, filter(None, images))):
-            needed.append(_REGISTRY)
-        if not self._settings.service_account or self._settings.network:
-            needed.append(_COMPUTE)  # Compute Engine's default account runs pipelines that name none.
-        if has_dataflow:
-            needed.append(_DATAFLOW)
+        used = {
+            _VERTEX_AI: True,
+            STORAGE: True,
+            _REGISTRY: any(map(repository_of, filter(None, images))),
+            # Compute Engine's default account runs pipelines that name none.
+            _COMPUTE: not settings.service_account or bool(settings.network),
+            _DATAFLOW: is_on_dataflow(self._config),
+        }
+        needed = [name for name, is_used in used.items() if is_used]
         names = [f"projects/{project}/services/{name}" for name in needed]
         answer = self._apis.get("serviceusage.googleapis.com", f"v1/projects/{project}/services:batchGet", names=names)
         states = {entry["name"].rpartition("/")[2]: entry.get("state") for entry in answer.get("services", ())}
-        if not (disabled := [name for name in needed if states.get(name) != "ENABLED"]):
-            return ", ".join(name.partition(".")[0] for name in needed)
+        disabled = [name for name in needed if states.get(name) != "ENABLED"]
+        if not disabled:
+            yield Finding("APIs", Status.OK, ", ".join(name.partition(".")[0] for name in needed))
+        for name in disabled:
+            commands = (self._enable(name), *(self._create_agent() if name == _VERTEX_AI else ()))
+            yield Finding("APIs", Status.ERROR, f"{name} is not enabled", commands[0].text, commands)
 
-        def lack(name: str) -> Finding:
-            enable = Command(f"gcloud services enable {name} --project={project}")
-            commands = (enable, *self._create_agent()) if name == _VERTEX_AI else (enable,)
-            return Finding("APIs", Status.ERROR, f"{name} is not enabled", enable.text, commands)
-
-        return map(lack, disabled)
+    def _enable(self, name: str) -> Command:
+        return Command(f"gcloud services enable {name} --project={self._settings.project}")
 
     def _create_agent(self) -> tuple[Command, ...]:
         """Return the commands that create Vertex AI's service agent and grant its role.
@@ -231,17 +226,10 @@ class VertexChecks:
         """
         project = self._settings.project
         return (
-            *(Command(f"gcloud services enable {name} --project={project}") for name in (RESOURCES, IAM)),
+            *map(self._enable, (RESOURCES, IAM)),
             Command(f"gcloud beta services identity create --service={_VERTEX_AI} --project={project}"),
             self._project_resource().bind(self._agent(), _AGENT),
         )
-
-    def _submitter(self) -> str:
-        place = f"v3/projects/{self._settings.project}:testIamPermissions"
-        answer = self._apis.post(RESOURCES, place, {"permissions": _SUBMITTER.needed})
-        if denied := _denied(_SUBMITTER, answer):
-            raise LackError(f"you lack {', '.join(denied)}")
-        return "you may create and read pipeline jobs"
 
     def _region(self) -> str:
         project, region = self._settings.project, self._settings.region
@@ -255,31 +243,30 @@ class VertexChecks:
     # Bucket
 
     def _bucket(self) -> Iterator[Finding]:
-        name, region = split(self._settings.bucket)[0], self._settings.region
-        bucket = self._apis.find(STORAGE, f"storage/v1/b/{name}", f"gs://{name}")
+        resource, region = self._bucket_resource(split(self._settings.bucket)[0]), self._settings.region
+        name, bucket = resource.name, self._apis.find(STORAGE, resource.path, resource.name)
         location, kind = bucket.get("location", "").lower(), bucket.get("locationType", "region")
         remedy = f"use one in {region}: gcloud storage buckets create gs://NAME --location={region}"
         training = dict.fromkeys(machine.region for machine in self._machines)
         is_of_runs = kind == "region" and location in (region, next(iter(training)))
         if kind != "region":
             # https://cloud.google.com/vertex-ai/docs/training/cloud-storage-file-system
-            said = f"gs://{name} is in {location} ({kind}), and Vertex AI's training supports buckets of one region"
+            said = f"{name} is in {location} ({kind}), and Vertex AI's training supports buckets of one region"
             yield Finding("bucket", Status.HINT, said, remedy)
         elif not is_of_runs:  # Jobs can use it, for more time and money.
-            said = f"gs://{name} is in {location}, and runs are in {region}"
+            said = f"{name} is in {location}, and runs are in {region}"
             yield Finding("bucket", Status.HINT, said, remedy)
-        place = f"storage/v1/b/{name}/iam/testPermissions"
-        denied = _denied(_WRITER, self._apis.get(STORAGE, place, permissions=_WRITER.needed))
+        denied = self._policies.denied(_WRITER, resource)
         if denied and bundle_of(self._config.training.model):  # The user uploads the model's code to the bucket.
             raise LackError(
-                f"you lack {', '.join(denied)} in gs://{name}, and the model's code travels through it",
-                self._bucket_resource(name).bind(self._who, _WRITER).text,
+                f"you lack {', '.join(denied)} in {name}, and the model's code travels through it",
+                resource.bind(self._who, _WRITER).text,
             )
         if is_of_runs:
             may = "nothing of yours is written there" if denied else "you may write there"
             others = [other for other in dict.fromkeys((region, *training)) if other != location]
             far = f"; jobs in {', '.join(others)} use it from there, for more time and money" if others else ""
-            yield Finding("bucket", Status.OK, f"gs://{name} in {location}; {may}{far}")
+            yield Finding("bucket", Status.OK, f"{name} in {location}; {may}{far}")
 
     def _create_bucket(self) -> tuple[Command, ...]:
         """Return the commands that create the bucket and, if the model's code is uploaded, let the user write to it."""
@@ -302,9 +289,8 @@ class VertexChecks:
         look = functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", False, least_python)
         project, location, repository = repository_of(image) or ("", "", "")
         place = f"{repository} --location={location} --project={project}"
-        path = f"v1/projects/{project}/locations/{location}/repositories/{repository}:getIamPolicy"
-        read = functools.partial(self._apis.get, _REGISTRY, path)
-        resource = Resource(project, "artifacts repositories", place, read)
+        path = f"v1/projects/{project}/locations/{location}/repositories/{repository}"
+        resource = Resource(project, _REGISTRY, path, "artifacts repositories", place)
         create: tuple[Command, ...] = ()
         if project == self._settings.project:
             made = f"gcloud artifacts repositories create {place} --repository-format=docker"
@@ -336,18 +322,19 @@ class VertexChecks:
         """Return a service account, by default the pipelines', as a member of IAM policies."""
         return f"serviceAccount:{account or self._account}"
 
-    @property
-    def _account_path(self) -> str:
-        """API path of the account in its own project; with `projects/-`, a missing account gives 403 (iam.proto)."""
-        answer = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", self._account)
-        return f"v1/projects/{answer[1] if answer else self._settings.project}/serviceAccounts/{self._account}"
+    def _account_resource(self) -> Resource:
+        """Return the account in its own project; with `projects/-`, a missing account gives 403 (iam.proto)."""
+        account, project = self._account, self._settings.project
+        own = re.fullmatch(r"[^@]+@(.+)\.iam\.gserviceaccount\.com", account)
+        path = f"v1/projects/{own[1] if own else project}/serviceAccounts/{account}"
+        return Resource(project, IAM, path, "iam service-accounts", account)
 
     def _service_account(self) -> str:
-        account = self._account
+        account = self._account_resource()
         remedy = "" if self._settings.service_account else "set TPU_PIPELINES_SERVICE_ACCOUNT"
-        if self._apis.find(IAM, self._account_path, account, remedy).get("disabled"):
-            raise LackError(f"{account} is disabled", f"gcloud iam service-accounts enable {account}")
-        return account
+        if self._apis.find(IAM, account.path, account.name, remedy).get("disabled"):
+            raise LackError(f"{account.name} is disabled", f"gcloud iam service-accounts enable {account.name}")
+        return account.name
 
     def _create_account(self) -> tuple[Command, ...]:
         name, domain = self._account.split("@")
@@ -355,28 +342,29 @@ class VertexChecks:
             return ()
         place = f"--project={self._settings.project}"
         made = f"gcloud iam service-accounts create {name} {place}"
-        enable = Command(f"gcloud services enable {IAM} {place}")
-        return enable, Command(made, f"gcloud iam service-accounts describe {self._account} {place}")
-
-    def _acting(self) -> str:
-        place = f"{self._account_path}:testIamPermissions"
-        answer = self._apis.post(IAM, place, {"permissions": _ACTING.needed})
-        if denied := _denied(_ACTING, answer):
-            raise LackError(f"you lack {', '.join(denied)} on {self._account}")
-        return f"you may act as {self._account}"
+        return self._enable(IAM), Command(made, f"gcloud iam service-accounts describe {self._account} {place}")
 
     # Roles
 
     def _project_resource(self) -> Resource:
-        return Resource(self._settings.project, "projects", self._settings.project)
-
-    def _account_resource(self) -> Resource:
-        read = functools.partial(self._apis.post, IAM, f"{self._account_path}:getIamPolicy", {})
-        return Resource(self._settings.project, "iam service-accounts", self._account, read)
+        project = self._settings.project
+        return Resource(project, RESOURCES, f"v3/projects/{project}", "projects", project)
 
     def _bucket_resource(self, name: str) -> Resource:
-        read = functools.partial(self._apis.get, STORAGE, f"storage/v1/b/{name}/iam", optionsRequestedPolicyVersion=3)
-        return Resource(self._settings.project, "storage buckets", f"gs://{name}", read)
+        return Resource(self._settings.project, STORAGE, f"storage/v1/b/{name}", "storage buckets", f"gs://{name}")
+
+    def _yours(
+        self, about: str, role: Role, resource: Callable[[], Resource], may: str, cost: Cost = Cost.NETWORK
+    ) -> Check:
+        """Return the check that the user has the permissions of a role on a resource, which let the user do `may`."""
+
+        def ask() -> str:
+            place = resource()
+            if denied := self._policies.denied(role, place):
+                raise LackError(f"you lack {', '.join(denied)} on {place.name}")
+            return f"you may {may} {place.name}"
+
+        return Check(about, ask, cost, commands=lambda: (resource().bind(self._who, role),))
 
     def _granted(
         self,
@@ -449,8 +437,9 @@ class VertexChecks:
             f"--dimensions=region={machine.region} --preference-id={name} --email={email} --project={project} ||\n"
             f"  echo 'The quota request failed. Send it here: https://console.cloud.google.com/iam-admin/quotas?project={project}'"
         )
-        enable = Command(f"gcloud services enable {_CLOUD_QUOTAS} --project={project}")
-        return enable, Command(ask, f"gcloud beta quotas preferences describe {name} --project={project}")
+        return self._enable(_CLOUD_QUOTAS), Command(
+            ask, f"gcloud beta quotas preferences describe {name} --project={project}"
+        )
 
     # Network, encryption key and TensorBoard
 
@@ -491,8 +480,7 @@ class VertexChecks:
         name = self._settings.encryption_key
         _, project, _, location, _, ring, _, key = name.split("/")
         place = f"{key} --keyring={ring} --location={location} --project={project}"
-        read = functools.partial(self._apis.get, _KEYS, f"v1/{name}:getIamPolicy")
-        return Resource(project, "kms keys", place, read)
+        return Resource(project, _KEYS, f"v1/{name}", "kms keys", place)
 
     def _tensorboard(self) -> str:
         name = self._settings.tensorboard
@@ -556,8 +544,3 @@ def _quota_of(machine: MachineSpec) -> tuple[str, int]:
     entry, spot = machine.slice, "Preemptible" if machine.spot else ""
     kind = (entry.generation.vertex_pod_quota if entry.hosts > 1 else "") or entry.generation.vertex_quota
     return f"CustomModelTraining{spot}{kind}PerProjectPerRegion", machine.accelerator_count or entry.chips
-
-
-def _denied(role: Role, answer: Mapping[str, Any]) -> list[str]:
-    """Return the needed permissions of a role that an answer of `testIamPermissions` lacks."""
-    return [permission for permission in role.needed if permission not in answer.get("permissions", ())]
