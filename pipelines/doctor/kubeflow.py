@@ -20,7 +20,7 @@ from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
-from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, answer, lacking
+from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
 from tpu_pipelines.doctor.google_apis import STORAGE, TIMEOUT_SECONDS, GoogleApis, create_bucket, judge_quota
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
@@ -98,6 +98,13 @@ class KubeflowChecks:
             "JobSets",
             self._jobsets,
             commands=lambda: (*self._install_jobsets(), *self._grant_jobsets()),
+            when=is_slice,
+        )
+        yield Check(
+            "right to JobSets",
+            self._right_to_jobsets,
+            needs="JobSets",
+            commands=self._grant_jobsets,
             when=is_slice,
         )
         yield Check("retries", self._retries, needs="server", when=self._is_retried)
@@ -309,13 +316,12 @@ class KubeflowChecks:
             f"Always in the ConfigMap {name} of {namespace}",
         )
 
-    def _jobsets(self) -> Iterator[Finding]:
-        """Check that the cluster supports JobSets, for a slice of several hosts, and that the step may create them."""
+    def _jobsets(self) -> str:
+        """Check that the cluster supports JobSets, for a slice of several hosts."""
         installation = "https://jobset.sigs.k8s.io/docs/installation"
         with lacking(f"the cluster knows no {GROUP}/{VERSION}", installation):
             self._ask("list_namespaced_custom_object", GROUP, VERSION, self._namespace, PLURAL, limit=1)
-        yield Finding("JobSets", Status.OK, f"{GROUP}/{VERSION}")
-        yield from answer(Check("right to JobSets", self._right_to_jobsets, commands=self._grant_jobsets))
+        return f"{GROUP}/{VERSION}"
 
     @property
     def _account(self) -> str:
