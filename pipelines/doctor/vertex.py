@@ -232,10 +232,9 @@ class VertexChecks:
         )
 
     def _region(self) -> str:
-        project, region = self._settings.project, self._settings.region
-        request = {"parent": f"projects/{project}/locations/{region}", "page_size": 1}
-        self._vertex(project, region).call("PipelineService", "list_pipeline_jobs", request)
-        return f"answers in {region}"
+        service = self._vertex(self._settings.project, self._settings.region)
+        service.call("PipelineService", "list_pipeline_jobs", {"parent": service.parent, "page_size": 1})
+        return f"answers in {service.region}"
 
     def _vertex(self, project: str, region: str) -> VertexService:
         return VertexService(project, region, self._settings.vertex_endpoint, self._apis.credentials)
@@ -493,28 +492,26 @@ class VertexChecks:
     # Registry and endpoint
 
     @property
-    def _registry_service(self) -> tuple[VertexService, str]:
-        """The service of the model registry, and the name of its location, `projects/PROJECT/locations/REGION`."""
-        registry = self._deploy.registry
-        project, region = self._settings.project, self._settings.region
-        if is_on_vertex(registry):
-            _, project, _, region, *_ = registry.split("/")
-        return self._vertex(project, region), f"projects/{project}/locations/{region}"
+    def _registry_service(self) -> VertexService:
+        """The service of the model registry, in the registry's location."""
+        registry = self._settings.vertex_registry() if self._deploy.registry == VERTEX else self._deploy.registry
+        _, project, _, region, *_ = registry.split("/")
+        return self._vertex(project, region)
 
     def _models(self) -> str:
-        service, parent = self._registry_service
-        service.call("ModelService", "list_models", {"parent": parent, "page_size": 1})
-        return f"{parent}/models"
+        service = self._registry_service
+        service.call("ModelService", "list_models", {"parent": service.parent, "page_size": 1})
+        return f"{service.parent}/models"
 
     def _endpoint(self) -> str:
-        service, parent = self._registry_service
-        name = f"{parent}/endpoints/{self._deploy.endpoint}"
+        service = self._registry_service
+        name = f"{service.parent}/endpoints/{self._deploy.endpoint}"
         try:
             endpoint = service.call("EndpointService", "get_endpoint", {"name": name})
         except MissingError:
             return f"{name} is created by the run"
         with lacking("", "name another deploy.endpoint", InputError):
-            check_access(endpoint, self._deploy, parent.split("/")[1])
+            check_access(endpoint, self._deploy, service.project)
         return name
 
     def _connection_policy(self) -> str:
@@ -524,7 +521,7 @@ class VertexChecks:
         """
         network = self._deploy.endpoint_network
         _, project, *_, name = network.split("/")
-        region = self._registry_service[1].split("/")[3]
+        region = self._registry_service.region
         place = f"v1/projects/{project}/locations/{region}/serviceConnectionPolicies"
         policies = self._apis.get(_CONNECTIVITY, place).get("serviceConnectionPolicies", ())
         if not any(

@@ -50,7 +50,7 @@ class Vertex:
         settings.require(*TARGET_SETTINGS["vertex"])
         self._settings, self._now = settings, now
         self._service = service or VertexService(settings.project, settings.region, settings.vertex_endpoint)
-        self._parent = f"projects/{settings.project}/locations/{settings.region}"
+        self._parent = self._service.parent
 
     def _call(self, method: str, request: Any, kind: str = "PipelineService") -> Any:
         """Call the service once and convert its errors to those that a `Platform` raises."""

@@ -50,6 +50,11 @@ class VertexService:
         self._given_credentials = credentials
         self._clients: dict[tuple[str, str], Any] = {}
 
+    @property
+    def parent(self) -> str:
+        """Name of the default location, below which resources are listed and created."""
+        return f"projects/{self.project}/locations/{self.region}"
+
     @functools.cached_property
     def _credentials(self) -> Any:
         return self._given_credentials or sign_in()
