@@ -190,7 +190,7 @@ class Resource:
         return Command(f"gcloud {self.kind} add-iam-policy-binding {self.name} {granted}")
 
 
-class Policies:
+class Permissions:
     """The permissions of the signed-in user and, from the IAM policies, those of any other account.
 
     Args:
@@ -200,7 +200,7 @@ class Policies:
     def __init__(self, apis: GoogleApis) -> None:
         self._apis = apis
         self._above = functools.cache(self._read_above)
-        self._permissions = functools.cache(self._read_permissions)
+        self._of_role = functools.cache(self._read_permissions)
 
     def denied(self, role: Role, resource: Resource) -> list[str]:
         """Return the needed permissions of a role that the signed-in user lacks on a resource."""
@@ -252,7 +252,7 @@ class Policies:
 
     def _lacking(self, needed: Iterable[str], roles: Iterable[str]) -> list[str]:
         """Return the permissions that none of the roles contains."""
-        held = frozenset[str]().union(*map(self._permissions, roles))
+        held = frozenset[str]().union(*map(self._of_role, roles))
         return [permission for permission in needed if permission not in held]
 
     def _read_above(self, project: str) -> tuple[list[Policy], list[str]]:
@@ -283,7 +283,7 @@ def _roles(policies: Iterable[Policy], member: str) -> tuple[set[str], set[str]]
 
     Args:
         policies: IAM policies; the policy of a resource comes after those of its project.
-        member: Member, as in `Policies.judge`.
+        member: Member, as in `Permissions.judge`.
     """
     surely, maybe = set[str](), set[str]()
     for policy in policies:

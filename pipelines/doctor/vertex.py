@@ -33,7 +33,7 @@ from tpu_pipelines.doctor.google_apis import (
     RESOURCES,
     STORAGE,
     GoogleApis,
-    Policies,
+    Permissions,
     Resource,
     Role,
     create_bucket,
@@ -104,7 +104,7 @@ class VertexChecks:
         self._is_deployed = self._deploy.registry == VERTEX or is_on_vertex(self._deploy.registry)
         self._serving_image = (self._deploy.serving_image or SERVING_IMAGE) if self._is_deployed else ""
         self._beam_image = BEAM_IMAGE if config.data.engine == BEAM else ""
-        self._policies = Policies(apis)
+        self._permissions = Permissions(apis)
         self._who = '"user:$(gcloud config get account)"'
 
     def checks(self) -> list[Check]:
@@ -255,7 +255,7 @@ class VertexChecks:
         elif not is_of_runs:  # Jobs can use it, for more time and money.
             said = f"{name} is in {location}, and runs are in {region}"
             yield Finding("bucket", Status.HINT, said, remedy)
-        denied = self._policies.denied(_WRITER, resource)
+        denied = self._permissions.denied(_WRITER, resource)
         if denied and bundle_of(self._config.training.model):  # The user uploads the model's code to the bucket.
             raise LackError(
                 f"you lack {', '.join(denied)} in {name}, and the model's code travels through it",
@@ -355,11 +355,19 @@ class VertexChecks:
     def _yours(
         self, about: str, role: Role, resource: Callable[[], Resource], may: str, cost: Cost = Cost.NETWORK
     ) -> Check:
-        """Return the check that the user has the permissions of a role on a resource, which let the user do `may`."""
+        """Return the check that the user has the permissions of a role on a resource.
+
+        Args:
+            about: Name of the check.
+            role: The role.
+            resource: Returns the resource; called by the check, because its name may need a request.
+            may: Words for what the permissions allow, before the name of the resource: `act as`.
+            cost: Cost of the check.
+        """
 
         def ask() -> str:
             place = resource()
-            if denied := self._policies.denied(role, place):
+            if denied := self._permissions.denied(role, place):
                 raise LackError(f"you lack {', '.join(denied)} on {place.name}")
             return f"you may {may} {place.name}"
 
@@ -387,7 +395,7 @@ class VertexChecks:
         place = resource or self._project_resource
 
         def ask() -> str:
-            return unneeded or self._policies.judge(member(), role, place())
+            return unneeded or self._permissions.judge(member(), role, place())
 
         return Check(about, ask, commands=lambda: (place().bind(member(), role),), when=when)
 
@@ -473,7 +481,7 @@ class VertexChecks:
         state = known.get("primary", {}).get("state", "without a version")
         if state != "ENABLED":
             raise LackError(f"{name} is {state}", "enable its primary version, or name another key")
-        return self._policies.judge(self._agent(), _ENCRYPTER, self._key_resource())
+        return self._permissions.judge(self._agent(), _ENCRYPTER, self._key_resource())
 
     def _key_resource(self) -> Resource:
         name = self._settings.encryption_key
