@@ -213,16 +213,8 @@ def wait(
     """
     job, *fallbacks = plan.jobs_from(submission.job_id)
     given_up = False
-    while True:
-        report(submission)
-        if submission.state.is_final:
-            ended_early = submission.state is not State.SUCCEEDED and given_up
-            if not fallbacks or not (ended_early or _lacked_machine(submission, job)):
-                return submission
-            job, *fallbacks = fallbacks
-            given_up = False
-            submission = submitter.create(job)
-            continue
+    report(submission)
+    while not submission.state.is_final:
         if fallbacks and not given_up and 0 < job.machine.max_wait_seconds <= submission.waited_seconds:
             submitter.cancel(job.job_id)
             given_up = True
@@ -231,6 +223,11 @@ def wait(
         if current is None:
             raise PlatformError(f"The run {job.job_id} is gone: somebody has deleted it. Submit it again.")
         submission = current
+        report(submission)
+    ended_early = submission.state is not State.SUCCEEDED and given_up
+    if not fallbacks or not (ended_early or _lacked_machine(submission, job)):
+        return submission
+    return wait(plan, submitter.create(fallbacks[0]), submitter, report, poll_seconds, sleep)
 
 
 def describe(config: Config, plan: RunPlan, target: str) -> Iterator[Finding]:
