@@ -243,12 +243,14 @@ class Permissions:
         raise LackError(said)
 
     def _own(self, resource: Resource) -> Policy:
-        """Return the policy of a resource, without those of its project."""
+        """Return the policy of a resource, without those of its project.
+
+        An older version than 3 hides conditions: https://cloud.google.com/iam/docs/troubleshooting-withcond.
+        """
         if resource.host == STORAGE:
             return self._apis.get(STORAGE, f"{resource.path}/iam", optionsRequestedPolicyVersion=3)
-        if resource.host == IAM:
-            return self._apis.post(IAM, f"{resource.path}:getIamPolicy", {})
-        return self._apis.get(resource.host, f"{resource.path}:getIamPolicy")
+        verb, version = "POST" if resource.host == IAM else "GET", {"options.requestedPolicyVersion": 3}
+        return dict(self._apis.send(verb, resource.host, f"{resource.path}:getIamPolicy", params=version).json())
 
     def _lacking(self, needed: Iterable[str], roles: Iterable[str]) -> list[str]:
         """Return the permissions that none of the roles contains."""

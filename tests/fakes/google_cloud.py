@@ -132,7 +132,7 @@ class GoogleCloud:
         name = "registry" if host.endswith("-docker.pkg.dev") else host.partition(".")[0]
         for pattern, answer in self._routes(name):
             if match := re.fullmatch(pattern, rest):
-                content = answer(*match.groups(), asked)
+                content = _as_version_asked(answer(*match.groups(), asked), asked)
                 return (200, content) if content is not None else _error(404, "NOT_FOUND", f"{rest} is not found.")
         return _error(404, "NOT_FOUND", f"No method at {verb} {path}.")
 
@@ -150,7 +150,7 @@ class GoogleCloud:
             ],
             "serviceusage": [("v1/projects/my-project/services:batchGet", self._services)],
             "iam": [
-                (r"v1/(roles/[\w.]+)", lambda role, asked: {"includedPermissions": ROLES[role]}),
+                (r"v1/(roles/[\w.]+)", lambda role, asked: ROLES.get(role) and {"includedPermissions": ROLES[role]}),
                 (r"v1/projects/([\w-]+)/serviceAccounts/([^:]+)(:\w+)?", self._account),
             ],
             "storage": [
@@ -255,6 +255,21 @@ class GoogleCloud:
             for region, value in self.quotas[quota].items()
         ]
         return {"quotaId": quota, "dimensionsInfos": [*infos, {"details": {}, "applicableLocations": ["europe-west4"]}]}
+
+
+def _as_version_asked(content: dict[str, Any] | None, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """A policy as the version that is asked for has it; any other answer as it is."""
+    names = ("options.requestedPolicyVersion", "optionsRequestedPolicyVersion")
+    versions = [*asked.get("options", {}).values(), *(asked.get(name, [""])[0] for name in names)]
+    if not content or "bindings" not in content or "3" in map(str, versions):
+        return content
+    # Rule: a policy that is not asked for as of version 3 hides conditions, and adds a hash to the names of their roles
+    # (https://cloud.google.com/iam/docs/troubleshooting-withcond)
+    hidden = [
+        {"role": one["role"] + "_withcond_2b17cc25d2cd9e2c54d8" * ("condition" in one), "members": one["members"]}
+        for one in content["bindings"]
+    ]
+    return {**content, "bindings": hidden}
 
 
 def _bucket(name: str, bucket: Bucket) -> dict[str, Any]:
