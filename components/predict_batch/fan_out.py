@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpu_components.core.files import storage
-from tpu_components.core.step.command_line import Command, run_commands
+from tpu_components.core.step.command_line import StepCommand, run_commands
 from tpu_components.core.work.resume_state import ResumeState, range_of
 from tpu_components.predict_batch.params import PredictParams, PredictResult
 from tpu_components.predict_batch.predicting import answer_files
@@ -67,13 +67,13 @@ _RANGES = {"type": int, "help": "Number of ranges in all."}
 _PARTS = {"nargs": "+", "help": "Folders that answer wrote, in any order."}
 _OUTPUT = {"help": "Folder to write; answer's also in a bucket."}
 _COMMANDS = {
-    "answer": Command(
+    "answer": StepCommand(
         answer_range,
         PredictParams,
         "Answer one range of the files; for each range, anywhere.",
         {"export": _EXPORT, "output": _OUTPUT, "number": _NUMBER, "ranges": _RANGES},
     ),
-    "merge": Command(
+    "merge": StepCommand(
         merge_ranges,
         PredictParams,
         "Put the files of all ranges together, once.",

@@ -130,7 +130,7 @@ def _list_records(place: str, model: ExportedModel) -> Inputs:
             f"Cannot answer {place}: expected {model.input.plural}, which {model.name!r} takes, received "
             f"{manifest.input.plural}."
         )
-    places = Places(shard for split in manifest.splits.values() for shard in split.shards)
+    places = RecordPlaces(shard for split in manifest.splits.values() for shard in split.shards)
     return Inputs(
         places,
         manifest.fingerprint,
@@ -190,14 +190,14 @@ def _read_example(model: ExportedModel, content: Any) -> np.ndarray:
     return read_image(content, model.input.rule).pixels
 
 
-class Places(Sequence[str]):
+class RecordPlaces(Sequence[str]):
     """Places (`SHARD[INDEX]`) of all records of shards, in order. Only the list of shards is in memory.
 
     Args:
         shards: The shards.
 
     Example:
-        >>> places = Places([Shard("train-0", 2, 0, ""), Shard("train-1", 3, 0, "")])
+        >>> places = RecordPlaces([Shard("train-0", 2, 0, ""), Shard("train-1", 3, 0, "")])
         >>> len(places), places[1], places[4]
         (5, 'train-0[1]', 'train-1[2]')
     """
@@ -219,7 +219,7 @@ def read_frames(root: str, places: Iterable[str]) -> Iterator[bytes]:
 
     Args:
         root: Folder of the shards, local or in a bucket.
-        places: Places of records, in the order and format of `Places`.
+        places: Places of records, in the order and format of `RecordPlaces`.
 
     Raises:
         InputError: If a shard is missing, damaged, or has fewer records than its manifest says.

@@ -68,7 +68,7 @@ class _StrictParser(h11.Connection):
         raise h11.RemoteProtocolError(fault)
 
 
-class Places:
+class ConnectionSlots:
     """Slots for a limited number of connections.
 
     If all slots are taken, a new connection replaces the one whose client has been silent for the longest time. Clients
@@ -108,7 +108,7 @@ class Places:
 class Connection(H11Protocol):
     """uvicorn's connection with timeouts, a limited number of slots, and a JSON response to invalid HTTP."""
 
-    def __init__(self, places: Places, **options: Any) -> None:
+    def __init__(self, places: ConnectionSlots, **options: Any) -> None:
         super().__init__(**options)
         self.conn: _StrictParser = _StrictParser(h11.SERVER)
         self._places = places

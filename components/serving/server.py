@@ -23,7 +23,7 @@ from tpu_components.core.registry.reference import EXPORT_DIR, MODEL_NAME, versi
 from tpu_components.core.registry.signing import fetch_verified
 from tpu_components.core.registry.versions import fetch_folder
 from tpu_components.serving.application import Application
-from tpu_components.serving.connections import Connection, Places, connection_limit
+from tpu_components.serving.connections import Connection, ConnectionSlots, connection_limit
 from tpu_components.serving.exported import ExportedModel, load_model
 from tpu_components.serving.params import ServeParams
 from tpu_components.serving.prediction_log import PredictionLog, report_once
@@ -85,7 +85,7 @@ async def _serve(
     listener: socket.socket, load: Callable[[], ExportedModel], params: ServeParams, log: PredictionLog | None
 ) -> None:
     application = Application(params, log)
-    connection = functools.partial(Connection, Places(connection_limit(params.max_connections)))
+    connection = functools.partial(Connection, ConnectionSlots(connection_limit(params.max_connections)))
     server = Server(
         uvicorn.Config(
             application,

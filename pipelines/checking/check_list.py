@@ -22,18 +22,18 @@ from tpu_pipelines.checking.group_hints import find_group_hints
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import TARGET_SETTINGS, Settings
-from tpu_pipelines.doctor.findings import CannotAskError, Check, Cost, Finding, ask_all, errors_in
+from tpu_pipelines.doctor.findings import CannotAskError, Check, CheckCost, Finding, ask_all, errors_in
 from tpu_pipelines.doctor.google_apis import GoogleApis
 from tpu_pipelines.pipeline import compile as compiling
 from tpu_pipelines.starting.data_overview import DataOverview, overview_of
 
-UNASKED = (Cost.FILE, Cost.SECONDS)  # Checks without a request to a platform.
-ASKED = (Cost.REQUEST, Cost.NETWORK)
+UNASKED = (CheckCost.FILE, CheckCost.SECONDS)  # Checks without a request to a platform.
+ASKED = (CheckCost.REQUEST, CheckCost.NETWORK)
 
 
 def examine(
     config: Config,
-    costs: Collection[Cost],
+    costs: Collection[CheckCost],
     target: str = "",
     settings: Settings | None = None,
     *,
@@ -83,7 +83,7 @@ def require_ready(config: Config, target: str, settings: Settings) -> list[Findi
     Raises:
         InputError: If a run would fail; the message lists everything that is missing, with remedies.
     """
-    findings = examine(config, (Cost.REQUEST,), target, settings)
+    findings = examine(config, (CheckCost.REQUEST,), target, settings)
     if errors := errors_in(findings):
         raise InputError(
             f"Refused to send a run that cannot work. Missing: {'; '.join(map(str, errors))}. `tpu-pipelines doctor` "
@@ -109,11 +109,11 @@ class ConfigChecks:
     def checks(self) -> list[Check]:
         """Return the checks, in the order in which their findings are shown."""
         return [
-            Check("settings", self._settings, Cost.FILE),
-            Check("machine", self._machine, Cost.FILE),
-            Check("deploy", self._deploy, Cost.FILE, when=self._workspace),
-            Check("data", self._data, Cost.SECONDS),
-            Check("model", self._model, Cost.SECONDS),
+            Check("settings", self._settings, CheckCost.FILE),
+            Check("machine", self._machine, CheckCost.FILE),
+            Check("deploy", self._deploy, CheckCost.FILE, when=self._workspace),
+            Check("data", self._data, CheckCost.SECONDS),
+            Check("model", self._model, CheckCost.SECONDS),
         ]
 
     def _settings(self) -> Iterator[Finding]:
@@ -248,7 +248,7 @@ def platform_checks(config: Config, target: str, settings: Settings) -> list[Che
         yield Finding(target, Status.OK, said)
         yield from model_findings(config.training.model, made.carried)
 
-    return [Check(target, place, Cost.FILE), image_check(target), Check(target, compiled, Cost.SECONDS)]
+    return [Check(target, place, CheckCost.FILE), image_check(target), Check(target, compiled, CheckCost.SECONDS)]
 
 
 def image_check(target: str) -> Check:
@@ -262,7 +262,7 @@ def image_check(target: str) -> Check:
         said = f"the image {image!r} is named by a tag. When the tag moves, cached steps give stale results"
         return [Finding("image", Status.HINT, said, "set TPU_PIPELINES_IMAGE=…@sha256:…")]
 
-    return Check("image", ask, Cost.FILE)
+    return Check("image", ask, CheckCost.FILE)
 
 
 def model_findings(model: str, carried: Mapping[str, bytes]) -> Iterator[Finding]:

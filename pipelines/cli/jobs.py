@@ -24,7 +24,7 @@ def connect(arguments: argparse.Namespace) -> tuple[Settings, Retrying]:
     return settings, Retrying(platform, Backoff(report=tell_hint))
 
 
-class Progress:
+class StatePrinter:
     """Prints changes of a run's state."""
 
     def __init__(self) -> None:

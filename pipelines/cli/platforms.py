@@ -13,7 +13,7 @@ from tpu_components.core.base.states import Status
 from tpu_components.core.files import storage
 from tpu_pipelines.checking.check_list import ASKED, examine, image_check, model_findings, require_ready
 from tpu_pipelines.checking.checks import check_model_works, needs_check
-from tpu_pipelines.cli.jobs import Progress, connect, tell_submission
+from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_findings, show_text, tell_hint
 from tpu_pipelines.config.configuration import Config, load_config
 from tpu_pipelines.config.settings import Settings, load_settings
@@ -91,7 +91,7 @@ def submit(arguments: argparse.Namespace) -> int:
     ask_first(arguments, config, settings)
     submission = submit_run(plan, submitter, arguments.again)
     if arguments.wait:
-        submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
+        submission = wait(plan, submission, submitter, StatePrinter(), arguments.poll_seconds)
     return tell_submission(submission, arguments.json)
 
 
@@ -165,7 +165,7 @@ def smoke(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
         raise InputError("Nothing was sent: expected --yes, which confirms the price.")
     ask_first(arguments, planned.config, settings)
-    report = run_smoke(planned, submitter, Progress(), arguments.poll_seconds)
+    report = run_smoke(planned, submitter, StatePrinter(), arguments.poll_seconds)
     show(dict(report.rows), str(report), arguments.json)
     if arguments.report:
         storage.write_bytes(arguments.report, report.as_rules().encode())

@@ -16,7 +16,7 @@ from tpu_components.core.files import storage
 from tpu_components.core.machines.machine_spec import MachineSpec
 from tpu_pipelines.checking.workspace import with_registry
 from tpu_pipelines.cli.arguments import HERE
-from tpu_pipelines.cli.jobs import Progress, connect, tell_submission
+from tpu_pipelines.cli.jobs import StatePrinter, connect, tell_submission
 from tpu_pipelines.cli.output import show, show_text, tell_hint
 from tpu_pipelines.cli.platforms import ask_first, plan_checked
 from tpu_pipelines.cli.runs import tell_outcome
@@ -86,7 +86,7 @@ def _retrain_there(arguments: argparse.Namespace, config: Config, occasion: Occa
     price = partial(_price, [job.machine for job in plan.jobs], target=arguments.target)
     report.keep(entry.with_run(submission, price(submission.machine)))  # Before waiting, which may be killed.
     if arguments.wait and plan.has(submission.job_id):
-        submission = wait(plan, submission, submitter, Progress(), arguments.poll_seconds)
+        submission = wait(plan, submission, submitter, StatePrinter(), arguments.poll_seconds)
         report.keep(entry.with_run(submission, price(submission.machine)))
     links = {submission.job_id: submission.url, "logs": submission.logs_url}
     report.write(links, lambda: RunFindings.of_job(submission, submitter, config, settings))

@@ -18,7 +18,7 @@ _SCRIPT_WIDTH = 120
 _COMMENT: dict[str, Any] = {"initial_indent": "# ", "subsequent_indent": "#   ", "break_on_hyphens": False}
 
 
-class Cost(enum.IntEnum):
+class CheckCost(enum.IntEnum):
     """Cost of a check; each command runs the checks of certain costs."""
 
     FILE = 1  # Settings and small files are read.
@@ -28,7 +28,7 @@ class Cost(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """Shell command that creates or grants something that a check reports as missing.
 
     Attributes:
@@ -59,7 +59,7 @@ class Finding:
     state: Status
     said: str
     remedy: str = ""
-    commands: tuple[Command, ...] = ()
+    commands: tuple[ShellCommand, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.about}: {self.said}" + (f" → {self.remedy}" if self.remedy else "")
@@ -96,9 +96,9 @@ class Check:
 
     about: str
     ask: Callable[[], str | Iterable[Finding]]
-    cost: Cost = Cost.NETWORK
+    cost: CheckCost = CheckCost.NETWORK
     needs: str = ""
-    commands: Callable[[], tuple[Command, ...]] = tuple
+    commands: Callable[[], tuple[ShellCommand, ...]] = tuple
     when: object = True
 
 
@@ -120,9 +120,9 @@ def answer(check: Check) -> Iterator[Finding]:
         said = check.ask()
         yield from [Finding(check.about, Status.OK, said)] if isinstance(said, str) else said
     except (_CheckError, PlatformError, InputError) as error:
-        is_mistake = check.cost < Cost.REQUEST and isinstance(error, InputError)
+        is_mistake = check.cost < CheckCost.REQUEST and isinstance(error, InputError)
         state = Status.ERROR if is_mistake or isinstance(error, LackError) else Status.UNKNOWN
-        commands: tuple[Command, ...] = ()
+        commands: tuple[ShellCommand, ...] = ()
         with contextlib.suppress(CannotAskError, PlatformError):  # A name in the commands cannot be looked up.
             commands = check.commands()
         remedy = getattr(error, "remedy", "") or (commands[0].text if commands else "")
@@ -141,9 +141,9 @@ def ask_all(checks: Sequence[Check]) -> list[Finding]:
             return [Finding(check.about, Status.UNKNOWN, f"not asked without the {check.needs}")]
         return first.get(check.about) or list(answer(check))
 
-    here = [finding for check in checks if check.cost < Cost.REQUEST for finding in ask(check)]
+    here = [finding for check in checks if check.cost < CheckCost.REQUEST for finding in ask(check)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        answers = pool.map(ask, [check for check in checks if check.cost >= Cost.REQUEST])
+        answers = pool.map(ask, [check for check in checks if check.cost >= CheckCost.REQUEST])
         return here + [finding for findings in answers for finding in findings]
 
 

@@ -11,7 +11,7 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.base.retries import MissingError
 from tpu_components.core.files.object_stores import split
 from tpu_components.core.files.vertex_clients import sign_in
-from tpu_pipelines.doctor.findings import CannotAskError, Command, LackError, lacking
+from tpu_pipelines.doctor.findings import CannotAskError, LackError, ShellCommand, lacking
 
 STORAGE, IAM, RESOURCES = "storage.googleapis.com", "iam.googleapis.com", "cloudresourcemanager.googleapis.com"
 _EVERYONE = ("allUsers", "allAuthenticatedUsers")
@@ -133,12 +133,12 @@ class GoogleApis:
         raise CannotAskError(f"{host} does not say: {response.status_code} {text}")
 
 
-def create_bucket(uri: str, region: str, project: str) -> Command:
+def create_bucket(uri: str, region: str, project: str) -> ShellCommand:
     """Return the command that creates a bucket; for an empty region or project, gcloud uses its default."""
     name, place = f"gs://{split(uri)[0]}", {"location": region, "project": project}
     flags = "".join(f" --{flag}={value}" for flag, value in place.items() if value)
     create = f"gcloud storage buckets create {name}{flags} --uniform-bucket-level-access"
-    return Command(create, f"gcloud storage buckets describe {name}")
+    return ShellCommand(create, f"gcloud storage buckets describe {name}")
 
 
 def judge_quota(name: str, region: str, limit: int, needed: int, project: str) -> str:
@@ -183,11 +183,11 @@ class Resource:
     kind: str
     name: str
 
-    def bind(self, member: str, role: Role) -> Command:
+    def bind(self, member: str, role: Role) -> ShellCommand:
         """Return the command that grants a role on the resource to a member."""
         # Without --condition, gcloud prompts if another binding of the policy has a condition.
         granted = f"--member={member} --role={role.name} --condition=None"
-        return Command(f"gcloud {self.kind} add-iam-policy-binding {self.name} {granted}")
+        return ShellCommand(f"gcloud {self.kind} add-iam-policy-binding {self.name} {granted}")
 
 
 class Permissions:

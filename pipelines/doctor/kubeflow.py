@@ -20,7 +20,7 @@ from tpu_components.train_model.jobset import GROUP, PLURAL, RIGHTS, VERSION
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.resources import resources_of
 from tpu_pipelines.config.settings import Settings, hide_credentials
-from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
+from tpu_pipelines.doctor.findings import CannotAskError, Check, CheckCost, Finding, LackError, ShellCommand, lacking
 from tpu_pipelines.doctor.google_apis import STORAGE, TIMEOUT_SECONDS, GoogleApis, create_bucket, judge_quota
 from tpu_pipelines.doctor.images import look_at_image
 from tpu_pipelines.pipeline.compile import require_machine
@@ -71,12 +71,12 @@ class KubeflowChecks:
         unnamed = Finding("cluster", Status.UNKNOWN, "not asked: name a context by --kube-context")
         return [
             Check("server", self._answers),
-            Check("object store", self._store, Cost.REQUEST, commands=self._create_bucket),
+            Check("object store", self._store, CheckCost.REQUEST, commands=self._create_bucket),
             *(
                 Check(
                     about,
                     functools.partial(look_at_image, image, self._apis, f"TPU_PIPELINES_{name}IMAGE", True),
-                    Cost.REQUEST,
+                    CheckCost.REQUEST,
                     when=image,
                 )
                 for name, (about, image) in images.items()
@@ -155,7 +155,7 @@ class KubeflowChecks:
         self._apis.find(STORAGE, f"storage/v1/b/{name}", f"gs://{name}")
         return f"gs://{name}; whether pods may write there, their node's account decides"
 
-    def _create_bucket(self) -> tuple[Command, ...]:
+    def _create_bucket(self) -> tuple[ShellCommand, ...]:
         if not storage.is_on_google(self._settings.bucket):
             return ()
         cluster = self._gke.groupdict() if self._gke else {}
@@ -245,7 +245,7 @@ class KubeflowChecks:
             raise CannotAskError(f"{region} has no quota {name}")
         return judge_quota(name, region, int(quotas[name].get("limit", 0)), needed, context["project"])
 
-    def _create_pool(self, machine: MachineSpec) -> tuple[Command, ...]:
+    def _create_pool(self, machine: MachineSpec) -> tuple[ShellCommand, ...]:
         """Return the command that creates an autoscaled node pool on GKE; empty if no command can.
 
         A pool of several hosts is one slice, with all nodes or none. Only such pools have a topology
@@ -270,7 +270,7 @@ class KubeflowChecks:
             zone = f"gcloud compute machine-types list --filter='{where}' --format='value(zone)' --limit=1"
             flags += f' --node-locations="$({zone} --project={context["project"]})"'
         create = f"gcloud container node-pools create {name} {place} {flags}"
-        return (Command(create, f"gcloud container node-pools describe {name} {place}"),)
+        return (ShellCommand(create, f"gcloud container node-pools describe {name} {place}"),)
 
     def _service_account(self) -> str:
         runner, origin = (_RUNNER_OF_A_PROFILE, "the profile") if self._is_shared else (_RUNNER, "the server")
@@ -328,11 +328,11 @@ class KubeflowChecks:
         """Service account of the steps, as `NAMESPACE:NAME`."""
         return f"{self._namespace}:{_RUNNER_OF_A_PROFILE if self._is_shared else _RUNNER}"
 
-    def _install_jobsets(self) -> tuple[Command, ...]:
+    def _install_jobsets(self) -> tuple[ShellCommand, ...]:
         apply = f"kubectl apply --server-side --context={self._context} -f {_JOBSETS}"
-        return (Command(apply, f"kubectl get crd {PLURAL}.{GROUP} --context={self._context}"),)
+        return (ShellCommand(apply, f"kubectl get crd {PLURAL}.{GROUP} --context={self._context}"),)
 
-    def _grant_jobsets(self) -> tuple[Command, ...]:
+    def _grant_jobsets(self) -> tuple[ShellCommand, ...]:
         """Return the commands that create a role with all rights that the step needs, and bind it."""
         place, name = f"--context={self._context} --namespace={self._namespace}", "tpu-pipelines-jobsets"
         rules: dict[str, list[str]] = {}
@@ -350,8 +350,8 @@ class KubeflowChecks:
         }
         bind = f"kubectl create rolebinding {name} {place} --role={name} --serviceaccount={self._account}"
         return (
-            Command(f"kubectl apply --context={self._context} -f - <<'ROLE'\n{json.dumps(role)}\nROLE"),
-            Command(bind, f"kubectl get rolebinding {name} {place}"),
+            ShellCommand(f"kubectl apply --context={self._context} -f - <<'ROLE'\n{json.dumps(role)}\nROLE"),
+            ShellCommand(bind, f"kubectl get rolebinding {name} {place}"),
         )
 
     def _right_to_jobsets(self) -> str:

@@ -27,7 +27,7 @@ from tpu_components.deploy_model.endpoint_address import check_access
 from tpu_components.deploy_model.params import PRIVATE, VERTEX, DeployParams
 from tpu_pipelines.config.configuration import Config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import CannotAskError, Check, Command, Cost, Finding, LackError, lacking
+from tpu_pipelines.doctor.findings import CannotAskError, Check, CheckCost, Finding, LackError, ShellCommand, lacking
 from tpu_pipelines.doctor.google_apis import (
     IAM,
     RESOURCES,
@@ -123,10 +123,10 @@ class VertexChecks:
             Check("APIs", self._services),
             self._yours("your role", _SUBMITTER, self._project_resource, "create and read pipeline jobs in"),
             Check("Vertex AI", self._region),
-            Check("bucket", self._bucket, Cost.REQUEST, commands=self._create_bucket),
-            *self._of_image("image", self._image, "", Cost.REQUEST, python),
-            Check("service account", self._service_account, Cost.REQUEST, commands=self._create_account),
-            self._yours("acting as it", _ACTING, self._account_resource, "act as", Cost.REQUEST),
+            Check("bucket", self._bucket, CheckCost.REQUEST, commands=self._create_bucket),
+            *self._of_image("image", self._image, "", CheckCost.REQUEST, python),
+            Check("service account", self._service_account, CheckCost.REQUEST, commands=self._create_account),
+            self._yours("acting as it", _ACTING, self._account_resource, "act as", CheckCost.REQUEST),
             self._granted("its roles", _DEPLOYER if is_deployed else _RUNNER, self._member),
             *(
                 self._granted(
@@ -153,7 +153,7 @@ class VertexChecks:
                 when=settings.encryption_key,
             ),
             Check("tensorboard", self._tensorboard, when=settings.tensorboard),
-            *self._of_image("steps' image", other_steps_image(), "STEPS_", Cost.REQUEST),
+            *self._of_image("steps' image", other_steps_image(), "STEPS_", CheckCost.REQUEST),
             *self._of_image("Beam image", self._beam_image, "BEAM_"),
             self._granted("its Dataflow", _STARTER, self._member, when=has_dataflow),
             self._granted("Dataflow's workers", _WORKER, functools.partial(self._member, worker), when=has_dataflow),
@@ -165,7 +165,7 @@ class VertexChecks:
             ),
         ]
         needing = (dataclasses.replace(check, needs="sign-in") for check in checks)
-        return [Check("sign-in", self._sign_in, Cost.REQUEST), *needing]
+        return [Check("sign-in", self._sign_in, CheckCost.REQUEST), *needing]
 
     # Sign-in and project
 
@@ -215,10 +215,10 @@ class VertexChecks:
             commands = (self._enable(name), *(self._create_agent() if name == _VERTEX_AI else ()))
             yield Finding("APIs", Status.ERROR, f"{name} is not enabled", commands[0].text, commands)
 
-    def _enable(self, name: str) -> Command:
-        return Command(f"gcloud services enable {name} --project={self._settings.project}")
+    def _enable(self, name: str) -> ShellCommand:
+        return ShellCommand(f"gcloud services enable {name} --project={self._settings.project}")
 
-    def _create_agent(self) -> tuple[Command, ...]:
+    def _create_agent(self) -> tuple[ShellCommand, ...]:
         """Return the commands that create Vertex AI's service agent and grant its role.
 
         A service agent that is created by a command gets no role automatically:
@@ -227,7 +227,7 @@ class VertexChecks:
         project = self._settings.project
         return (
             *map(self._enable, (RESOURCES, IAM)),
-            Command(f"gcloud beta services identity create --service={_VERTEX_AI} --project={project}"),
+            ShellCommand(f"gcloud beta services identity create --service={_VERTEX_AI} --project={project}"),
             self._project_resource().bind(self._agent(), _AGENT),
         )
 
@@ -267,7 +267,7 @@ class VertexChecks:
             far = f"; jobs in {', '.join(others)} use it from there, for more time and money" if others else ""
             yield Finding("bucket", Status.OK, f"{name} in {location}; {may}{far}")
 
-    def _create_bucket(self) -> tuple[Command, ...]:
+    def _create_bucket(self) -> tuple[ShellCommand, ...]:
         """Return the commands that create the bucket and, if the model's code is uploaded, let the user write to it."""
         create = create_bucket(self._settings.bucket, self._settings.region, self._settings.project)
         if not bundle_of(self._config.training.model):
@@ -277,7 +277,7 @@ class VertexChecks:
     # Images
 
     def _of_image(
-        self, about: str, image: str, name: str, cost: Cost = Cost.NETWORK, least_python: str = ""
+        self, about: str, image: str, name: str, cost: CheckCost = CheckCost.NETWORK, least_python: str = ""
     ) -> list[Check]:
         """Return the checks that an image exists, if it is named, and that Vertex AI's service agent may pull it.
 
@@ -290,10 +290,10 @@ class VertexChecks:
         place = f"{repository} --location={location} --project={project}"
         path = f"v1/projects/{project}/locations/{location}/repositories/{repository}"
         resource = Resource(project, _REGISTRY, path, "artifacts repositories", place)
-        create: tuple[Command, ...] = ()
+        create: tuple[ShellCommand, ...] = ()
         if project == self._settings.project:
             made = f"gcloud artifacts repositories create {place} --repository-format=docker"
-            create = (Command(made, f"gcloud artifacts repositories describe {place}"),)
+            create = (ShellCommand(made, f"gcloud artifacts repositories describe {place}"),)
         own = "" if project and not create else "Vertex AI's service agent reads the project's own"
         return [
             Check(about, look, cost, commands=lambda: create, when=image),
@@ -335,13 +335,13 @@ class VertexChecks:
             raise LackError(f"{account.name} is disabled", f"gcloud iam service-accounts enable {account.name}")
         return account.name
 
-    def _create_account(self) -> tuple[Command, ...]:
+    def _create_account(self) -> tuple[ShellCommand, ...]:
         name, domain = self._account.split("@")
         if domain != f"{self._settings.project}.iam.gserviceaccount.com":  # An account of another project.
             return ()
         place = f"--project={self._settings.project}"
         made = f"gcloud iam service-accounts create {name} {place}"
-        return self._enable(IAM), Command(made, f"gcloud iam service-accounts describe {self._account} {place}")
+        return self._enable(IAM), ShellCommand(made, f"gcloud iam service-accounts describe {self._account} {place}")
 
     # Roles
 
@@ -353,7 +353,7 @@ class VertexChecks:
         return Resource(self._settings.project, STORAGE, f"storage/v1/b/{name}", "storage buckets", f"gs://{name}")
 
     def _yours(
-        self, about: str, role: Role, resource: Callable[[], Resource], may: str, cost: Cost = Cost.NETWORK
+        self, about: str, role: Role, resource: Callable[[], Resource], may: str, cost: CheckCost = CheckCost.NETWORK
     ) -> Check:
         """Return the check that the user has the permissions of a role on a resource.
 
@@ -426,7 +426,7 @@ class VertexChecks:
         limit = int(max(places, key=lambda entry: len(entry.get("dimensions", {}))).get("details", {}).get("value", 0))
         return judge_quota(quota, region, limit, needed, project)
 
-    def _request_quota(self, machine: MachineSpec) -> tuple[Command, ...]:
+    def _request_quota(self, machine: MachineSpec) -> tuple[ShellCommand, ...]:
         """Return the commands that request a larger quota; Google answers by e-mail.
 
         https://cloud.google.com/sdk/gcloud/reference/beta/quotas/preferences/create: up to release 578 only the beta
@@ -444,7 +444,7 @@ class VertexChecks:
             f"--dimensions=region={machine.region} --preference-id={name} --email={email} --project={project} ||\n"
             f"  echo 'The quota request failed. Send it here: https://console.cloud.google.com/iam-admin/quotas?project={project}'"
         )
-        return self._enable(_CLOUD_QUOTAS), Command(
+        return self._enable(_CLOUD_QUOTAS), ShellCommand(
             ask, f"gcloud beta quotas preferences describe {name} --project={project}"
         )
 

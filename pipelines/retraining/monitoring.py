@@ -38,7 +38,7 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
-class Watch:
+class LogComparison:
     """Comparison of a prediction log with a version.
 
     Attributes:
@@ -75,7 +75,7 @@ class Watch:
         return {"drifted": self.drifted, **dataclasses.asdict(self)}
 
 
-def watch(log: Path, against: str, latency_ms: float | None = None, confidence: float = 0.99) -> Watch:
+def watch(log: Path, against: str, latency_ms: float | None = None, confidence: float = 0.99) -> LogComparison:
     """Compare the predictions in a server's log with those that the version made for its test split.
 
     Args:
@@ -108,7 +108,7 @@ def watch(log: Path, against: str, latency_ms: float | None = None, confidence: 
     shifts = find_shifts(answers, before, confidence, num_others=int(latency_ms is not None))
     if latency_ms is not None and len(ms):
         shifts = (*shifts, _judge_time(ms, latency_ms, shifts[0].allowed))
-    return Watch(
+    return LogComparison(
         version=origin.name,
         format=form,
         num_predictions=len(predictions),

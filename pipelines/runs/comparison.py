@@ -44,7 +44,7 @@ class _Model(JsonFile, name=MODEL_FILE, what="the description of a model", step=
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """Results of a run.
 
     Attributes:
@@ -98,7 +98,7 @@ class Comparison(Displayed):
         notes: Remarks to read before trusting the comparison.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[ComparedRun, ...]
     sections: Mapping[str, tuple[Row, ...]]
     notes: tuple[str, ...]
 
@@ -167,12 +167,12 @@ def compare(folders: Sequence[Path]) -> Comparison:
     return Comparison(runs, {title: rows for title, rows in sections.items() if rows}, tuple(notes))
 
 
-def _load(folder: Path, label: str) -> Run:
+def _load(folder: Path, label: str) -> ComparedRun:
     summary, model_dir = Summary.load(folder), folder / "model"
     if not (model_dir / MODEL_FILE).is_file():
-        return Run(label, summary)
+        return ComparedRun(label, summary)
     info = _Model.load(model_dir)
-    return Run(label, summary, info.training, load_history(model_dir), info.dataset_fingerprint)
+    return ComparedRun(label, summary, info.training, load_history(model_dir), info.dataset_fingerprint)
 
 
 def _labels(places: Sequence[Path]) -> list[str]:
@@ -195,7 +195,7 @@ def _known(*rows: Row) -> tuple[Row, ...]:
     return tuple(row for row in rows if any(value is not None for value in row.values))
 
 
-def _results(runs: Sequence[Run], one_dataset: bool) -> tuple[Row, ...]:
+def _results(runs: Sequence[ComparedRun], one_dataset: bool) -> tuple[Row, ...]:
     metrics = [run.summary.metrics for run in runs]
     names = dict.fromkeys(name for figures in metrics for name in figures if name not in _COUNTS)
     return _known(
@@ -208,7 +208,7 @@ def _results(runs: Sequence[Run], one_dataset: bool) -> tuple[Row, ...]:
     )
 
 
-def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
+def _training(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
     def read(name: str, kind: Any = int | float) -> list[Any]:
         facts = [run.trained.get(name) for run in runs]  # An older file lacks some.
         return [fact if isinstance(fact, kind) else None for fact in facts]
@@ -235,7 +235,7 @@ def _training(runs: Sequence[Run]) -> tuple[Row, ...]:
     )
 
 
-def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
+def _export(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
     rows: list[Row] = []
     for form in FORMATS:
         exports = [run.summary.export for run in runs]
@@ -255,7 +255,7 @@ def _export(runs: Sequence[Run]) -> tuple[Row, ...]:
     return _known(*rows)
 
 
-def _preflight(runs: Sequence[Run]) -> tuple[Row, ...]:
+def _preflight(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
     reports = [run.summary.preflight for run in runs]
     steps, epochs, costs = (
         [report and getattr(report, part) for report in reports] for part in ("step", "epoch", "cost")
@@ -269,7 +269,7 @@ def _preflight(runs: Sequence[Run]) -> tuple[Row, ...]:
     )
 
 
-def _configuration(runs: Sequence[Run]) -> tuple[Row, ...]:
+def _configuration(runs: Sequence[ComparedRun]) -> tuple[Row, ...]:
     """Return a row for each setting that differs between the configurations."""
     configs = [run.summary.settings for run in runs]
     rows = [
@@ -362,7 +362,7 @@ def write_page(comparison: Comparison, path: Path) -> None:
     storage.write_bytes(path, page.render(title, sections, head).encode())
 
 
-def _curves(runs: Sequence[Run]) -> Iterator[Any]:
+def _curves(runs: Sequence[ComparedRun]) -> Iterator[Any]:
     """Yield a chart of each metric in the histories; its legend has the number and name of each run."""
     followed = dict.fromkeys(name for run in runs for epoch in run.history for name in epoch)
     for name in (name for name in followed if name.removeprefix("validation_") in _CURVES):

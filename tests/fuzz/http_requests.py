@@ -16,7 +16,7 @@ import uvicorn
 from tests.benchmarks.attacks import post
 from tpu_components.core.examples.interface import ImageInput
 from tpu_components.serving.application import Application
-from tpu_components.serving.connections import Connection, Places
+from tpu_components.serving.connections import Connection, ConnectionSlots
 from tpu_components.serving.exported import ExportedModel
 from tpu_components.serving.params import ServeParams
 from tpu_components.serving.server import Server
@@ -39,7 +39,7 @@ def _port() -> int:
     application = Application(ServeParams())
 
     async def serve() -> None:
-        connection: Any = functools.partial(Connection, Places(100))
+        connection: Any = functools.partial(Connection, ConnectionSlots(100))
         config = uvicorn.Config(application, http=connection, lifespan="off", ws="none", log_config=None)
         async with application.ready(_model()):
             is_ready.set()

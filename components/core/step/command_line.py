@@ -127,7 +127,7 @@ def run_step(
     return run(parser, call)
 
 
-class Command(NamedTuple):
+class StepCommand(NamedTuple):
     """A command of `run_commands`.
 
     Attributes:
@@ -143,7 +143,7 @@ class Command(NamedTuple):
     flags: Mapping[str, Mapping[str, Any]]
 
 
-def run_commands(program: str, description: str, commands: Mapping[str, Command]) -> int:
+def run_commands(program: str, description: str, commands: Mapping[str, StepCommand]) -> int:
     """Run one of several commands from a command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parsers = parser.add_subparsers(dest="command", required=True)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tpu_components.core.step.command_line import Command, run_commands
+from tpu_components.core.step.command_line import StepCommand, run_commands
 from tpu_components.create_tfrecords import WriteParams
 from tpu_components.create_tfrecords.engines import beam, fan_out
 
@@ -13,20 +13,20 @@ _PARTS = {"nargs": "+", "help": "Folders that write wrote, in any order."}
 _OUTPUT = {"help": "Folder to write; plan's and write's also in a bucket."}
 _RECORDS = {"type": Path, **_OUTPUT}
 _COMMANDS = {
-    "plan": Command(fan_out.plan_parts, WriteParams, "Plan the parts, once.", {"output": _OUTPUT}),
-    "write": Command(
+    "plan": StepCommand(fan_out.plan_parts, WriteParams, "Plan the parts, once.", {"output": _OUTPUT}),
+    "write": StepCommand(
         fan_out.write_parts,
         WriteParams,
         "Write one range of them; for each range, anywhere.",
         {"plan": _PLAN, "output": _OUTPUT, "number": _NUMBER},
     ),
-    "merge": Command(
+    "merge": StepCommand(
         fan_out.merge_parts,
         WriteParams,
         "Put the parts of all ranges together, once.",
         {"plan": _PLAN, "parts": _PARTS, "output": _RECORDS},
     ),
-    "beam": Command(
+    "beam": StepCommand(
         beam.write_with_beam, WriteParams, "All of it, on workers of an Apache Beam runner.", {"output": _RECORDS}
     ),
 }

@@ -5,7 +5,7 @@ import pytest
 from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import Shard
 from tpu_components.core.examples.records import encode_example, frame_record
-from tpu_components.predict_batch.inputs import Places, read_frames
+from tpu_components.predict_batch.inputs import RecordPlaces, read_frames
 
 
 def test_records_are_found_by_their_places(tmp_path):
@@ -15,7 +15,7 @@ def test_records_are_found_by_their_places(tmp_path):
         (tmp_path / name).write_bytes(b"".join(own.values()))
         shards.append(Shard(name, count, 0, ""))
         frames |= own
-    places = Places(shards)
+    places = RecordPlaces(shards)
     assert list(places) == list(frames)
     for first, last in ((0, 8), (1, 2), (2, 6), (5, 8), (4, 4)):
         some = [places[place] for place in range(first, last)]

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from tpu_components.serving import connections
-from tpu_components.serving.connections import Connection, Places, connection_limit
+from tpu_components.serving.connections import Connection, ConnectionSlots, connection_limit
 from tpu_components.serving.server import Server, handle_error
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -41,7 +41,7 @@ async def echo(scope, receive, send):
 @contextlib.asynccontextmanager
 async def serving(limit=100, app=echo):
     """The port of a server that holds `limit` connections, and its places."""
-    places = Places(limit)
+    places = ConnectionSlots(limit)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         http = functools.partial(Connection, places)
         config = uvicorn.Config(app, http=http, lifespan="off", ws="none", log_config=None, log_level="critical")

@@ -8,7 +8,7 @@ from tpu_components.core.base.container_images import LOCAL_IMAGE
 from tpu_pipelines.checking.check_list import UNASKED, examine, platform_checks
 from tpu_pipelines.config.configuration import load_config
 from tpu_pipelines.config.settings import Settings
-from tpu_pipelines.doctor.findings import Cost, ask_all, errors_in
+from tpu_pipelines.doctor.findings import CheckCost, ask_all, errors_in
 from tpu_pipelines.pipeline import compile as compiling
 
 _PINNED = f"europe-docker.pkg.dev/p/r/step@sha256:{'0' * 64}"
@@ -57,7 +57,7 @@ def test_a_registry_of_the_project_is_a_mistake_only_of_a_run_here(image, quick_
     deploy = f"deploy={{registry: vertex, serving_image: '{image}'}}"
     config = load_config("digits", ["machine=v5e-4", deploy])
     assert errors_in(examine(config, UNASKED, "vertex", _SETTINGS, workspace=tmp_path)) == []
-    (here,) = errors_in(examine(config, (Cost.FILE,), workspace=tmp_path))
+    (here,) = errors_in(examine(config, (CheckCost.FILE,), workspace=tmp_path))
     assert (here.about, here.said.startswith("A run on this machine knows no project.")) == ("deploy", True)
 
 

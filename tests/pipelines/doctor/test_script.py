@@ -14,7 +14,7 @@ from tests.pipelines.doctor.test_kubeflow import findings_of, servers, world  # 
 from tests.pipelines.doctor.test_vertex import examine, fake, service  # noqa: F401
 from tpu_components.core.base.states import Status
 from tpu_components.train_model.jobset import RIGHTS
-from tpu_pipelines.doctor.findings import Command, Finding, as_script, errors_in
+from tpu_pipelines.doctor.findings import Finding, ShellCommand, as_script, errors_in
 
 AGENT = f"serviceAccount:service-{PROJECT_NUMBER}@gcp-sa-aiplatform.iam.gserviceaccount.com"
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -88,9 +88,9 @@ def test_apis_that_are_disabled_answer_nothing_and_the_script_still_makes_all(fa
 
 def test_what_no_command_does_is_a_comment_and_what_is_there_is_left_out():
     findings = [
-        Finding("bucket", Status.OK, "gs://b", commands=(Command("never"),)),
+        Finding("bucket", Status.OK, "gs://b", commands=(ShellCommand("never"),)),
         Finding("image", Status.ERROR, "no platform\ncan fetch it", "`make image`; rm -rf /"),
-        Finding("pool", Status.ERROR, "none", "", (Command("make pool", "has pool"), Command("label pool"))),
+        Finding("pool", Status.ERROR, "none", "", (ShellCommand("make pool", "has pool"), ShellCommand("label pool"))),
     ]
     lines = as_script(findings, "Title.").splitlines()
     assert lines[-6:] == [
