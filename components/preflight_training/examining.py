@@ -41,12 +41,7 @@ from tpu_components.preflight_training.estimate import (
     time_step,
 )
 from tpu_components.preflight_training.findings import PASSING, Cost, MachineReport, PreflightReport
-from tpu_components.preflight_training.largest_batch import (
-    LargestBatch,
-    Trial,
-    estimate_largest_batch,
-    find_largest_batch,
-)
+from tpu_components.preflight_training.largest_batch import LargestBatch, estimate_largest_batch, find_largest_batch
 from tpu_components.preflight_training.params import PreflightParams, PreflightResult, timeout_seconds
 from tpu_components.preflight_training.report import write_report
 
@@ -342,10 +337,9 @@ class Examination:
     def _largest_batch(self, machine: Slice, outcome: Outcome) -> LargestBatch | None:
         asked, capacity = self._params.training.batch_size_per_replica, machine.generation.hbm_usable_bytes
 
-        def attempt(batch_size: int) -> Trial:
+        def attempt(batch_size: int) -> Outcome:
             progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
-            (tried,) = self._compile([machine], batch_size, outcome.is_resident)
-            return Trial({FITS: True, DOES_NOT_FIT: False}.get(tried.verdict), tried.peak_bytes)
+            return self._compile([machine], batch_size, outcome.is_resident)[0]
 
         if machine.is_gpu:
             return None

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
+from tpu_components.preflight_training.compiling.compiler import DOES_NOT_FIT, FITS, Outcome
+
 _GUESS_IS_GOOD_TO = 256  # The relative error of a guess is usually below 1/256.
 _MAX_GUESSES = 3
 _SECOND = 16  # Ratio of the two sizes of an estimate; large, so that padding hardly matters.
@@ -17,15 +19,7 @@ class LargestBatch:
     is_exact: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """A batch that was tried: whether it fits (None if unknown), and its memory in bytes (0 if unknown)."""
-
-    fits: bool | None
-    num_bytes: int = 0
-
-
-def find_largest_batch(attempt: Callable[[int], Trial], first: int, capacity_bytes: int) -> LargestBatch | None:
+def find_largest_batch(attempt: Callable[[int], Outcome], first: int, capacity_bytes: int) -> LargestBatch | None:
     """Find the largest batch per replica that fits.
 
     The search begins at a guess from the memory of the first batch. It continues in strides that double until the limit
@@ -40,19 +34,21 @@ def find_largest_batch(attempt: Callable[[int], Trial], first: int, capacity_byt
         The batch; size 0 if not even one example fits; None if it cannot be determined.
 
     Example:
-        >>> find_largest_batch(lambda size: Trial(size <= 700, size * 10), first=64, capacity_bytes=7_000)
+        >>> def attempt(size):
+        ...     return Outcome(FITS if size <= 700 else DOES_NOT_FIT, peak_bytes=size * 10)
+        >>> find_largest_batch(attempt, first=64, capacity_bytes=7_000)
         LargestBatch(size=700, is_exact=True)
     """
     low, high = 0, 0  # The largest batch known to fit, and the smallest known not to fit; 0 if unknown.
     size, stride, guesses = first, 0, 0
     known: list[tuple[int, int]] = []  # Batches and their memory.
     while not high or high - low > 1:
-        trial = attempt(size)
-        if trial.fits is None:
+        outcome = attempt(size)
+        if outcome.verdict not in (FITS, DOES_NOT_FIT):
             return LargestBatch(low, is_exact=False) if low else None
-        low, high = (size, high) if trial.fits else (low, size)
-        if trial.num_bytes:
-            known.append((size, trial.num_bytes))
+        low, high = (size, high) if outcome.verdict == FITS else (low, size)
+        if outcome.peak_bytes:
+            known.append((size, outcome.peak_bytes))
         if low and high:
             size = _between(low, high)
             continue
@@ -66,7 +62,7 @@ def find_largest_batch(attempt: Callable[[int], Trial], first: int, capacity_byt
 
 
 def estimate_largest_batch(
-    attempt: Callable[[int], Trial], first: int, num_bytes: int, capacity_bytes: int
+    attempt: Callable[[int], Outcome], first: int, num_bytes: int, capacity_bytes: int
 ) -> LargestBatch | None:
     """Estimate the largest batch from the memory of a batch that fits and of one 16 times as large.
 
@@ -80,15 +76,18 @@ def estimate_largest_batch(
         The batch; None if it cannot be estimated from the larger one.
 
     Example:
-        >>> estimate_largest_batch(lambda size: Trial(True, 500 + size), 64, num_bytes=564, capacity_bytes=7_000)
+        >>> def attempt(size):
+        ...     return Outcome(FITS, peak_bytes=500 + size)
+        >>> estimate_largest_batch(attempt, first=64, num_bytes=564, capacity_bytes=7_000)
         LargestBatch(size=6500, is_exact=False)
     """
     second = _SECOND * first
-    trial = attempt(second)
-    guess = _guess([(first, num_bytes), (second, trial.num_bytes)], capacity_bytes) if trial.num_bytes else None
-    if trial.fits is None or guess is None:
+    outcome = attempt(second)
+    guess = _guess([(first, num_bytes), (second, outcome.peak_bytes)], capacity_bytes) if outcome.peak_bytes else None
+    if outcome.verdict not in (FITS, DOES_NOT_FIT) or guess is None:
         return None
-    return LargestBatch(max(guess, second) if trial.fits else max(min(guess, second - 1), first), is_exact=False)
+    size = max(guess, second) if outcome.verdict == FITS else max(min(guess, second - 1), first)
+    return LargestBatch(size, is_exact=False)
 
 
 def _guess(known: list[tuple[int, int]], capacity_bytes: int) -> int | None:

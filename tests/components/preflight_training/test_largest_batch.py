@@ -1,11 +1,8 @@
 import pytest
 
-from tpu_components.preflight_training.largest_batch import (
-    LargestBatch,
-    Trial,
-    estimate_largest_batch,
-    find_largest_batch,
-)
+from tpu_components.preflight_training.compiling.compiler import DOES_NOT_FIT, FITS, Outcome
+from tpu_components.preflight_training.compiling.sandbox import CRASHED
+from tpu_components.preflight_training.largest_batch import LargestBatch, estimate_largest_batch, find_largest_batch
 
 _FEW = 16  # Each is a compilation.
 _MOST = 32  # Halving alone, from a hundred thousand down to one.
@@ -26,7 +23,8 @@ class _Device:
         assert size >= 1
         self.tried.append(size)
         fits = self.needed(size) <= self.capacity
-        return Trial(fits, self.needed(size) if fits or self.says_bytes else 0)
+        peak_bytes = self.needed(size) if fits or self.says_bytes else 0
+        return Outcome(FITS if fits else DOES_NOT_FIT, peak_bytes=peak_bytes)
 
     def search(self, first):
         return find_largest_batch(self.attempt, first, self.capacity)
@@ -63,7 +61,7 @@ def test_memory_that_jumps_is_found_all_the_same():
 
     def attempt(size):
         needed = size * 10 + (500_000 if size > 1000 else 0)
-        return Trial(needed <= 100_000, needed)
+        return Outcome(FITS if needed <= 100_000 else DOES_NOT_FIT, peak_bytes=needed)
 
     assert find_largest_batch(attempt, 128, 100_000) == LargestBatch(1000, is_exact=True)
 
@@ -80,7 +78,7 @@ def test_one_example_may_be_all_that_fits():
 
 def test_a_trial_that_cannot_be_told_ends_the_search_with_what_is_known():
     def attempt(size):
-        return Trial(None) if size > 300 else Trial(True, size * 10)
+        return Outcome(CRASHED) if size > 300 else Outcome(FITS, peak_bytes=size * 10)
 
     largest = find_largest_batch(attempt, 128, 10_000)
     assert not largest.is_exact
@@ -88,7 +86,7 @@ def test_a_trial_that_cannot_be_told_ends_the_search_with_what_is_known():
 
 
 def test_nothing_is_known_if_the_first_trial_cannot_be_told():
-    assert find_largest_batch(lambda size: Trial(None), 128, 10_000) is None
+    assert find_largest_batch(lambda size: Outcome(CRASHED), 128, 10_000) is None
 
 
 @pytest.mark.parametrize("step", [1, 128])
@@ -109,4 +107,4 @@ def test_an_estimate_lies_beside_a_second_size_that_does_not_fit():
 
 
 def test_nothing_is_estimated_where_the_second_size_cannot_be_told():
-    assert estimate_largest_batch(lambda size: Trial(None), 128, 1_280, 10_000) is None
+    assert estimate_largest_batch(lambda size: Outcome(CRASHED), 128, 1_280, 10_000) is None
