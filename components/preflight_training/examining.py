@@ -16,7 +16,7 @@ from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.examples.records import ENCODED, RAW, input_bytes
 from tpu_components.core.files import storage
 from tpu_components.core.machines.device import choose_precision
-from tpu_components.core.machines.machine_spec import PaidMachine, Slice, billed_by
+from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.pages import page
 from tpu_components.preflight_training.advice import advise, compare
@@ -27,12 +27,12 @@ from tpu_components.preflight_training.compiling.compiler import (
     MAY_FIT,
     Compilation,
     Outcome,
-    Task,
     versions,
 )
 from tpu_components.preflight_training.data import DataFacts, load_facts
 from tpu_components.preflight_training.estimate import (
     EpochTime,
+    StepTime,
     accuracy_of,
     gradient_bytes,
     host_feed,
@@ -115,13 +115,13 @@ class Examination:
     """
 
     def __init__(self, params: PreflightParams, machines: Sequence[PaidMachine], cache_dir: Path) -> None:
-        self._params, self._machines, self._cache_dir = params, machines, cache_dir
+        self.params, self.machines, self._cache_dir = params, machines, cache_dir
         training = params.training.program
         backend = "jax" if training.backend == "auto" else training.backend
         accelerator = machines[0].slice.generation.accelerator
         precision = choose_precision(accelerator, backend, ()) if training.precision == "auto" else training.precision
         self._program = dataclasses.replace(training, epochs=params.run_epochs, backend=backend, precision=precision)
-        self._outcomes: list[Outcome] = []
+        self._compiled: list[tuple[PaidMachine, Compilation, Outcome]] = []
 
     def compile(self, interface: Interface, num_examples: int, num_validation: int) -> None:
         """Compile for every machine, with the data in the devices' memory if they may lie there and fit.
@@ -134,22 +134,27 @@ class Examination:
         Raises:
             InputError: If the model cannot be used, or the TPU compiler is not installed.
         """
-        training, names = self._params.training, ", ".join(dict.fromkeys(paid.machine for paid in self._machines))
+        training, names = self.params.training, ", ".join(dict.fromkeys(paid.machine for paid in self.machines))
         progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")
-        self._task = Task(self._program, interface, num_examples)
         # A validation split that is held in memory lies beside a resident training split.
         num_bytes = num_validation * input_bytes(interface.input)
         self._validation_bytes = num_bytes if is_held_in_memory(num_bytes, training.in_memory_mib) else 0
         decoded_bytes = num_examples * input_bytes(interface.input, with_margin=True)
         residency = training.residency
         may_be_resident = is_resident(residency, self._program.backend, decoded_bytes, training.in_memory_mib)
-        machines, batch_size = [paid.slice for paid in self._machines], training.batch_size_per_replica
-        self._outcomes = self._compile(machines, batch_size, may_be_resident)
+        compilations = [
+            Compilation(self._program, interface, num_examples, machine, may_be_resident and not machine.is_gpu)
+            for machine in (paid.slice for paid in self.machines)
+        ]
+        outcomes = self.compile_all(compilations)
         if may_be_resident and residency != DEVICE:
-            too_large = [i for i, outcome in enumerate(self._outcomes) if outcome.verdict == DOES_NOT_FIT]
-            again = self._compile([machines[i] for i in too_large], batch_size, False)
+            too_large = [i for i, outcome in enumerate(outcomes) if outcome.verdict == DOES_NOT_FIT]
+            for i in too_large:
+                compilations[i] = dataclasses.replace(compilations[i], is_resident=False)
+            again = self.compile_all([compilations[i] for i in too_large])
             for i, outcome in zip(too_large, again, strict=True):
-                self._outcomes[i] = outcome
+                outcomes[i] = outcome
+        self._compiled = list(zip(self.machines, compilations, outcomes, strict=True))
 
     def report(self, data: DataFacts) -> PreflightReport:
         """Return the report for measured data; compiles first if `compile` was not called.
@@ -157,13 +162,13 @@ class Examination:
         Raises:
             InputError: If `compile` raises it.
         """
-        if not self._outcomes:
+        if not self._compiled:
             self.compile(data.interface, data.num_examples, data.num_validation)
-        params = self._params
-        reports = [self._report(*each, data) for each in zip(self._machines, self._outcomes, strict=True)]
+        training = self.params.training
+        reports = [MachineExamination(self, *each, data).report() for each in self._compiled]
         return PreflightReport(
-            model=params.training.model,
-            model_parameters=dict(params.training.model_parameters),
+            model=training.model,
+            model_parameters=dict(training.model_parameters),
             backend=self._program.backend,
             precision=self._program.precision,
             compiler=versions(),
@@ -172,14 +177,13 @@ class Examination:
             advice=compare(reports),
             run=page.run_name(),
             created=page.now(),
-            learning_rate=params.training.learning_rate,
+            learning_rate=training.learning_rate,
         )
 
-    def _compile(self, machines: Sequence[Slice], batch_size: int, is_resident: bool) -> list[Outcome]:
-        """Compile for slices, with a batch size per replica; then check that all data fit beside the program."""
-        compilations = [Compilation(machine, batch_size, is_resident and not machine.is_gpu) for machine in machines]
-        limits = sandbox.Limits(self._params.compile_timeout_seconds, self._params.compile_memory_mib)
-        outcomes = sandbox.compile_all(self._task, compilations, limits, self._cache_dir)
+    def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
+        """Compile programs, and check that all data fit beside each of them."""
+        limits = sandbox.Limits(self.params.compile_timeout_seconds, self.params.compile_memory_mib)
+        outcomes = sandbox.compile_all(compilations, limits, self._cache_dir)
         return [self._within(*each) for each in zip(outcomes, compilations, strict=True)]
 
     def _within(self, outcome: Outcome, compilation: Compilation) -> Outcome:
@@ -188,10 +192,10 @@ class Examination:
         If the training split lies in device memory, a validation split that is held in memory lies there too. On a GPU,
         the lower bound may exceed the memory.
         """
-        capacity, is_resident = compilation.machine.generation.hbm_usable_bytes, compilation.is_resident
-        beside = self._validation_bytes if is_resident and outcome.verdict == FITS else 0
+        capacity = compilation.machine.generation.hbm_usable_bytes
+        beside = self._validation_bytes if compilation.is_resident and outcome.verdict == FITS else 0
         peak, held = outcome.peak_bytes + beside, outcome.held_bytes + beside
-        outcome = dataclasses.replace(outcome, is_resident=is_resident, peak_bytes=peak, held_bytes=held)
+        outcome = dataclasses.replace(outcome, peak_bytes=peak, held_bytes=held)
         if outcome.verdict == MAY_FIT and peak > capacity:
             needed = f"weights, optimizer state and a batch take at least {peak:,} bytes of {capacity:,}"
             return dataclasses.replace(outcome, verdict=DOES_NOT_FIT, reason=needed)
@@ -199,30 +203,33 @@ class Examination:
             reason = (
                 f"the {beside:,} bytes that it is validated on have no room beside the program and the training split"
             )
-            seconds = outcome.compile_seconds
-            return Outcome(DOES_NOT_FIT, reason, compile_seconds=seconds, peak_bytes=held, is_resident=is_resident)
+            return Outcome(DOES_NOT_FIT, reason, compile_seconds=outcome.compile_seconds, peak_bytes=held)
         return outcome
 
-    def _report(self, paid: PaidMachine, outcome: Outcome, data: DataFacts) -> MachineReport:
-        params, machine, program = self._params, paid.slice, outcome.cost
-        batch_size, timeout = params.training.batch_size_per_replica * machine.devices, paid.timeout_seconds
-        step = epoch = None
-        measured = data.host.feed_per_second * machine.hosts  # Each of several hosts reads its share.
-        feed = host_feed(data.host.feed_per_second, data.host.cpus, machine.host, _most_fed(data)) * machine.hosts
-        if outcome.is_resident:
-            measured = feed = order_rate(data.num_examples, batch_size)
-        if program is not None:
-            summed = gradient_bytes(outcome.parameters) if self._program.backend == "tensorflow" else 0
-            step = time_step(program, machine, summed)
-            epoch_at = functools.partial(time_epoch, step, data.num_examples, batch_size)
-            epoch = epoch_at(feed)
-            # The timeout follows from the slower rate: what is assumed of a host must not stop a training early.
-            timeout = timeout or timeout_seconds(params.run_epochs * epoch_at(min(feed, measured)).seconds)
-            if not outcome.is_resident:  # The spread of the host's rate widens the interval.
-                slow, fast = (epoch_at(feed * times) for times in data.host.spread)
-                epoch = dataclasses.replace(epoch, low_seconds=fast.low_seconds, high_seconds=slow.high_seconds)
-        is_known = outcome.verdict in PASSING
-        places = [(each.machine, each.target) for each in self._machines]
+
+@dataclasses.dataclass(frozen=True)
+class MachineExamination:
+    """Preflight of a training on one machine, after its compilation and the measurement of the data.
+
+    Attributes:
+        whole: Examination of the training on all machines.
+        paid: Machine, with the settings that determine its price.
+        compilation: Program of the training's step.
+        outcome: The outcome of its compilation.
+        data: Sizes of the data set, and the rates at which this machine reads it.
+    """
+
+    whole: Examination
+    paid: PaidMachine
+    compilation: Compilation
+    outcome: Outcome
+    data: DataFacts
+
+    def report(self) -> MachineReport:
+        """Return the findings."""
+        params, paid, machine, outcome = self.whole.params, self.paid, self.compilation.machine, self.outcome
+        program, stages = outcome.cost, len(params.training.stages)
+        places = [(each.machine, each.target) for each in self.whole.machines]
         report = MachineReport(
             machine=machine.name,
             region=paid.region,
@@ -238,38 +245,80 @@ class Examination:
             compile_seconds=outcome.compile_seconds,
             cached=outcome.is_cached,
             batch_size_per_replica=params.training.batch_size_per_replica,
-            global_batch=batch_size,
+            global_batch=self.compilation.batch_size,
             parameters=outcome.parameters,
             peak_bytes=outcome.peak_bytes,
             capacity_bytes=machine.generation.hbm_usable_bytes,
-            largest_batch=self._largest_batch(machine, outcome),
+            largest_batch=self._largest_batch(),
             epochs=params.run_epochs,
             accuracy=accuracy_of(machine.generation),
             has_namesakes=places.count((paid.machine, paid.target)) > 1,
             target=paid.target if len({target for _, target in places}) > 1 else "",
             host_cpus=machine.host.vcpus if machine.host else 0,
-            feed_per_second=feed,
-            stage=f"{outcome.stage} of {len(params.training.stages)}" if outcome.stage else "",
-            is_resident=outcome.is_resident,
-            step=step,
-            epoch=epoch,
-            timeout_seconds=timeout if is_known else 0,
-            cost=self._cost(paid, epoch, timeout) if is_known else None,
+            feed_per_second=self._fed,
+            stage=f"{outcome.stage} of {stages}" if outcome.stage else "",
+            is_resident=self.compilation.is_resident,
+            step=self._step,
+            epoch=self._epoch,
+            timeout_seconds=self._timeout_seconds,
+            cost=self._cost(),
             layers=time_layers(program, machine) if program else (),
             host_calls=program.host_calls if program else (),
             unknown_loops=program.unknown_loops if program else 0,
         )
-        broken = (*self._objections(outcome, batch_size, machine), *self._broken_budgets(paid, report))
-        report = dataclasses.replace(report, broken=broken)
-        advice, worth_it = advise(report, paid, data)
-        return dataclasses.replace(report, advice=advice, worth_it=worth_it)
+        broken = (*self._objections(), *self._broken_budgets(report))
+        advice, worth_it = advise(report, paid, self.data)
+        return dataclasses.replace(report, broken=broken, advice=advice, worth_it=worth_it)
 
-    def _cost(self, paid: PaidMachine, epoch: EpochTime | None, timeout: int) -> Cost | None:
-        """Return the prices; without the time of an epoch, only those of an hour and of the time limit."""
-        price, epochs = paid.price, self._params.run_epochs
-        if price is None:
+    @functools.cached_property
+    def _fed(self) -> float:
+        """Examples per second that the hosts feed; for data in the devices' memory, whose order they draw."""
+        host, machine = self.data.host, self.compilation.machine
+        if self.compilation.is_resident:
+            return order_rate(self.data.num_examples, self.compilation.batch_size)
+        return host_feed(host.feed_per_second, host.cpus, machine.host, _most_fed(self.data)) * machine.hosts
+
+    @functools.cached_property
+    def _step(self) -> StepTime | None:
+        program = self.outcome.cost
+        if program is None:
             return None
-        usd_per_second = price.usd_per_hour / 3600
+        is_summed_apart = self.compilation.training.backend == "tensorflow"
+        summed = gradient_bytes(self.outcome.parameters) if is_summed_apart else 0
+        return time_step(program, self.compilation.machine, summed)
+
+    def _epoch_at(self, step: StepTime, host_rate: float) -> EpochTime:
+        return time_epoch(step, self.data.num_examples, self.compilation.batch_size, host_rate)
+
+    @functools.cached_property
+    def _epoch(self) -> EpochTime | None:
+        if self._step is None:
+            return None
+        epoch = self._epoch_at(self._step, self._fed)
+        if self.compilation.is_resident:
+            return epoch
+        # The spread of the host's rate widens the interval.
+        slow, fast = (self._epoch_at(self._step, self._fed * times) for times in self.data.host.spread)
+        return dataclasses.replace(epoch, low_seconds=fast.low_seconds, high_seconds=slow.high_seconds)
+
+    @functools.cached_property
+    def _timeout_seconds(self) -> int:
+        """Time limit of the training; 0 if its time is unknown."""
+        if self.outcome.verdict not in PASSING:
+            return 0
+        if self.paid.timeout_seconds or self._step is None:
+            return self.paid.timeout_seconds
+        # It follows from the slower rate: what is assumed of a host must not stop a training early.
+        measured = self.data.host.feed_per_second * self.compilation.machine.hosts  # Each host reads its share.
+        slower = self._fed if self.compilation.is_resident else min(self._fed, measured)
+        return timeout_seconds(self.whole.params.run_epochs * self._epoch_at(self._step, slower).seconds)
+
+    def _cost(self) -> Cost | None:
+        """Return the prices; without the time of an epoch, only those of an hour and of the time limit."""
+        price, epoch, timeout = self.paid.price, self._epoch, self._timeout_seconds
+        if price is None or self.outcome.verdict not in PASSING:
+            return None
+        usd_per_second, epochs = price.usd_per_hour / 3600, self.whole.params.run_epochs
         return Cost(
             usd_per_hour=price.usd_per_hour,
             usd_per_epoch=usd_per_second * epoch.seconds if epoch else None,
@@ -282,26 +331,28 @@ class Examination:
             date=price.date,
             target=price.target,
             factor=price.factor,
-            most_usd_per_run=usd_per_second * timeout * paid.attempts if timeout else None,
+            most_usd_per_run=usd_per_second * timeout * self.paid.attempts if timeout else None,
         )
 
-    def _objections(self, outcome: Outcome, global_batch: int, machine: Slice) -> Iterator[str]:
-        """Yield the reasons for which train_model would refuse the training, or hang, on the paid machine."""
-        if outcome.objection:
-            yield outcome.objection
-        if machine.hosts > 1 and self._program.backend != "jax":
+    def _objections(self) -> Iterator[str]:
+        """Yield the reasons for which train_model would refuse the training, or hang, on the machine."""
+        compilation, machine = self.compilation, self.compilation.machine
+        if self.outcome.objection:
+            yield self.outcome.objection
+        if machine.hosts > 1 and compilation.training.backend != "jax":
             yield (
                 f"{machine.name} has {machine.hosts} hosts, and the jax backend alone trains on several: take a slice "
                 "of one host, or training.backend=jax"
             )
-        if global_batch > self._task.num_examples:
+        if compilation.batch_size > compilation.num_examples:
             yield (
-                f"one step takes {global_batch:,} examples, and the training split has {self._task.num_examples:,}: "
-                "lower training.batch_size_per_replica or take a smaller slice"
+                f"one step takes {compilation.batch_size:,} examples, and the training split has "
+                f"{compilation.num_examples:,}: lower training.batch_size_per_replica or take a smaller slice"
             )
 
-    def _broken_budgets(self, paid: PaidMachine, report: MachineReport) -> Iterator[str]:
-        params, label, step, epoch, cost = self._params, report.label, report.step, report.epoch, report.cost
+    def _broken_budgets(self, report: MachineReport) -> Iterator[str]:
+        params, paid = self.whole.params, self.paid
+        label, step, epoch, cost, most_usd = report.label, report.step, report.epoch, report.cost, params.max_price_usd
         if report.verdict not in PASSING:
             return
         untimed = [name for name in ("max_step_ms", "max_host_wait") if step is None and getattr(params, name)]
@@ -312,40 +363,38 @@ class Examination:
         if params.max_host_wait and epoch and epoch.host_wait > params.max_host_wait:
             waiting = f"{percent(epoch.host_wait)} of the time"
             yield f"{label} would wait for data {waiting}, max_host_wait={params.max_host_wait:g}"
-        if params.max_price_usd and cost is None:
+        if not most_usd:
+            return
+        if cost is None:
             how = " as a spot machine" * paid.spot + (f" in {paid.region}" if paid.region else "")
             yield (
-                f"no trustworthy price is known for {paid.machine}{how}, so max_price_usd={params.max_price_usd:g} "
-                "cannot be kept; set it to 0, or choose another machine, region or kind of price"
+                f"no trustworthy price is known for {paid.machine}{how}, so max_price_usd={most_usd:g} cannot be kept; "
+                "set it to 0, or choose another machine, region or kind of price"
             )
-        if (
-            params.max_price_usd
-            and cost
-            and cost.usd_per_run is None
-            and (cost.most_usd_per_run or 0) > params.max_price_usd
-        ):
+        elif cost.usd_per_run is None and (cost.most_usd_per_run or 0) > most_usd:
             yield (
                 f"no time is known of {label}, and its time limit costs up to {dollars(cost.most_usd_per_run or 0)} at "
-                f"{billed_by(cost.target)}, max_price_usd={params.max_price_usd:g}: lower machine.timeout_seconds"
+                f"{billed_by(cost.target)}, max_price_usd={most_usd:g}: lower machine.timeout_seconds"
             )
-        if params.max_price_usd and cost and (cost.usd_per_run or 0) > params.max_price_usd:
+        elif cost.usd_per_run and cost.usd_per_run > most_usd:
             yield (
-                f"a run of {params.run_epochs} epochs on {label} is expected to cost {dollars(cost.usd_per_run or 0)} "
-                f"at {billed_by(cost.target)}, max_price_usd={params.max_price_usd:g}"
+                f"a run of {params.run_epochs} epochs on {label} is expected to cost {dollars(cost.usd_per_run)} at "
+                f"{billed_by(cost.target)}, max_price_usd={most_usd:g}"
             )
 
-    def _largest_batch(self, machine: Slice, outcome: Outcome) -> LargestBatch | None:
-        asked, capacity = self._params.training.batch_size_per_replica, machine.generation.hbm_usable_bytes
+    def _largest_batch(self) -> LargestBatch | None:
+        training, machine, outcome = self.compilation.training, self.compilation.machine, self.outcome
+        asked, capacity = training.batch_size_per_replica, machine.generation.hbm_usable_bytes
 
         def attempt(batch_size: int) -> Outcome:
             progress.say(_STEP, f"{machine.name}: compiling {batch_size:,} examples per replica")
-            return self._compile([machine], batch_size, outcome.is_resident)[0]
+            return self.whole.compile_all([self.compilation.with_batch(batch_size)])[0]
 
         if machine.is_gpu:
             return None
-        if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self._params.find_largest_batch):
+        if outcome.verdict == DOES_NOT_FIT or (outcome.verdict == FITS and self.whole.params.find_largest_batch):
             return find_largest_batch(attempt, asked, capacity)
-        if outcome.verdict != FITS or self._params.training.sharding == FULLY_SHARDED:
+        if outcome.verdict != FITS or training.sharding == FULLY_SHARDED:
             return None  # A fully sharded step gathers all weights, whatever the batch.
         return estimate_largest_batch(attempt, asked, outcome.peak_bytes, capacity)
 

@@ -269,7 +269,7 @@ def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) 
     from tpu_components.core.examples.interface import ImageInput, Interface, TextInput
     from tpu_components.core.models.step.hyperparameters import TrainParams
     from tpu_components.preflight_training.compiling import sandbox
-    from tpu_components.preflight_training.compiling.compiler import Compilation, Task
+    from tpu_components.preflight_training.compiling.compiler import Compilation
     from tpu_components.preflight_training.compiling.hlo import OPTIMIZER
 
     generation = load_generations()[raw["generation"]]
@@ -281,16 +281,20 @@ def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) 
     machine = dataclasses.replace(
         machine, generation=plain, libtpu_topology=topology, chips_per_host_bounds=None, devices=1
     )
-    compilation = Compilation(machine, batch_size)
     found = []
     for depth in program.get("depths", [None]):
         parameters = program["parameters"] | ({"depth": depth} if depth else {})
         training = TrainParams(
-            program["model"], parameters, optimizer=program["optimizer"], backend="jax", precision="mixed_bfloat16"
+            program["model"],
+            parameters,
+            batch_size_per_replica=batch_size,
+            optimizer=program["optimizer"],
+            backend="jax",
+            precision="mixed_bfloat16",
         )
-        task = Task(training, Interface(one, program["num_classes"]), _EXAMPLES)
+        compilation = Compilation(training, Interface(one, program["num_classes"]), _EXAMPLES, machine)
         limits = sandbox.Limits(timeout_seconds=3600, memory_mib=16_384)
-        outcome = sandbox.compile_all(task, [compilation], limits, sandbox.default_cache_dir())[0]
+        outcome = sandbox.compile_all([compilation], limits, sandbox.default_cache_dir())[0]
         if outcome.cost is None:
             raise RuntimeError(f"{raw['program']} on {raw['generation']}: {outcome.verdict}: {outcome.reason}")
         flops = sum(

@@ -1,7 +1,7 @@
 """The TPU compiler in a process of its own: builds the training step on abstract shapes, lowers and compiles it.
 
 The process may die: an internal error of the compiler aborts it, and a compilation can take gigabytes. `sandbox` starts
-the process, sends it a `Task` and receives the `Outcome` of each `Compilation` through a pipe.
+the process, sends it each `Compilation` and receives its `Outcome` through a pipe.
 """
 
 import ast
@@ -46,38 +46,36 @@ _MAX_REASON = 600
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """Training to compile, independent of the machine.
+class Compilation:
+    """One program to compile: the step of a training on a machine.
 
     Attributes:
         training: Model and hyper-parameters, with the backend and the Keras dtype policy to compile for.
         interface: Input and output of the model.
         num_examples: Number of examples in the training split.
+        machine: Slice to compile for, with a replica on each device.
+        is_resident: Whether the training split lies in the devices' memory.
     """
 
     training: TrainParams
     interface: Interface
     num_examples: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Compilation:
-    """One program to compile.
-
-    Attributes:
-        machine: Slice to compile for, with a replica on each device.
-        batch_size_per_replica: Examples per replica and step.
-        is_resident: Whether the training split lies in the devices' memory.
-    """
-
     machine: Slice
-    batch_size_per_replica: int
     is_resident: bool = False
 
     @property
     def batch_size(self) -> int:
         """Examples of all replicas in a step."""
-        return self.batch_size_per_replica * self.machine.devices
+        return self.training.batch_size_per_replica * self.machine.devices
+
+    @property
+    def replica_shapes(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and type of each array in a replica's batch."""
+        return self.interface.batch_shapes(self.training.batch_size_per_replica)
+
+    def with_batch(self, size: int) -> "Compilation":
+        """Return the compilation with another number of examples per replica."""
+        return dataclasses.replace(self, training=dataclasses.replace(self.training, batch_size_per_replica=size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +96,6 @@ class Outcome:
         parameters: Number of trainable parameters.
         objection: Reason for which train_model would refuse a model that fits; empty if there is none.
         stage: Number of the training stage that was compiled, from 1; 0 for a training without stages.
-        is_resident: Whether the training split lies in the devices' memory.
         is_cached: Whether the outcome was taken from the cache.
     """
 
@@ -113,7 +110,6 @@ class Outcome:
     parameters: int = 0
     objection: str = ""
     stage: int = 0
-    is_resident: bool = False
     is_cached: bool = dataclasses.field(default=False, compare=False)
 
 
@@ -126,13 +122,14 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def _build(task: Task, compilation: Compilation) -> tuple[Any, int]:
+def _build(compilation: Compilation) -> tuple[Any, int]:
     """Return the Keras model, compiled for the stage with the most trainable parameters, and the stage's number."""
-    model = build_model(task.training.model, task.interface, task.training.model_parameters)
-    steps, replicas = steps_per_epoch(task.num_examples, compilation.batch_size), compilation.machine.devices
-    stage = freeze_least(model, task.training)
-    weights = [1.0] * task.interface.num_classes if task.training.weighs_classes else []
-    compile_model(model, task.interface, stage.settings, replicas, steps, jit_compile=True, class_weights=weights)
+    training, interface = compilation.training, compilation.interface
+    model = build_model(training.model, interface, training.model_parameters)
+    steps, replicas = steps_per_epoch(compilation.num_examples, compilation.batch_size), compilation.machine.devices
+    stage = freeze_least(model, training)
+    weights = [1.0] * interface.num_classes if training.weighs_classes else []
+    compile_model(model, interface, stage.settings, replicas, steps, jit_compile=True, class_weights=weights)
     return model, stage.number
 
 
@@ -151,7 +148,7 @@ def _without_values(make: Callable[[], Any]) -> Any:
     return made[0]
 
 
-def _objection(task: Task) -> str:
+def _objection(compilation: Compilation) -> str:
     """Return the reason for which train_model would refuse a model that compiles; empty if there is none."""
     from keras.src.utils import module_utils
 
@@ -160,8 +157,9 @@ def _objection(task: Task) -> str:
         module_utils.tensorflow._available = False
 
     def check() -> None:
-        model = build_model(task.training.model, task.interface, task.training.model_parameters)
-        check_rebuilds(model, task.training.model, task.interface.task.name)
+        training, interface = compilation.training, compilation.interface
+        model = build_model(training.model, interface, training.model_parameters)
+        check_rebuilds(model, training.model, interface.task.name)
 
     try:
         _without_values(check)
@@ -187,9 +185,9 @@ def _devices_of(machine: Slice) -> list[Any]:
     return list(topology.devices[: machine.devices])
 
 
-def _lower_jax(model: Any, task: Task, compilation: Compilation) -> Lowered:
+def _lower_jax(model: Any, compilation: Compilation) -> Lowered:
     devices = _devices_of(compilation.machine)
-    lowered = trace_program(model, task, compilation, devices, TPU).lower(lowering_platforms=(TPU,))
+    lowered = trace_program(model, compilation, devices, TPU).lower(lowering_platforms=(TPU,))
 
     def compile_program() -> tuple[str, Any]:
         compiled = lowered.compile()
@@ -198,25 +196,25 @@ def _lower_jax(model: Any, task: Task, compilation: Compilation) -> Lowered:
     return lowered.as_text(), compile_program
 
 
-def trace_program(model: Any, task: Task, compilation: Compilation, devices: Sequence[Any], accelerator: str) -> Any:
+def trace_program(model: Any, compilation: Compilation, devices: Sequence[Any], accelerator: str) -> Any:
     """Trace the program that training runs on the JAX backend, data-parallel over devices: a `jax.stages.Traced`.
 
     Args:
         model: Model after `compile_model`; its variables may be abstract.
-        task: Training.
-        compilation: Batch size, and whether the training split lies in the devices' memory.
+        compilation: Training, batch size, and whether the training split lies in the devices' memory.
         devices: Devices of one kind; they may be abstract.
         accelerator: Kind of the devices.
     """
     import numpy as np
     from jax.sharding import Mesh
 
-    shapes = task.interface.batch_shapes(compilation.batch_size)
-    program = Program(model, shapes, task.num_examples, task.training, compilation.is_resident, accelerator)
+    shapes = compilation.interface.batch_shapes(compilation.batch_size)
+    num_examples, training = compilation.num_examples, compilation.training
+    program = Program(model, shapes, num_examples, training, compilation.is_resident, accelerator)
     return program.trace(Mesh(np.array(devices), (BATCH_AXIS,)))
 
 
-def _lower_tensorflow(model: Any, task: Task, compilation: Compilation) -> Lowered:
+def _lower_tensorflow(model: Any, compilation: Compilation) -> Lowered:
     """Lower the step of one replica, which does not sum the gradients over replicas."""
     import numpy as np
     from jax._src.compiler import get_compile_options
@@ -228,7 +226,7 @@ def _lower_tensorflow(model: Any, task: Task, compilation: Compilation) -> Lower
     def step(inputs: Any, targets: Any, weights: Any) -> Any:
         return model.train_step((inputs, targets, weights))
 
-    specs = [tf.TensorSpec(*shape) for shape in task.interface.batch_shapes(compilation.batch_size_per_replica)]
+    specs = [tf.TensorSpec(*shape) for shape in compilation.replica_shapes]
     hlo = step.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
     context = make_ir_context()
     context.allow_unregistered_dialects = True
@@ -262,7 +260,7 @@ def _drop_copies(module: Any, ir: Any) -> None:
         copy.erase()
 
 
-def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outcome:
+def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
     """Compile one step, or return the cached outcome of the same program, slice and compiler.
 
     Raises:
@@ -270,16 +268,16 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
     """
     layers: list[str] = []
     start = time.monotonic()
-    build, is_jax = functools.partial(_build, task, compilation), task.training.backend == "jax"
+    build, is_jax = functools.partial(_build, compilation), compilation.training.backend == "jax"
     try:
         model, stage = _without_values(build) if is_jax else build()
         layers = [layer.name for layer in model._flatten_layers(include_self=False)]
         if compilation.machine.is_gpu:
-            return dataclasses.replace(_least_memory(model, task, compilation), stage=stage)
+            return dataclasses.replace(_least_memory(model, compilation), stage=stage)
         lower = _lower_jax if is_jax else _lower_tensorflow
-        text, compile_program = lower(model, task, compilation)
+        text, compile_program = lower(model, compilation)
         reader = code_of([hlo.__name__]).digest
-        key = digest_of([text, layers, dataclasses.asdict(compilation), versions(), reader])
+        key = digest_of([text, layers, dataclasses.asdict(compilation.machine), versions(), reader])
         path = cache_dir / f"program-{key}.json"
         known: Outcome | None = compile_cache.recall(path, Outcome)
         if known is not None:
@@ -287,11 +285,11 @@ def compile_step(task: Task, compilation: Compilation, cache_dir: Path) -> Outco
         start = time.monotonic()
         compiled_text, stats = compile_program()
     except InputError as error:
-        if error.__cause__ is None or not _is_of_the_step(error.__cause__, task):
+        if error.__cause__ is None or not _is_of_the_step(error.__cause__, compilation):
             raise
-        return _failed(error.__cause__, task, layers, start)
+        return _failed(error.__cause__, compilation, layers, start)
     except Exception as error:  # Any error of the model's code or the compiler is a result.
-        return _failed(error, task, layers, start)
+        return _failed(error, compilation, layers, start)
     outcome = Outcome(
         FITS,
         compile_seconds=time.monotonic() - start,
@@ -309,28 +307,28 @@ def _count_parameters(model: Any) -> int:
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
-def _least_memory(model: Any, task: Task, compilation: Compilation) -> Outcome:
+def _least_memory(model: Any, compilation: Compilation) -> Outcome:
     """Return a lower bound of the memory on a GPU: weights, optimizer state and a batch, without activations.
 
     The compiler for GPUs needs a GPU. On the JAX backend, tracing the step finds mistakes of the model.
     """
-    if task.training.backend == "jax":
+    if compilation.training.backend == "jax":
         alone = dataclasses.replace(compilation, machine=dataclasses.replace(compilation.machine, devices=1))
-        trace_program(model, task, alone, jax.devices("cpu")[:1], GPU)
+        trace_program(model, alone, jax.devices("cpu")[:1], GPU)
     shapes = [(variable.shape, variable.dtype) for variable in (*model.variables, *model.optimizer.variables)]
     state, batch = (
         sum(math.prod(shape) * jax.numpy.dtype(kind).itemsize for shape, kind in each)
-        for each in (shapes, task.interface.batch_shapes(compilation.batch_size_per_replica))
+        for each in (shapes, compilation.replica_shapes)
     )
-    shards = compilation.machine.devices if task.training.sharding == FULLY_SHARDED else 1
+    shards = compilation.machine.devices if compilation.training.sharding == FULLY_SHARDED else 1
     return Outcome(MAY_FIT, parameters=_count_parameters(model), peak_bytes=state // shards + batch)
 
 
-def _failed(error: BaseException, task: Task, layers: Sequence[str], start: float) -> Outcome:
+def _failed(error: BaseException, compilation: Compilation, layers: Sequence[str], start: float) -> Outcome:
     chain = chain_of(error)  # Keras wraps the errors of layers.
     text = "\n".join(str(link) for link in chain)
     verdict = DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in text else DOES_NOT_COMPILE
-    layer, source = _where(chain, text, task)
+    layer, source = _where(chain, text, compilation)
     if not layer and (match := re.search(r'op_name="([^"]+)"|\{\{node ([^}]+)\}\}', text)):
         named = layer_of(match[1] or match[2], layers)
         layer = named if named.rpartition("/")[2] in layers else ""
@@ -340,12 +338,12 @@ def _failed(error: BaseException, task: Task, layers: Sequence[str], start: floa
         number, unit = filter(None, needed.groups())
         needed_bytes = int(float(number) * {"K": 2**10, "M": 2**20, "G": 2**30}[unit])
     reason, seconds = _explain(chain, text), time.monotonic() - start
-    if host_call := _called_in(task, _HOST_CALLS):
+    if host_call := _called_in(compilation, _HOST_CALLS):
         # Independent of the error: no backend can compile a call of the host for a TPU.
         name, place = host_call
         layer, source = layer if place == source else "", place
         reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
-    elif not source and (operation := _operation(chain)) and (called := _called_in(task, (operation,))):
+    elif not source and (operation := _operation(chain)) and (called := _called_in(compilation, (operation,))):
         source = called[1]
     return Outcome(verdict, reason, layer, source, seconds, peak_bytes=needed_bytes)
 
@@ -356,10 +354,10 @@ def _frames(chain: Sequence[BaseException]) -> Iterator[tuple[types.FrameType, i
         yield from traceback.walk_tb(error.__traceback__)
 
 
-def _is_of_the_step(error: BaseException, task: Task) -> bool:
+def _is_of_the_step(error: BaseException, compilation: Compilation) -> bool:
     """Return whether an error comes from a layer's computation, and not from the construction of the model."""
     chain = chain_of(error)
-    return bool(_where(chain, "", task)[0]) or any(
+    return bool(_where(chain, "", compilation)[0]) or any(
         isinstance(link, NotImplementedError) or _is_data_dependent(link) for link in chain
     )
 
@@ -413,9 +411,9 @@ def _operation(chain: Sequence[BaseException]) -> str:
 _HOST_CALLS = ("py_function", "numpy_function", "py_func")
 
 
-def _called_in(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
+def _called_in(compilation: Compilation, names: Sequence[str]) -> tuple[str, str] | None:
     """Return the name and the `file:line` of the first call of one of these functions; None if the model calls none."""
-    for path in source_files(task.training.model):
+    for path in source_files(compilation.training.model):
         for node in ast.walk(ast.parse(path.read_bytes())):
             called = node.func if isinstance(node, ast.Call) else None
             name = getattr(called, "attr", getattr(called, "id", ""))
@@ -430,9 +428,9 @@ def _first_sentence(error: BaseException) -> str:
     return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # Without a status code such as RESOURCE_EXHAUSTED.
 
 
-def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, str]:
+def _where(chain: Sequence[BaseException], text: str, compilation: Compilation) -> tuple[str, str]:
     """Return the innermost layer and the line of the model's code in the traceback or the text; empty if unknown."""
-    own = {str(path.resolve()) for path in source_files(task.training.model)}
+    own = {str(path.resolve()) for path in source_files(compilation.training.model)}
     layer = source = ""
     # TensorFlow's errors list the lines that made the operation; its paths lack the first slash.
     for path, line in re.findall(r'File "/?([^"]+)", line (\d+)', text):
@@ -447,28 +445,28 @@ def _where(chain: Sequence[BaseException], text: str, task: Task) -> tuple[str, 
     return layer, source
 
 
-def compile_in_turn(task: Task, compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[Outcome]:
-    """Yield the outcome of each compilation; see `compile_step`."""
+def compile_in_turn(compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[Outcome]:
+    """Yield the outcome of each compilation of one training; see `compile_step`."""
     objection = None  # It is the same on every machine.
     for compilation in compilations:
         keras.utils.clear_session()  # Otherwise the second model has a layer dense_2. This resets the settings below.
-        keras.config.set_dtype_policy(task.training.precision)
+        keras.config.set_dtype_policy(compilation.training.precision)
         keras.config.disable_flash_attention()  # As in training: see device.prepare.
         keras.config.disable_traceback_filtering()  # The frames name the layer that failed.
-        outcome = compile_step(task, compilation, cache_dir)
+        outcome = compile_step(compilation, cache_dir)
         if outcome.verdict in (FITS, MAY_FIT):
-            objection = _objection(task) if objection is None else objection
+            objection = _objection(compilation) if objection is None else objection
             outcome = dataclasses.replace(outcome, objection=objection)
         yield outcome
 
 
 def main() -> None:
     """Read a request from stdin, and send each outcome through the pipe given as argument."""
-    task, compilations, cache_dir, parent = pickle.load(sys.stdin.buffer)
+    compilations, cache_dir, parent = pickle.load(sys.stdin.buffer)
     end_with(parent)
     with Connection(int(sys.argv[1]), readable=False) as pipe, contextlib.suppress(BrokenPipeError):
         try:
-            for outcome in compile_in_turn(task, compilations, cache_dir):
+            for outcome in compile_in_turn(compilations, cache_dir):
                 pipe.send(outcome)
         except InputError as error:
             pipe.send(InputError(str(error)))

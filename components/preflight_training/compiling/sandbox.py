@@ -22,7 +22,7 @@ from tpu_components.core.base.fingerprint import code_of
 from tpu_components.core.machines.machine_spec import Slice
 from tpu_components.core.models.lookup import model_code
 from tpu_components.preflight_training.compiling import compile_cache, compiler
-from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome, Task
+from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome
 
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
 CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"
@@ -67,22 +67,22 @@ def require_compiler(machines: Iterable[Slice]) -> None:
         )
 
 
-def compile_all(task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> list[Outcome]:
-    """Compile each program in turn, or take its outcome from the cache without starting a process.
+def compile_all(compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> list[Outcome]:
+    """Compile each program of one training in turn, or take its outcome from the cache without starting a process.
 
     Only outcomes that say whether a program fits are cached. Other programs are compiled again by the next call.
 
     Raises:
         InputError: If the model cannot be built.
     """
-    paths = [cache_dir / f"request-{_key(task, compilation)}.json" for compilation in compilations]
+    paths = [cache_dir / f"request-{_key(compilation)}.json" for compilation in compilations]
     outcomes: dict[int, Outcome] = {}
     for i, path in enumerate(paths):
         if (known := compile_cache.recall(path, Outcome)) is not None:
             outcomes[i] = dataclasses.replace(known, is_cached=True)
     while missing := [i for i in range(len(compilations)) if i not in outcomes]:
         # A child that dies ends one compilation; the next child does the others.
-        children = run_child(task, [compilations[i] for i in missing], limits, cache_dir)
+        children = run_child([compilations[i] for i in missing], limits, cache_dir)
         for outcome, i in zip(children, missing, strict=False):
             outcomes[i] = outcome
             if outcome.verdict in (compiler.FITS, compiler.MAY_FIT, compiler.DOES_NOT_FIT):
@@ -90,16 +90,16 @@ def compile_all(task: Task, compilations: Sequence[Compilation], limits: Limits,
     return [outcomes[i] for i in range(len(compilations))]
 
 
-def _key(task: Task, compilation: Compilation) -> str:
-    model = model_code(task.training.model, task.training.model_parameters)
+def _key(compilation: Compilation) -> str:
+    model = model_code(compilation.training.model, compilation.training.model_parameters)
     digests = [code_of([compiler.__name__]).digest, model.digest]
-    return digest_of([dataclasses.asdict(task), dataclasses.asdict(compilation), digests, compiler.versions()])
+    return digest_of([dataclasses.asdict(compilation), digests, compiler.versions()])
 
 
-def run_child(task: Task, compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> Iterator[Outcome]:
+def run_child(compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> Iterator[Outcome]:
     """Yield the outcomes of compilations in one child process, until all are done or the process has ended."""
-    request = pickle.dumps((task, compilations, cache_dir, os.getpid()))
-    environment = {"KERAS_BACKEND": task.training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
+    request = pickle.dumps((compilations, cache_dir, os.getpid()))
+    environment = {"KERAS_BACKEND": compilations[0].training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
     receiving, sending = multiprocessing.Pipe(duplex=False)
     with tempfile.TemporaryFile() as log, receiving:
         child = subprocess.Popen(

@@ -13,7 +13,7 @@ from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.preflight_training import examining
 from tpu_components.preflight_training.compiling import sandbox
-from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome, Task
+from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome
 from tpu_components.train_model import TrainParams
 
 DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)
@@ -23,22 +23,23 @@ TRAINING = TrainParams("digits_cnn", SMALL, epochs=3, backend="jax", precision="
 LIMITS = sandbox.Limits(timeout_seconds=120, memory_mib=8192)
 
 
-def make_task(model: str = "digits_cnn", parameters: Mapping[str, Any] | None = None, **of_training: Any) -> Task:
-    """A model of 8×8 grey images and 10 classes to train."""
+def make_compilation(
+    model: str = "digits_cnn",
+    parameters: Mapping[str, Any] | None = None,
+    machine: str = "v5e-1",
+    batch_size: int = 8,
+    **of_training: Any,
+) -> Compilation:
+    """A model of 8×8 grey images and 10 classes to train, with a batch per replica, on a machine of the catalogue."""
     if parameters is None:
         parameters = SMALL if model == "digits_cnn" else {}
-    training = dataclasses.replace(TRAINING, model=model, model_parameters=parameters, **of_training)
-    return Task(training, DIGITS, 1259)
+    values = {"model": model, "model_parameters": parameters, "batch_size_per_replica": batch_size, **of_training}
+    return Compilation(dataclasses.replace(TRAINING, **values), DIGITS, 1259, load_catalogue().find(machine))
 
 
-def make_compilation(machine: str = "v5e-1", batch_size: int = 8) -> Compilation:
-    """A batch per replica on a machine of the catalogue."""
-    return Compilation(load_catalogue().find(machine), batch_size)
-
-
-def compile_one(task: Task, cache_dir: Path, limits: sandbox.Limits = LIMITS, **of_compilation: Any) -> Outcome:
+def compile_one(compilation: Compilation, cache_dir: Path, limits: sandbox.Limits = LIMITS) -> Outcome:
     """What comes of one compilation."""
-    (outcome,) = sandbox.compile_all(task, [make_compilation(**of_compilation)], limits, cache_dir)
+    (outcome,) = sandbox.compile_all([compilation], limits, cache_dir)
     return outcome
 
 

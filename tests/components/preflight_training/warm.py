@@ -23,7 +23,7 @@ import pytest
 from tpu_components.core.base import typed_values
 from tpu_components.core.base.errors import InputError
 from tpu_components.preflight_training.compiling import compiler, sandbox
-from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome, Task
+from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome
 
 SOCKET_VARIABLE = "TPU_PIPELINES_TESTS_SOCKET"  # Path of the socket on which tests/conftest.py has it listen.
 
@@ -45,11 +45,11 @@ class WarmCompiler:
         return self._connection.makefile("rw")
 
     def __call__(
-        self, task: Task, compilations: Sequence[Compilation], limits: sandbox.Limits, cache_dir: Path
+        self, compilations: Sequence[Compilation], limits: sandbox.Limits, cache_dir: Path
     ) -> Iterator[Outcome]:
         """What came of each compilation."""
         some = [asdict(compilation) for compilation in compilations]
-        request = {"task": asdict(task), "compilations": some, "cache_dir": str(cache_dir)}
+        request = {"compilations": some, "cache_dir": str(cache_dir)}
         for message in self._ask(request):
             if "input_error" in message:
                 raise InputError(message["input_error"])
@@ -63,7 +63,7 @@ class WarmCompiler:
             patch.setattr(
                 sandbox,
                 "run_child",
-                lambda task, *rest: (self if task.training.backend == "jax" else cold)(task, *rest),
+                lambda some, *rest: (self if some[0].training.backend == "jax" else cold)(some, *rest),
             )
             yield
 
@@ -119,10 +119,10 @@ def _answer(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if "code" in request:
         yield _run(request["code"], request["arguments"])
         return
-    task, cache_dir = typed_values.read(request["task"], Task), Path(request["cache_dir"])
+    cache_dir = Path(request["cache_dir"])
     compilations = typed_values.read(request["compilations"], tuple[Compilation, ...])
     try:
-        for outcome in compiler.compile_in_turn(task, compilations, cache_dir):
+        for outcome in compiler.compile_in_turn(compilations, cache_dir):
             yield {"outcome": asdict(outcome)}
     except InputError as error:
         yield {"input_error": str(error)}

@@ -23,7 +23,6 @@ from tpu_components.core.models.step.sharding import FULLY_SHARDED, SHARDINGS
 AUTO = OF_THE_TASK = OF_THE_MODEL = "auto"
 # Parameters that do not change the compiled program: the host uses them, or the program takes them as arguments.
 _OUTSIDE_THE_PROGRAM = (
-    "batch_size_per_replica",
     "initial_model",
     "early_stopping_epochs",
     "monitor",

@@ -13,7 +13,6 @@ from tests.components.preflight_training.conftest import (
     TRAINING,
     compile_one,
     make_compilation,
-    make_task,
 )
 from tests.components.ready_data import READY_DATA, everything_for
 from tpu_components.core.base.errors import InputError
@@ -21,7 +20,7 @@ from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, 
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import load_catalogue
 from tpu_components.preflight_training.compiling import sandbox
-from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Task
+from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Compilation
 from tpu_components.train_model.params import Stage
 from tpu_pipelines.config.configuration import load_config, ready_examples
 
@@ -75,7 +74,7 @@ def test_operation_that_no_tpu_has_is_named_with_its_line(special_model, cache_d
         "return values.real.astype(x.dtype)",
         shape="x.shape[:2]",
     )
-    outcome = compile_one(make_task(model), cache_dir)
+    outcome = compile_one(make_compilation(model), cache_dir)
     assert outcome.verdict == DOES_NOT_COMPILE
     assert outcome.reason == "the operation 'eig' is not implemented on TPU"
     assert outcome.source == "my_model.py:10"
@@ -90,7 +89,7 @@ def test_operation_that_no_tpu_has_is_named_with_its_line(special_model, cache_d
     ],
 )
 def test_shape_or_branch_that_depends_on_the_data_is_explained(special_model, cache_dir, lines, line):
-    outcome = compile_one(make_task(special_model(*lines)), cache_dir)
+    outcome = compile_one(make_compilation(special_model(*lines)), cache_dir)
     assert outcome.verdict == DOES_NOT_COMPILE
     assert outcome.reason.startswith("a shape or a branch depends on the data, and a TPU program is fixed")
     assert (outcome.layer, outcome.source) == ("special", f"my_model.py:{line}")
@@ -114,19 +113,19 @@ _TAKES = "def build_model(image_shape, num_classes{more}):\n    "
 def test_a_mistake_in_the_models_file_is_no_verdict_on_the_tpu(tmp_path, cache_dir, code, message):
     (tmp_path / "mine.py").write_text(code)
     with pytest.raises(InputError, match=message):
-        compile_one(make_task(str(tmp_path / "mine.py")), cache_dir)
+        compile_one(make_compilation(str(tmp_path / "mine.py")), cache_dir)
 
 
 def test_a_damaged_keras_file_is_no_verdict_on_the_tpu(tmp_path, cache_dir):
     (tmp_path / "mine.keras").write_bytes(b"no zip file")
     with pytest.raises(InputError, match="Refused the model file"):
-        compile_one(make_task(str(tmp_path / "mine.keras")), cache_dir)
+        compile_one(make_compilation(str(tmp_path / "mine.keras")), cache_dir)
 
 
 @pytest.mark.parametrize("backend", ["jax", _TENSORFLOW])
 def test_nothing_speaks_against_a_language_model_whose_learning_rate_changes(cache_dir, backend):
-    task = dataclasses.replace(
-        make_task(
+    compilation = dataclasses.replace(
+        make_compilation(
             "shakespeare_lstm",
             {"embedding": 4, "units": 8, "num_layers": 1},
             backend=backend,
@@ -134,7 +133,7 @@ def test_nothing_speaks_against_a_language_model_whose_learning_rate_changes(cac
         ),
         interface=Interface(CorpusInput(8, 20), 20, LANGUAGE_MODEL),
     )
-    outcome = compile_one(task, cache_dir)
+    outcome = compile_one(compilation, cache_dir)
     assert (outcome.verdict, outcome.objection) == (FITS, "")
 
 
@@ -145,7 +144,7 @@ def test_calls_of_the_host_compile_and_are_listed(special_model, cache_dir):
         "same = jax.pure_callback(lambda v: v, shape, jax.lax.stop_gradient(x), vmap_method='sequential')",
         "return x + jax.lax.stop_gradient(same)",
     )
-    outcome = compile_one(make_task(model), cache_dir)
+    outcome = compile_one(make_compilation(model), cache_dir)
     assert outcome.verdict == FITS
     (call,) = outcome.cost.host_calls
     assert "special" in call
@@ -161,7 +160,7 @@ def test_tensorflow_operation_that_xla_lacks_is_named_with_its_layer_and_line(sp
         "same.set_shape(x.shape)",
         "return x + tf.stop_gradient(same)",
     )
-    outcome = compile_one(make_task(model, backend="tensorflow"), cache_dir)
+    outcome = compile_one(make_compilation(model, backend="tensorflow"), cache_dir)
     assert outcome.verdict == DOES_NOT_COMPILE
     assert outcome.reason.startswith("tf.numpy_function runs Python on the host, which a TPU program cannot call")
     assert (outcome.layer, outcome.source) == ("special", "my_model.py:9")
@@ -169,7 +168,7 @@ def test_tensorflow_operation_that_xla_lacks_is_named_with_its_layer_and_line(sp
 
 @pytest.mark.parametrize("machine", ["v2-8", "v5e-1"])
 def test_batch_that_is_too_large_tells_what_it_needs_and_what_there_is(cache_dir, machine):
-    outcome = compile_one(make_task("digits_cnn", {}), cache_dir, machine=machine, batch_size=4_000_000)
+    outcome = compile_one(make_compilation(parameters={}, machine=machine, batch_size=4_000_000), cache_dir)
     capacity = load_catalogue().find(machine).generation.hbm_usable_bytes
     assert outcome.verdict == DOES_NOT_FIT
     # The catalogue's capacity is the very one that the compiler names.
@@ -179,7 +178,7 @@ def test_batch_that_is_too_large_tells_what_it_needs_and_what_there_is(cache_dir
 
 
 def test_what_fits_has_memory_and_every_layers_cost(cache_dir):
-    outcome = compile_one(make_task(), cache_dir)
+    outcome = compile_one(make_compilation(), cache_dir)
     # (3·3·1·4 + 4) + (3·3·4·8 + 8) + (4·4·8·8 + 8) + (8·10 + 10)
     assert outcome.parameters == 40 + 296 + 1032 + 90
     assert (outcome.verdict, outcome.objection) == (FITS, "")
@@ -192,27 +191,27 @@ def test_what_fits_has_memory_and_every_layers_cost(cache_dir):
 
 @pytest.mark.slow  # Programs are compiled for TPUs: 10 s.
 def test_of_several_stages_the_largest_is_compiled(cache_dir):
-    task = make_task(stages=(Stage(1, ("conv*",), 0.1), Stage(1, ("dense",)), Stage(1)))
-    compiled, alone = (compile_one(one, cache_dir) for one in (task, make_task(epochs=1)))
+    staged = make_compilation(stages=(Stage(1, ("conv*",), 0.1), Stage(1, ("dense",)), Stage(1)))
+    compiled, alone = (compile_one(one, cache_dir) for one in (staged, make_compilation(epochs=1)))
     assert (compiled.stage, alone.stage) == (3, 0)
     assert compiled.parameters == alone.parameters
     with pytest.raises(InputError, match=r"Cannot freeze 'convolution'.*no layer of that name"):
-        compile_one(make_task(epochs=1, stages=(Stage(1, ("convolution",)),)), cache_dir)
+        compile_one(make_compilation(epochs=1, stages=(Stage(1, ("convolution",)),)), cache_dir)
 
 
 @pytest.mark.slow  # Programs are compiled for TPUs: 10 s.
 def test_names_and_precision_are_the_same_for_the_second_of_several(tmp_path):
     """Keras numbers layers through a process, and forgets its settings when the numbers are reset."""
     some = [make_compilation(batch_size=size) for size in (8, 16)]
-    _, second = sandbox.compile_all(make_task(), some, LIMITS, tmp_path / "one")
-    alone = compile_one(make_task(), tmp_path / "other", batch_size=16)
+    _, second = sandbox.compile_all(some, LIMITS, tmp_path / "one")
+    alone = compile_one(some[1], tmp_path / "other")
     assert second.cost == alone.cost
     assert (second.peak_bytes, second.held_bytes) == (alone.peak_bytes, alone.held_bytes)
 
 
 @pytest.mark.slow  # Programs are compiled for TPUs: 10 s.
 def test_tensorflows_step_is_that_of_one_replica(cache_dir):
-    outcome = compile_one(make_task(backend="tensorflow"), cache_dir, machine="v2-8")
+    outcome = compile_one(make_compilation(machine="v2-8", backend="tensorflow"), cache_dir)
     assert outcome.verdict == FITS
     assert outcome.cost.collectives == ()
     assert {"conv2d", "conv2d_1", "dense", "dense_1"} <= outcome.cost.layers.keys()
@@ -236,12 +235,12 @@ from tpu_components.preflight_training.compiling import compiler
 from tests.components.preflight_training.conftest import DIGITS, TRAINING
 from tests.components.preflight_training.compiling.test_compiler import without_places
 changes = json.loads(sys.argv[2])
-task = compiler.Task(dataclasses.replace(TRAINING, **changes), DIGITS, 1259)
+training = dataclasses.replace(TRAINING, batch_size_per_replica=32, **changes)
 is_resident = changes["residency"] == "device"
 here = dataclasses.replace(load_catalogue().find("v5e-1"), devices=2)
-compilation = compiler.Compilation(here, 32, is_resident)
-model, _ = compiler._without_values(lambda: compiler._build(task, compilation))
-text = compiler.trace_program(model, task, compilation, jax.devices(), "cpu").lower().as_text()
+compilation = compiler.Compilation(training, DIGITS, 1259, here, is_resident)
+model, _ = compiler._without_values(lambda: compiler._build(compilation))
+text = compiler.trace_program(model, compilation, jax.devices(), "cpu").lower().as_text()
 (trained,) = pathlib.Path(sys.argv[1]).glob("*jit_train_*.mlir")
 print(without_places(text) == without_places(trained.read_text()), len(text))
 """
@@ -259,7 +258,7 @@ def without_places(text):
 @pytest.mark.slow  # Programs are compiled for TPUs: 10 s.
 def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
     plain, augmented = (
-        compile_one(make_task(**of_training), cache_dir, machine="v5e-8") for of_training in ({}, EVERYTHING)
+        compile_one(make_compilation(machine="v5e-8", **of_training), cache_dir) for of_training in ({}, EVERYTHING)
     )
     assert augmented.cost.collectives == plain.cost.collectives
     assert augmented.cost.cycles > plain.cost.cycles
@@ -270,7 +269,7 @@ def test_augmentation_moves_no_image_between_devices_and_has_no_loop(cache_dir):
 
 @pytest.mark.slow  # TensorFlow lowers a step for ten seconds.
 def test_augmentation_compiles_on_tensorflow_too(cache_dir):
-    outcome = compile_one(make_task(backend="tensorflow", **EVERYTHING), cache_dir)
+    outcome = compile_one(make_compilation(backend="tensorflow", **EVERYTHING), cache_dir)
     assert (outcome.verdict, outcome.reason) == (FITS, "")
     assert outcome.cost.unknown_loops == 0
 
@@ -326,10 +325,12 @@ def test_every_example_fits_every_chip(example, tmp_path):
         name: value for name, value in training.model_parameters.items() if name != "weights"
     }  # Nowhere here.
     model = {"model": training.model, "model_parameters": parameters, "precision": precision}
-    task = Task(dataclasses.replace(TRAINING, **model, **everything_for(interface)), interface, num_examples)
-    compilations = [make_compilation(machine, training.batch_size_per_replica) for machine in _MACHINES]
+    model["batch_size_per_replica"] = training.batch_size_per_replica
+    training = dataclasses.replace(TRAINING, **model, **everything_for(interface))
+    machines = map(load_catalogue().find, _MACHINES)
+    compilations = [Compilation(training, interface, num_examples, machine) for machine in machines]
     limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
-    for machine, outcome in zip(_MACHINES, sandbox.compile_all(task, compilations, limits, tmp_path), strict=True):
+    for machine, outcome in zip(_MACHINES, sandbox.compile_all(compilations, limits, tmp_path), strict=True):
         assert (outcome.verdict, outcome.objection) == (FITS, ""), (machine, outcome.reason)
         assert outcome.cost.unknown_loops == 0
         assert outcome.peak_bytes < load_catalogue().find(machine).generation.hbm_usable_bytes
@@ -340,14 +341,14 @@ def test_every_example_fits_every_chip(example, tmp_path):
 @pytest.mark.parametrize("backend", ["jax", _TENSORFLOW])
 def test_a_call_of_python_on_the_host_is_named_with_its_line(special_model, cache_dir, backend):
     model = special_model("import tensorflow as tf", "return tf.py_function(lambda y: y.numpy(), [x], x.dtype)")
-    outcome = compile_one(make_task(model, backend=backend), cache_dir)
+    outcome = compile_one(make_compilation(model, backend=backend), cache_dir)
     assert outcome.verdict == DOES_NOT_COMPILE
     assert outcome.reason.startswith("tf.py_function runs Python on the host, which a TPU program cannot call")
     assert outcome.source == "my_model.py:9"
 
 
 def test_an_operation_whose_shape_depends_on_the_data_is_named_with_its_line(special_model, cache_dir):
-    outcome = compile_one(make_task(special_model("return x * len(keras.ops.nonzero(x)[0])")), cache_dir)
+    outcome = compile_one(make_compilation(special_model("return x * len(keras.ops.nonzero(x)[0])")), cache_dir)
     assert outcome.reason.startswith("a shape or a branch depends on the data, and a TPU program is fixed when it is ")
     assert "compiled: ops.nonzero asks for values." in outcome.reason
     assert outcome.source == "my_model.py:8"
@@ -359,7 +360,7 @@ def test_a_model_is_built_and_checked_without_tensorflow(warm):
 import sys
 from keras.src.utils import module_utils
 from tpu_components.preflight_training.compiling import compiler
-from tests.components.preflight_training.conftest import make_task
+from tests.components.preflight_training.conftest import make_compilation
 
 class Refuses:
     def find_spec(self, name, path=None, target=None):
@@ -368,6 +369,6 @@ class Refuses:
 sys.modules.pop("tensorflow", None)  # Of the process that was warmed up.
 module_utils.tensorflow._available = module_utils.tensorflow.module = None
 sys.meta_path.insert(0, Refuses())
-print(repr(compiler._objection(make_task())))
+print(repr(compiler._objection(make_compilation())))
 """
     assert warm.run(code) == "''\n"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.components.preflight_training.conftest import LIMITS, SMALL, compile_one, make_compilation, make_task
+from tests.components.preflight_training.conftest import LIMITS, SMALL, compile_one, make_compilation
 from tpu_components.core.base.errors import InputError
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Outcome
@@ -60,23 +60,23 @@ def _no_child_may_start(monkeypatch):
 def test_crash_is_a_verdict_and_the_next_child_takes_up_the_rest(model_file, tmp_path, monkeypatch):
     """It aborts while it builds for 16 images, as libtpu does on an internal error, and not for others."""
     before = "import os, sys\n    if not os.path.exists({0!r}):\n        open({0!r}, 'w').close()\n        os.abort()"
-    task = make_task(model_file(before.format(str(tmp_path / "crashed"))))
-    compilations = [make_compilation(batch_size=16), make_compilation(batch_size=8)]
-    crashed, fits = sandbox.compile_all(task, compilations, LIMITS, tmp_path)
+    model = model_file(before.format(str(tmp_path / "crashed")))
+    compilations = [make_compilation(model, batch_size=size) for size in (16, 8)]
+    crashed, fits = sandbox.compile_all(compilations, LIMITS, tmp_path)
     assert crashed.verdict == sandbox.CRASHED
     assert "SIGABRT" in crashed.reason
     assert fits.verdict == FITS
     # What is not known for certain is tried anew.
     _no_child_may_start(monkeypatch)
-    assert compile_one(task, tmp_path, batch_size=8) == fits
+    assert compile_one(compilations[1], tmp_path) == fits
     with pytest.raises(ChildProcessError):
-        compile_one(task, tmp_path, batch_size=16)
+        compile_one(compilations[0], tmp_path)
 
 
 @pytest.mark.heavy  # A process that imports the compiler: 3 s.
 def test_a_child_that_takes_too_much_memory_is_a_verdict(model_file, tmp_path):
-    task = make_task(model_file("held = b'1' * (1 << 30); import time; time.sleep(600)"))
-    outcome = compile_one(task, tmp_path, dataclasses.replace(LIMITS, memory_mib=1000))
+    compilation = make_compilation(model_file("held = b'1' * (1 << 30); import time; time.sleep(600)"))
+    outcome = compile_one(compilation, tmp_path, dataclasses.replace(LIMITS, memory_mib=1000))
     assert outcome.verdict == sandbox.OUT_OF_MEMORY
     assert "1,000 MiB" in outcome.reason
     assert not list(tmp_path.glob("*.json"))
@@ -87,7 +87,7 @@ def test_a_child_finds_the_module_of_an_import_path_and_its_exit_is_a_verdict(tm
     """It sees what this process can import: else it would say that there is no such module."""
     (tmp_path / "my_package_model.py").write_text("def build_model(**_):\n    raise SystemExit\n")
     monkeypatch.syspath_prepend(tmp_path)
-    outcome = compile_one(make_task("my_package_model:build_model"), tmp_path / "cache")
+    outcome = compile_one(make_compilation("my_package_model:build_model"), tmp_path / "cache")
     assert (outcome.verdict, "exit code 0" in outcome.reason) == (sandbox.CRASHED, True)
     assert not list((tmp_path / "cache").glob("*.json"))
 
@@ -95,8 +95,9 @@ def test_a_child_finds_the_module_of_an_import_path_and_its_exit_is_a_verdict(tm
 @pytest.mark.heavy  # A process that imports the compiler, and waiting: 5 s.
 def test_a_long_compilation_says_now_and_then_that_it_goes_on_and_is_given_up(model_file, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(sandbox, "SAY_EVERY_SECONDS", 0.5)
-    task, limits = make_task(model_file("import time; time.sleep(600)")), dataclasses.replace(LIMITS, timeout_seconds=3)
-    outcome = compile_one(task, tmp_path, limits)
+    compilation = make_compilation(model_file("import time; time.sleep(600)"))
+    limits = dataclasses.replace(LIMITS, timeout_seconds=3)
+    outcome = compile_one(compilation, tmp_path, limits)
     assert outcome.verdict == sandbox.TIMED_OUT
     assert "not compiled after 3 s" in outcome.reason
     assert not list(tmp_path.glob("*.json"))
@@ -106,44 +107,44 @@ def test_a_long_compilation_says_now_and_then_that_it_goes_on_and_is_given_up(mo
 
 @pytest.mark.usefixtures("warm_compiler")
 @pytest.mark.parametrize(
-    ("task", "unknown"),
-    [(make_task("no_such_model"), "no_such_model"), (make_task("digits_cnn", {"filterz": 4}), "filterz")],
+    ("compilation", "unknown"),
+    [(make_compilation("no_such_model"), "no_such_model"), (make_compilation("digits_cnn", {"filterz": 4}), "filterz")],
 )
-def test_an_unknown_model_or_parameter_is_a_mistake_of_the_user(tmp_path, task, unknown):
+def test_an_unknown_model_or_parameter_is_a_mistake_of_the_user(tmp_path, compilation, unknown):
     with pytest.raises(InputError, match=unknown):
-        compile_one(task, tmp_path)
+        compile_one(compilation, tmp_path)
 
 
 @pytest.mark.usefixtures("warm_compiler")
 def test_known_outcome_starts_no_process(tmp_path, monkeypatch):
-    first = compile_one(make_task(), tmp_path)
+    first = compile_one(make_compilation(), tmp_path)
     assert first.verdict == FITS
     assert not first.is_cached
     _no_child_may_start(monkeypatch)
-    second = compile_one(make_task(), tmp_path)
+    second = compile_one(make_compilation(), tmp_path)
     assert (second, second.is_cached) == (first, True)
     # What decides the outcome is part of its key.
-    for task, compilation in (
-        (make_task(), make_compilation(batch_size=9)),
-        (make_task(), make_compilation("v6e-1")),
-        (make_task("digits_cnn", {**SMALL, "units": 9}), make_compilation()),
-        (make_task(precision="float32"), make_compilation()),
-        (dataclasses.replace(make_task(), num_examples=99), make_compilation()),
+    for compilation in (
+        make_compilation(batch_size=9),
+        make_compilation(machine="v6e-1"),
+        make_compilation(parameters={**SMALL, "units": 9}),
+        make_compilation(precision="float32"),
+        dataclasses.replace(make_compilation(), num_examples=99),
     ):
         with pytest.raises(ChildProcessError):
-            sandbox.compile_all(task, [compilation], LIMITS, tmp_path)
+            compile_one(compilation, tmp_path)
 
 
 @pytest.mark.usefixtures("warm_compiler")
 def test_comment_in_the_model_compiles_nothing_again_and_a_changed_layer_does(model_file, tmp_path):
-    task = make_task(model_file())
-    first = compile_one(task, tmp_path)
+    compilation = make_compilation(model_file())
+    first = compile_one(compilation, tmp_path)
     model_file("# A comment.")
-    same = compile_one(task, tmp_path)
+    same = compile_one(compilation, tmp_path)
     assert not same.is_cached  # A child has lowered it,
     assert same == first  # and found the very program compiled, with the time that took.
     model_file("layers.Flatten = layers.GlobalAveragePooling2D")
-    assert compile_one(task, tmp_path).parameters == 20 != first.parameters
+    assert compile_one(compilation, tmp_path).parameters == 20 != first.parameters
 
 
 def test_a_child_that_has_answered_and_does_not_end_is_not_waited_for(monkeypatch, tmp_path):
@@ -156,7 +157,7 @@ def test_a_child_that_has_answered_and_does_not_end_is_not_waited_for(monkeypatc
     run = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda words, **how: run([words[0], "-c", code, words[-1]], **how))
     monkeypatch.setattr(sandbox, "SAY_EVERY_SECONDS", 0.0)
-    assert compile_one(make_task(), tmp_path).reason == "too large"
+    assert compile_one(make_compilation(), tmp_path).reason == "too large"
 
 
 @pytest.mark.slow  # Two compilers in processes of their own: 10 s.
@@ -167,7 +168,7 @@ def test_two_at_once_do_not_lock_each_other_out(tmp_path):
     """
 
     def compile_in(name):
-        return compile_one(make_task("digits_cnn", {}), tmp_path / name, batch_size=4_000_000)
+        return compile_one(make_compilation(parameters={}, batch_size=4_000_000), tmp_path / name)
 
     with ThreadPoolExecutor(2) as both:
         assert [outcome.verdict for outcome in both.map(compile_in, ("one", "two"))] == [DOES_NOT_FIT, DOES_NOT_FIT]
@@ -212,7 +213,7 @@ def _wait_for(condition, seconds=20.0):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_child_ends_when_its_parent_is_killed(model_file, tmp_path):
     marker = tmp_path / "building"  # Renamed to its name, so that it is never seen without the child's number in it.
-    task = make_task(
+    compilation = make_compilation(
         model_file(
             "import os, time\n"
             f"    open({str(marker)!r} + '~', 'w').write(str(os.getpid()))\n"
@@ -222,10 +223,10 @@ def test_child_ends_when_its_parent_is_killed(model_file, tmp_path):
     )
     code = (
         "import sys, json, pathlib\n"
-        "from tests.components.preflight_training.conftest import compile_one, make_task\n"
-        "compile_one(make_task(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
+        "from tests.components.preflight_training.conftest import compile_one, make_compilation\n"
+        "compile_one(make_compilation(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code, task.training.model, str(tmp_path / "cache")]) as parent:
+    with subprocess.Popen([sys.executable, "-c", code, compilation.training.model, str(tmp_path / "cache")]) as parent:
         try:
             assert _wait_for(marker.exists, 60)
         finally:
@@ -240,7 +241,7 @@ def test_child_ends_when_its_parent_is_killed(model_file, tmp_path):
 
 @pytest.mark.usefixtures("warm_compiler")
 def test_kept_outcomes_are_whole_json_files(model_file, tmp_path):
-    outcome = compile_one(make_task(model_file("raise NotImplementedError('no connection')")), tmp_path)
+    outcome = compile_one(make_compilation(model_file("raise NotImplementedError('no connection')")), tmp_path)
     assert (outcome.verdict, outcome.reason) == (DOES_NOT_COMPILE, "no connection")
     assert {path.suffix for path in tmp_path.iterdir() if path.is_file()} <= {".json"}
     for path in tmp_path.glob("*.json"):
