@@ -1,5 +1,6 @@
 """Advice from a preflight: what to change, whether a TPU is worth its price, and which machine to take."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from tpu_components.core.base.formatting import byte_size, percent
@@ -24,145 +25,155 @@ _CHEAPEST_GPU = "t4-1"
 _LET_IT_BE_RESIDENT = "backend=jax, residency=auto and in_memory_mib of at least that let it lie there"
 
 
-def advise(report: MachineReport, paid: PaidMachine, data: DataFacts) -> tuple[tuple[str, ...], bool]:
-    """Return advice about a machine, the most important first, and whether a TPU is worth its price."""
-    step, epoch = report.step, report.epoch
-    if report.verdict == MAY_FIT:
-        return (_UNTIMED,), True
-    if report.verdict != FITS or step is None or epoch is None:
-        return (_advise_failed(report, paid, data),), report.verdict != DOES_NOT_COMPILE
-    doubts = list(_doubts(report, paid, step, epoch))
-    words = []
-    if doubts:
-        words = [
-            f"A TPU is hardly worth its price here: {'; '.join(doubts)}. Train on a GPU or on CPU"
-            f"{_beside(report, paid)}."
-        ]
-    return (*words, *_advise_fitting(report, paid, step, epoch, data)), not doubts
+@dataclasses.dataclass(frozen=True)
+class Adviser:
+    """Gives advice about a training on one machine.
 
+    Attributes:
+        report: Findings about the machine.
+        paid: The machine, with the settings that determine its price.
+        data: Sizes of the data set, and the rates at which this machine reads it.
+    """
 
-def _advise_failed(report: MachineReport, paid: PaidMachine, data: DataFacts) -> str:
-    if report.verdict == DOES_NOT_COMPILE:
+    report: MachineReport
+    paid: PaidMachine
+    data: DataFacts
+
+    def advise(self) -> tuple[tuple[str, ...], bool]:
+        """Return the advice, the most important first, and whether a TPU is worth its price."""
+        verdict, step, epoch = self.report.verdict, self.report.step, self.report.epoch
+        if verdict == MAY_FIT:
+            return (_UNTIMED,), True
+        if verdict != FITS or step is None or epoch is None:
+            return (self._advise_failed(),), verdict != DOES_NOT_COMPILE
+        doubts = list(self._doubts(step, epoch))
+        words = []
+        if doubts:
+            words = [
+                f"A TPU is hardly worth its price here: {'; '.join(doubts)}. Train on a GPU or on CPU{self._prices()}."
+            ]
+        return (*words, *self._advise_fitting(step, epoch)), not doubts
+
+    def _advise_failed(self) -> str:
+        report = self.report
+        if report.verdict == DOES_NOT_COMPILE:
+            return (
+                "Replace what the reason names by operations of fixed shape that run on a TPU, or train on a GPU or "
+                f"CPU{self._prices()}."
+            )
+        if report.verdict != DOES_NOT_FIT:
+            return "Nothing is known about this program on this machine: see the reason."
+        largest, larger = report.largest_batch, self._with_more_memory()
+        if largest is None or not largest.size:
+            return f"Not one example fits: take a machine with more memory per device{larger}, or a smaller model."
+        sure = "compiled" if largest.is_exact else "estimated"
+        usable = min(largest.size, self._most_of_the_data)
+        if usable < largest.size:
+            sure = f"all that the data set has; {largest.size:,} would fit, {sure}"
         return (
-            "Replace what the reason names by operations of fixed shape that run on a TPU, or train on a GPU or "
-            f"CPU{_beside(report, paid)}."
+            f"Set training.batch_size_per_replica to {usable:,} or less ({sure}), or take a machine with more memory "
+            f"per device{larger}."
         )
-    if report.verdict != DOES_NOT_FIT:
-        return "Nothing is known about this program on this machine: see the reason."
-    largest, larger = report.largest_batch, _with_more_memory(report, paid)
-    if largest is None or not largest.size:
-        return f"Not one example fits: take a machine with more memory per device{larger}, or a smaller model."
-    sure = "compiled" if largest.is_exact else "estimated"
-    usable = min(largest.size, _most_of_the_data(report, data))
-    if usable < largest.size:
-        sure = f"all that the data set has; {largest.size:,} would fit, {sure}"
-    return (
-        f"Set training.batch_size_per_replica to {usable:,} or less ({sure}), or take a machine with more memory "
-        f"per device{larger}."
-    )
 
+    def _prices(self) -> str:
+        """Return the hourly prices of the cheapest GPU and of the machine, to end a sentence; empty if it has none."""
+        cost = self.report.cost
+        gpu = load_catalogue().find(_CHEAPEST_GPU).price(target=self.paid.target)
+        ours = f", {self.report.label} ${cost.usd_per_hour:,.2f}" if cost else ""
+        return f": {_CHEAPEST_GPU} costs ${gpu.usd_per_hour:,.2f} an hour{ours}" if gpu else ""
 
-def _beside(report: MachineReport, paid: PaidMachine) -> str:
-    """Return the hourly prices of the cheapest GPU and of the machine, to end a sentence; empty if the GPU has none."""
-    cost = report.cost
-    gpu = load_catalogue().find(_CHEAPEST_GPU).price(target=paid.target)
-    ours = f", {report.label} ${cost.usd_per_hour:,.2f}" if cost else ""
-    return f": {_CHEAPEST_GPU} costs ${gpu.usd_per_hour:,.2f} an hour{ours}" if gpu else ""
+    def _advise_fitting(self, step: StepTime, epoch: EpochTime) -> Iterator[str]:
+        report, batch_size = self.report, self.report.batch_size_per_replica
+        # Half of the limit, because the estimate may be wrong.
+        if (seconds := report.epochs * epoch.high_seconds) > VERTEX_TASK_SECONDS / 2:
+            yield (
+                f"The run may take {seconds / 86400:,.1f} days, and Vertex AI cancels a pipeline's task after "
+                f"{VERTEX_TASK_SECONDS / 86400:g}. Take a larger machine, or fewer epochs."
+            )
+        if epoch.host_wait >= _LITTLE_WAITING:
+            yield self._advise_waiting(epoch)
+        padded = [layer for layer in report.layers if layer.padding_ms > _MUCH_PADDING * step.compute_ms]
+        for layer in sorted(padded, key=lambda layer: -layer.padding_ms)[:_ADVISED_LAYERS]:
+            what = "; ".join(note for note in layer.notes if "features" in note) or "; ".join(layer.notes)
+            more = "" if " groups of " in what else " More features would cost little, fewer would save nothing."
+            yield f"{layer.name} spends {layer.padding_ms:.2g} of its {layer.ms:.2g} ms on padding: {what}.{more}"
+        if batch_size % SUBLANES:
+            yield (
+                f"A batch of {batch_size} per replica leaves rows of the vector units empty: use a multiple of "
+                f"{SUBLANES}, best of 128."
+            )
+        if (step.communication_ms or 0.0) > _MUCH_COMMUNICATION * step.total_ms:
+            yield (
+                f"Summing gradients takes up to {step.communication_ms:.2g} of the step's {step.total_ms:.2g} ms: a "
+                "larger batch per replica, or a smaller slice, would use the chips better."
+            )
+        largest, most = report.largest_batch, self._most_of_the_data
+        if largest and largest.size >= 2 * batch_size:
+            about = "" if largest.is_exact else "about "
+            limit = f"; the data set has {most:,} for each" if most < largest.size else ""
+            yield f"Up to {about}{largest.size:,} examples per replica fit{limit}."
+        if report.unknown_loops:
+            yield (
+                f"{report.unknown_loops} loops have a length that the program does not say: each is counted once, and "
+                "the step takes longer than said."
+            )
+        if report.cost is None:
+            yield f"No trustworthy price is known for {report.label}."
 
-
-def _advise_fitting(
-    report: MachineReport, paid: PaidMachine, step: StepTime, epoch: EpochTime, data: DataFacts
-) -> Iterator[str]:
-    # Half of the limit, because the estimate may be wrong.
-    if (seconds := report.epochs * epoch.high_seconds) > VERTEX_TASK_SECONDS / 2:
-        yield (
-            f"The run may take {seconds / 86400:,.1f} days, and Vertex AI cancels a pipeline's task after "
-            f"{VERTEX_TASK_SECONDS / 86400:g}. Take a larger machine, or fewer epochs."
+    def _advise_waiting(self, epoch: EpochTime) -> str:
+        report, data = self.report, self.data
+        words = (
+            f"The device waits for data {percent(epoch.host_wait)} of the time: it takes "
+            f"{epoch.needed_per_second:,.0f} examples/s, and is fed {report.fed_by(data.host)}."
         )
-    if epoch.host_wait >= _LITTLE_WAITING:
-        yield _advise_waiting(report, paid, epoch, data)
-    padded = [layer for layer in report.layers if layer.padding_ms > _MUCH_PADDING * step.compute_ms]
-    for layer in sorted(padded, key=lambda layer: -layer.padding_ms)[:_ADVISED_LAYERS]:
-        what = "; ".join(note for note in layer.notes if "features" in note) or "; ".join(layer.notes)
-        more = "" if " groups of " in what else " More features would cost little, fewer would save nothing."
-        yield f"{layer.name} spends {layer.padding_ms:.2g} of its {layer.ms:.2g} ms on padding: {what}.{more}"
-    if report.batch_size_per_replica % SUBLANES:
-        yield (
-            f"A batch of {report.batch_size_per_replica} per replica leaves rows of the vector units empty: use a "
-            f"multiple of {SUBLANES}, best of 128."
-        )
-    if (step.communication_ms or 0.0) > _MUCH_COMMUNICATION * step.total_ms:
-        yield (
-            f"Summing gradients takes up to {step.communication_ms:.2g} of the step's {step.total_ms:.2g} ms: a larger "
-            "batch per replica, or a smaller slice, would use the chips better."
-        )
-    largest, most = report.largest_batch, _most_of_the_data(report, data)
-    if largest and largest.size >= 2 * report.batch_size_per_replica:
-        about = "" if largest.is_exact else "about "
-        limit = f"; the data set has {most:,} for each" if most < largest.size else ""
-        yield f"Up to {about}{largest.size:,} examples per replica fit{limit}."
-    if report.unknown_loops:
-        yield (
-            f"{report.unknown_loops} loops have a length that the program does not say: each is counted once, and the "
-            "step takes longer than said."
-        )
-    if report.cost is None:
-        yield f"No trustworthy price is known for {report.label}."
+        if not report.is_resident and data.decoded_bytes < report.capacity_bytes // 2:
+            words += (
+                f" The decoded training split ({byte_size(data.decoded_bytes)}) fits in the devices' memory, where "
+                f"no host would be in the way: {_LET_IT_BE_RESIDENT}."
+            )
+        if not self._is_smallest and epoch.host_wait > _MUCH_WAITING:
+            words += " A slice of half the size would be as fast."
+        return words
 
+    def _doubts(self, step: StepTime, epoch: EpochTime) -> Iterator[str]:
+        """Yield the reasons for which a TPU is hardly worth its price."""
+        report = self.report
+        products_share = sum(layer.ms for layer in report.layers if layer.mxu_utilization) / step.compute_ms
+        if products_share < _FEW_PRODUCTS:
+            yield f"matrix products take {percent(products_share)} of a step, and nothing else is faster on a TPU"
+        elif step.mxu_utilization < _LOW_UTILIZATION:
+            yield f"the matrix units are {percent(step.mxu_utilization, 1)} busy while it computes"
+        if report.host_calls:
+            yield f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})"
+        if epoch.host_wait > _MUCH_WAITING and self._is_smallest:
+            yield f"{report.machine}, the least there is, waits for data {percent(epoch.host_wait)} of the time"
 
-def _advise_waiting(report: MachineReport, paid: PaidMachine, epoch: EpochTime, data: DataFacts) -> str:
-    words = (
-        f"The device waits for data {percent(epoch.host_wait)} of the time: it takes {epoch.needed_per_second:,.0f} "
-        f"examples/s, and is fed {report.fed_by(data.host)}."
-    )
-    if not report.is_resident and data.decoded_bytes < report.capacity_bytes // 2:
-        words += (
-            f" The decoded training split ({byte_size(data.decoded_bytes)}) fits in the devices' memory, where "
-            f"no host would be in the way: {_LET_IT_BE_RESIDENT}."
-        )
-    if not _is_smallest(paid) and epoch.host_wait > _MUCH_WAITING:
-        words += " A slice of half the size would be as fast."
-    return words
+    @property
+    def _most_of_the_data(self) -> int:
+        """The largest batch per replica that the training split can fill."""
+        return max(self.data.num_examples // self.report.devices, 1)
 
+    def _with_more_memory(self) -> str:
+        """Return advice to take the smallest machine of as many devices with enough memory; empty if there is none."""
+        needed = self.report.peak_bytes
+        larger = [
+            entry
+            for entry in load_catalogue().slices
+            if self.paid.target in entry.targets
+            and not entry.is_gpu
+            and needed
+            and entry.devices == self.report.devices
+            and entry.generation.hbm_usable_bytes > needed
+        ]
+        nearest = min(larger, key=lambda entry: entry.generation.hbm_usable_bytes, default=None)
+        return f", such as {nearest.name} with {byte_size(nearest.generation.hbm_usable_bytes)}" if nearest else ""
 
-def _doubts(report: MachineReport, paid: PaidMachine, step: StepTime, epoch: EpochTime) -> Iterator[str]:
-    """Yield the reasons for which a TPU is hardly worth its price."""
-    products_share = sum(layer.ms for layer in report.layers if layer.mxu_utilization) / step.compute_ms
-    if products_share < _FEW_PRODUCTS:
-        yield f"matrix products take {percent(products_share)} of a step, and nothing else is faster on a TPU"
-    elif step.mxu_utilization < _LOW_UTILIZATION:
-        yield f"the matrix units are {percent(step.mxu_utilization, 1)} busy while it computes"
-    if report.host_calls:
-        yield f"{len(report.host_calls)} operations call the host in every step ({report.host_calls[0]})"
-    if epoch.host_wait > _MUCH_WAITING and _is_smallest(paid):
-        yield f"{report.machine}, the least there is, waits for data {percent(epoch.host_wait)} of the time"
-
-
-def _most_of_the_data(report: MachineReport, data: DataFacts) -> int:
-    """Return the largest batch per replica that the training split can fill."""
-    return max(data.num_examples // report.devices, 1)
-
-
-def _with_more_memory(report: MachineReport, paid: PaidMachine) -> str:
-    """Return advice to take the smallest machine of as many devices with enough memory; empty if there is none."""
-    needed = report.peak_bytes
-    larger = [
-        entry
-        for entry in load_catalogue().slices
-        if paid.target in entry.targets
-        and not entry.is_gpu
-        and needed
-        and entry.devices == report.devices
-        and entry.generation.hbm_usable_bytes > needed
-    ]
-    nearest = min(larger, key=lambda entry: entry.generation.hbm_usable_bytes, default=None)
-    return f", such as {nearest.name} with {byte_size(nearest.generation.hbm_usable_bytes)}" if nearest else ""
-
-
-def _is_smallest(paid: PaidMachine) -> bool:
-    """Return whether the catalogue has no smaller slice of the machine's generation."""
-    alike = (entry for entry in load_catalogue().slices if entry.generation == paid.slice.generation)
-    return all(entry.devices >= paid.slice.devices for entry in alike)
+    @property
+    def _is_smallest(self) -> bool:
+        """Whether the catalogue has no smaller slice of the machine's generation."""
+        ours = self.paid.slice
+        alike = (entry for entry in load_catalogue().slices if entry.generation == ours.generation)
+        return all(entry.devices >= ours.devices for entry in alike)
 
 
 def compare(reports: Sequence[MachineReport]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import PaidMachine, billed_by
 from tpu_components.core.models.step.sharding import FULLY_SHARDED
 from tpu_components.core.pages import page
-from tpu_components.preflight_training.advice import advise, compare
+from tpu_components.preflight_training.advice import Adviser, compare
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.compiler import (
     DOES_NOT_FIT,
@@ -267,7 +267,7 @@ class MachineExamination:
             unknown_loops=program.unknown_loops if program else 0,
         )
         broken = (*self._objections(), *self._broken_budgets(report))
-        advice, worth_it = advise(report, paid, self.data)
+        advice, worth_it = Adviser(report, paid, self.data).advise()
         return dataclasses.replace(report, broken=broken, advice=advice, worth_it=worth_it)
 
     @functools.cached_property

@@ -4,7 +4,7 @@ import pytest
 
 from tpu_components.core.examples.interface import ImageInput, Interface
 from tpu_components.core.machines.machine_spec import PaidMachine
-from tpu_components.preflight_training.advice import advise, compare
+from tpu_components.preflight_training.advice import Adviser, compare
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS
 from tpu_components.preflight_training.data import DataFacts, HostRate
 from tpu_components.preflight_training.estimate import Accuracy, EpochTime, LayerTime, StepTime
@@ -53,7 +53,7 @@ _GOOD = MachineReport(
 
 def _advise(data=_DATA, **changes):
     report = dataclasses.replace(_GOOD, **changes)
-    words, worth_it = advise(report, PaidMachine(report.machine), data)
+    words, worth_it = Adviser(report, PaidMachine(report.machine), data).advise()
     return "\n".join(words), worth_it
 
 
