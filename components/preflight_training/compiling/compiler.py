@@ -285,11 +285,12 @@ def compile_step(compilation: Compilation, cache_dir: Path) -> Outcome:
         start = time.monotonic()
         compiled_text, stats = compile_program()
     except InputError as error:
-        if error.__cause__ is None or not _is_of_the_step(error.__cause__, compilation):
+        cause = error.__cause__
+        if cause is None or not (failure := _Failure(cause, compilation.training.model, layers)).is_of_the_step:
             raise
-        return _failed(error.__cause__, compilation, layers, start)
+        return failure.outcome(time.monotonic() - start)
     except Exception as error:  # Any error of the model's code or the compiler is a result.
-        return _failed(error, compilation, layers, start)
+        return _Failure(error, compilation.training.model, layers).outcome(time.monotonic() - start)
     outcome = Outcome(
         FITS,
         compile_seconds=time.monotonic() - start,
@@ -324,44 +325,6 @@ def _least_memory(model: Any, compilation: Compilation) -> Outcome:
     return Outcome(MAY_FIT, parameters=_count_parameters(model), peak_bytes=state // shards + batch)
 
 
-def _failed(error: BaseException, compilation: Compilation, layers: Sequence[str], start: float) -> Outcome:
-    chain = chain_of(error)  # Keras wraps the errors of layers.
-    text = "\n".join(str(link) for link in chain)
-    verdict = DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in text else DOES_NOT_COMPILE
-    layer, source = _where(chain, text, compilation)
-    if not layer and (match := re.search(r'op_name="([^"]+)"|\{\{node ([^}]+)\}\}', text)):
-        named = layer_of(match[1] or match[2], layers)
-        layer = named if named.rpartition("/")[2] in layers else ""
-    needed = re.search(r"required[^(]*\(([\d.]+)([KMG])\)|Used ([\d.]+)([KMG]) of", text)
-    needed_bytes = 0
-    if verdict == DOES_NOT_FIT and needed:
-        number, unit = filter(None, needed.groups())
-        needed_bytes = int(float(number) * {"K": 2**10, "M": 2**20, "G": 2**30}[unit])
-    reason, seconds = _explain(chain, text), time.monotonic() - start
-    if host_call := _called_in(compilation, _HOST_CALLS):
-        # Independent of the error: no backend can compile a call of the host for a TPU.
-        name, place = host_call
-        layer, source = layer if place == source else "", place
-        reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
-    elif not source and (operation := _operation(chain)) and (called := _called_in(compilation, (operation,))):
-        source = called[1]
-    return Outcome(verdict, reason, layer, source, seconds, peak_bytes=needed_bytes)
-
-
-def _frames(chain: Sequence[BaseException]) -> Iterator[tuple[types.FrameType, int]]:
-    """Yield the frames that errors passed through, from the outermost, each with its line."""
-    for error in chain:
-        yield from traceback.walk_tb(error.__traceback__)
-
-
-def _is_of_the_step(error: BaseException, compilation: Compilation) -> bool:
-    """Return whether an error comes from a layer's computation, and not from the construction of the model."""
-    chain = chain_of(error)
-    return bool(_where(chain, "", compilation)[0]) or any(
-        isinstance(link, NotImplementedError) or _is_data_dependent(link) for link in chain
-    )
-
-
 _DATA_DEPENDENT = (
     "ConcretizationTypeError",
     "NonConcreteBooleanIndexError",
@@ -369,80 +332,122 @@ _DATA_DEPENDENT = (
     "TracerIntegerConversionError",
     "TracerArrayConversionError",
 )
+_UNSUPPORTED = (
+    r"MLIR translation rule for primitive '([^']+)' not found for platform tpu",
+    r"(\w+) (?:decomposition )?is only implemented on",
+    r"(?s)^(?=.*unsupported operations).*No registered '(\w+)' OpKernel",
+)
+_HOST_CALLS = ("py_function", "numpy_function", "py_func")
+
+
+class _Failure:
+    """Error of a compilation: why it failed, and the layer and the line of the model's code that it comes from.
+
+    Args:
+        error: The error.
+        model: Name of the model.
+        layers: Names of the model's layers; empty if it was not built.
+    """
+
+    def __init__(self, error: BaseException, model: str, layers: Sequence[str]) -> None:
+        self._model, self._layers = model, layers
+        self._chain = chain_of(error)  # Keras wraps the errors of layers.
+        self._text = "\n".join(str(link) for link in self._chain)
+
+    @property
+    def is_of_the_step(self) -> bool:
+        """Whether the error comes from a layer's computation, and not from the construction of the model."""
+        return bool(self._place[0]) or any(
+            isinstance(link, NotImplementedError) or _is_data_dependent(link) for link in self._chain
+        )
+
+    def outcome(self, seconds: float) -> Outcome:
+        """Return the outcome of a compilation that failed after a number of seconds."""
+        verdict = DOES_NOT_FIT if "RESOURCE_EXHAUSTED" in self._text else DOES_NOT_COMPILE
+        layer, source = self._place
+        if not layer and (match := re.search(r'op_name="([^"]+)"|\{\{node ([^}]+)\}\}', self._text)):
+            named = layer_of(match[1] or match[2], self._layers)
+            layer = named if named.rpartition("/")[2] in self._layers else ""
+        needed = re.search(r"required[^(]*\(([\d.]+)([KMG])\)|Used ([\d.]+)([KMG]) of", self._text)
+        needed_bytes = 0
+        if verdict == DOES_NOT_FIT and needed:
+            number, unit = filter(None, needed.groups())
+            needed_bytes = int(float(number) * {"K": 2**10, "M": 2**20, "G": 2**30}[unit])
+        reason = self._explain()
+        if host_call := self._called(_HOST_CALLS):
+            # Independent of the error: no backend can compile a call of the host for a TPU.
+            name, place = host_call
+            layer, source = layer if place == source else "", place
+            reason = f"tf.{name} runs Python on the host, which a TPU program cannot call; write it with keras.ops"
+        elif not source and (operation := self._operation()) and (called := self._called((operation,))):
+            source = called[1]
+        return Outcome(verdict, reason, layer, source, seconds, peak_bytes=needed_bytes)
+
+    def _explain(self) -> str:
+        """Return why the compilation failed, in one or two sentences; in the compiler's words if they are readable."""
+        for error in filter(_is_data_dependent, self._chain):
+            operation = self._operation()
+            return (
+                "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
+                + (f"ops.{operation} asks for values. " if operation else "")
+                + _first_sentence(error)
+            )
+        for pattern in _UNSUPPORTED:
+            if match := re.search(pattern, self._text):
+                return f"the operation {match[1]!r} is not implemented on TPU"
+        return _first_sentence(self._chain[0])
+
+    def _frames(self) -> Iterator[tuple[types.FrameType, int]]:
+        """Yield the frames that the errors passed through, from the outermost, each with its line."""
+        for error in self._chain:
+            yield from traceback.walk_tb(error.__traceback__)
+
+    def _operation(self) -> str:
+        """Return the outermost operation of keras.ops in the traceback, such as `nonzero`; empty if there is none."""
+        for frame, _ in self._frames():
+            itself, code = frame.f_locals.get("self"), frame.f_code
+            if isinstance(itself, keras.Operation) and not isinstance(itself, keras.Layer):
+                return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(itself).__name__).lower()
+            if re.search("/keras/src/(ops|backend)/", code.co_filename) and hasattr(keras.ops, code.co_name):
+                return code.co_name
+        return ""
+
+    def _called(self, names: Sequence[str]) -> tuple[str, str] | None:
+        """Return name and `file:line` of the first call of one of these functions; None if the model calls none."""
+        for path in source_files(self._model):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                called = node.func if isinstance(node, ast.Call) else None
+                name = getattr(called, "attr", getattr(called, "id", ""))
+                if name in names:
+                    return name, f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
+        return None
+
+    @functools.cached_property
+    def _place(self) -> tuple[str, str]:
+        """Innermost layer and the line of the model's code in the traceback or the text; empty if unknown."""
+        own = {str(path.resolve()) for path in source_files(self._model)}
+        layer = source = ""
+        # TensorFlow's errors list the lines that made the operation; its paths lack the first slash.
+        for path, line in re.findall(r'File "/?([^"]+)", line (\d+)', self._text):
+            if os.path.realpath(f"/{path}") in own:
+                source = f"{os.path.basename(path)}:{line}"
+        for frame, number in self._frames():
+            itself, path = frame.f_locals.get("self"), frame.f_code.co_filename
+            if isinstance(itself, keras.Layer):
+                layer = itself.name
+            if os.path.realpath(path) in own:
+                source = f"{os.path.basename(path)}:{number}"
+        return layer, source
 
 
 def _is_data_dependent(error: BaseException) -> bool:
     return bool({kind.__name__ for kind in type(error).__mro__} & set(_DATA_DEPENDENT))
 
 
-_UNSUPPORTED = (
-    r"MLIR translation rule for primitive '([^']+)' not found for platform tpu",
-    r"(\w+) (?:decomposition )?is only implemented on",
-    r"(?s)^(?=.*unsupported operations).*No registered '(\w+)' OpKernel",
-)
-
-
-def _explain(chain: Sequence[BaseException], text: str) -> str:
-    """Return why a compilation failed, in one or two sentences; in the compiler's words if they are readable."""
-    for error in filter(_is_data_dependent, chain):
-        operation = _operation(chain)
-        return (
-            "a shape or a branch depends on the data, and a TPU program is fixed when it is compiled: "
-            + (f"ops.{operation} asks for values. " if operation else "")
-            + _first_sentence(error)
-        )
-    for pattern in _UNSUPPORTED:
-        if match := re.search(pattern, text):
-            return f"the operation {match[1]!r} is not implemented on TPU"
-    return _first_sentence(chain[0])
-
-
-def _operation(chain: Sequence[BaseException]) -> str:
-    """Return the outermost operation of keras.ops in the traceback, for example `nonzero`; empty if there is none."""
-    for frame, _ in _frames(chain):
-        itself, code = frame.f_locals.get("self"), frame.f_code
-        if isinstance(itself, keras.Operation) and not isinstance(itself, keras.Layer):
-            return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(itself).__name__).lower()
-        if re.search("/keras/src/(ops|backend)/", code.co_filename) and hasattr(keras.ops, code.co_name):
-            return code.co_name
-    return ""
-
-
-_HOST_CALLS = ("py_function", "numpy_function", "py_func")
-
-
-def _called_in(compilation: Compilation, names: Sequence[str]) -> tuple[str, str] | None:
-    """Return the name and the `file:line` of the first call of one of these functions; None if the model calls none."""
-    for path in source_files(compilation.training.model):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            called = node.func if isinstance(node, ast.Call) else None
-            name = getattr(called, "attr", getattr(called, "id", ""))
-            if name in names:
-                return name, f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
-    return None
-
-
 def _first_sentence(error: BaseException) -> str:
     lines = message_of(error).strip().splitlines()
     first = " ".join(lines[0].split()) if lines else repr(error)
     return re.sub(r"^[A-Z_]+: ", "", first)[:_MAX_REASON]  # Without a status code such as RESOURCE_EXHAUSTED.
-
-
-def _where(chain: Sequence[BaseException], text: str, compilation: Compilation) -> tuple[str, str]:
-    """Return the innermost layer and the line of the model's code in the traceback or the text; empty if unknown."""
-    own = {str(path.resolve()) for path in source_files(compilation.training.model)}
-    layer = source = ""
-    # TensorFlow's errors list the lines that made the operation; its paths lack the first slash.
-    for path, line in re.findall(r'File "/?([^"]+)", line (\d+)', text):
-        if os.path.realpath(f"/{path}") in own:
-            source = f"{os.path.basename(path)}:{line}"
-    for frame, number in _frames(chain):
-        itself, path = frame.f_locals.get("self"), frame.f_code.co_filename
-        if isinstance(itself, keras.Layer):
-            layer = itself.name
-        if os.path.realpath(path) in own:
-            source = f"{os.path.basename(path)}:{number}"
-    return layer, source
 
 
 def compile_in_turn(compilations: Sequence[Compilation], cache_dir: Path) -> Iterator[Outcome]:
