@@ -28,10 +28,6 @@ FEED_BATCH = 1024  # Batch size of the measurement; the rate hardly depends on i
 Meanwhile = Callable[[Interface, int, int], None]
 
 
-def do_nothing(interface: Interface, num_examples: int, num_validation: int) -> None:
-    """Do nothing: the default of `Meanwhile`."""
-
-
 @dataclasses.dataclass(frozen=True)
 class HostRate:
     """Rates at which this machine reads examples, measured on the data set's own TFRecords.
@@ -86,99 +82,86 @@ class DataFacts:
     assumed: str = ""
 
 
-def load_facts(
-    records_dir: Path,
-    in_memory_mib: int,
-    shuffle_buffer: int,
-    cache_dir: Path,
-    meanwhile: Meanwhile = do_nothing,
-) -> DataFacts:
-    """Return the facts about a folder of records; the rate is measured once per data set, reader and machine.
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Measures a data set as a training on this machine reads it; once per data set, reader and machine.
 
-    Args:
-        records_dir: Folder that create_tfrecords wrote.
+    Attributes:
         in_memory_mib: Parameter of train_model.
         shuffle_buffer: Parameter of train_model.
-        cache_dir: Folder that keeps measurements.
-        meanwhile: See `measure`.
-
-    Raises:
-        InputError: If the folder holds no data set, or no training split.
-    """
-    manifest = Manifest.load(records_dir, verify=False)
-    manifest.split(TRAIN)
-    counts = {name: split.num_examples for name, split in manifest.splits.items()}
-    return remembered(
-        cache_dir,
-        [manifest.fingerprint, FEED_BATCH, in_memory_mib, shuffle_buffer],
-        lambda: measure(records_dir, manifest, counts, in_memory_mib, shuffle_buffer, meanwhile),
-    )
-
-
-def remembered(cache_dir: Path, key: Sequence[Any], find: Callable[[], DataFacts]) -> DataFacts:
-    """Return cached facts about some data on this machine; if there are none, call `find` and cache its result.
-
-    Args:
-        cache_dir: Folder that keeps measurements.
-        key: Values that the facts depend on, besides the machine and this module's code.
-        find: Measures the facts.
-    """
-    digest = digest_of([*key, platform.node(), available_cpus(), code_of([__name__]).digest])
-    path = cache_dir / f"data-{digest}.json"
-    facts: DataFacts | None = compile_cache.recall(path, DataFacts)
-    if facts is None:
-        facts = find()
-        compile_cache.keep(path, dataclasses.asdict(facts))
-    return facts
-
-
-def measure(
-    records_dir: Path,
-    manifest: Manifest,
-    split_examples: Mapping[str, int],
-    in_memory_mib: int,
-    shuffle_buffer: int,
-    meanwhile: Meanwhile = do_nothing,
-) -> DataFacts:
-    """Measure how fast this machine reads the first shards of the training split, from files and as in training.
-
-    Args:
-        records_dir: Folder that create_tfrecords wrote: the data set, or a sample of it.
-        manifest: Manifest of the folder.
-        split_examples: Number of examples in each whole split.
-        in_memory_mib: Parameter of train_model.
-        shuffle_buffer: Parameter of train_model.
+        cache_dir: Folder that keeps the facts.
         meanwhile: Called while TensorFlow is imported. It returns before anything is measured, because a compilation
             takes every core.
     """
-    num_examples, num_validation = split_examples[TRAIN], split_examples.get(VALIDATION, 0)
-    # The import takes seconds, which must not be part of a rate.
-    importing = threading.Thread(target=getattr, args=[tf, "data"])
-    importing.start()
-    try:
-        meanwhile(manifest.interface, num_examples, num_validation)
-    finally:
-        importing.join()
-    decoded_bytes = num_examples * records.input_bytes(manifest.input, with_margin=True)
-    in_memory = feeding.is_held_in_memory(decoded_bytes, in_memory_mib)
-    part = _first_shards(manifest)
-    batch_size = min(FEED_BATCH, part.split(TRAIN).num_examples)
-    read, _, _ = measure_rate(
-        lambda: (
-            len(batch[LABEL_FEATURE]) for batch in records.read_batches(records_dir, part, TRAIN, with_margin=True)
+
+    in_memory_mib: int
+    shuffle_buffer: int
+    cache_dir: Path
+    meanwhile: Meanwhile
+
+    def of_records(self, records_dir: Path) -> DataFacts:
+        """Return the facts about a folder of records.
+
+        Raises:
+            InputError: If the folder holds no data set, or no training split.
+        """
+        manifest = Manifest.load(records_dir, verify=False)
+        manifest.split(TRAIN)
+        counts = {name: split.num_examples for name, split in manifest.splits.items()}
+        return self.recall([manifest.fingerprint], lambda: self.measure(records_dir, manifest, counts))
+
+    def recall(self, key: Sequence[Any], find: Callable[[], DataFacts]) -> DataFacts:
+        """Return cached facts about some data; if there are none, call `find` and cache its result.
+
+        Args:
+            key: Values that the facts depend on, besides the reader, the machine and this module's code.
+            find: Measures the facts.
+        """
+        reader, machine = (self.in_memory_mib, self.shuffle_buffer), (platform.node(), available_cpus())
+        digest = digest_of([*key, *reader, *machine, code_of([__name__]).digest])
+        path = self.cache_dir / f"data-{digest}.json"
+        facts: DataFacts | None = compile_cache.recall(path, DataFacts)
+        if facts is None:
+            facts = find()
+            compile_cache.keep(path, dataclasses.asdict(facts))
+        return facts
+
+    def measure(self, records_dir: Path, manifest: Manifest, split_examples: Mapping[str, int]) -> DataFacts:
+        """Measure the rates of the first shards of the training split, from files and as in training.
+
+        Args:
+            records_dir: Folder that create_tfrecords wrote: the data set, or a sample of it.
+            manifest: Manifest of the folder.
+            split_examples: Number of examples in each whole split.
+        """
+        num_examples, num_validation = split_examples[TRAIN], split_examples.get(VALIDATION, 0)
+        # The import takes seconds, which must not be part of a rate.
+        importing = threading.Thread(target=getattr, args=[tf, "data"])
+        importing.start()
+        try:
+            self.meanwhile(manifest.interface, num_examples, num_validation)
+        finally:
+            importing.join()
+        decoded_bytes = num_examples * records.input_bytes(manifest.input, with_margin=True)
+        in_memory = feeding.is_held_in_memory(decoded_bytes, self.in_memory_mib)
+        part = _first_shards(manifest)
+        batch_size = min(FEED_BATCH, part.split(TRAIN).num_examples)
+        read, _, _ = measure_rate(
+            lambda: (
+                len(batch[LABEL_FEATURE]) for batch in records.read_batches(records_dir, part, TRAIN, with_margin=True)
+            )
         )
-    )
-    # The part is held in memory if the whole split is.
-    held_mib = in_memory_mib if in_memory else 0
-    reader = feeding.open_training_split(records_dir, part, batch_size, 0, held_mib, shuffle_buffer)
-    feed, low, high = measure_rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
-    return DataFacts(
-        interface=manifest.interface,
-        num_examples=num_examples,
-        decoded_bytes=decoded_bytes,
-        host=HostRate(read, feed, in_memory, available_cpus(), low, high),
-        num_validation=num_validation,
-    )
+        # The part is held in memory if the whole split is.
+        held_mib = self.in_memory_mib if in_memory else 0
+        reader = feeding.open_training_split(records_dir, part, batch_size, 0, held_mib, self.shuffle_buffer)
+        feed, low, high = measure_rate(lambda: (len(labels) for _, labels, _ in reader.batches(0, 0)))
+        return DataFacts(
+            interface=manifest.interface,
+            num_examples=num_examples,
+            decoded_bytes=decoded_bytes,
+            host=HostRate(read, feed, in_memory, available_cpus(), low, high),
+            num_validation=num_validation,
+        )
 
 
 def _first_shards(manifest: Manifest) -> Manifest:

@@ -29,7 +29,7 @@ from tpu_components.preflight_training.compiling.compiler import (
     Outcome,
     versions,
 )
-from tpu_components.preflight_training.data import DataFacts, load_facts
+from tpu_components.preflight_training.data import DataFacts, Measurement
 from tpu_components.preflight_training.estimate import (
     EpochTime,
     StepTime,
@@ -58,18 +58,14 @@ def preflight_training(
         params: Training to compile, and the machine.
         records_dir: Folder that create_tfrecords wrote.
         output: Folder of the report; appears whole or not at all.
-        cache_dir: Folder that keeps compilations between runs; see `sandbox.default_cache_dir`.
+        cache_dir: Folder that keeps compilations between runs; None is `sandbox.default_cache_dir`.
 
     Raises:
         InputError: If the model or the records cannot be used, or the TPU compiler is not installed.
     """
     storage.require_output(output, PREFLIGHT_FILE)
-    cache_dir = cache_dir or sandbox.default_cache_dir()
-    sandbox.require_compiler([params.paid.slice])
-    training = params.training
     examination = Examination(params, [params.paid], cache_dir)
-    data = load_facts(records_dir, training.in_memory_mib, training.shuffle_buffer, cache_dir, examination.compile)
-    report = examination.report(data)
+    report = examination.report(examination.measurement.of_records(records_dir))
     with storage.staged_directory(output) as staged:
         write_report(report, staged)
     machine = report.machines[0]
@@ -111,17 +107,27 @@ class Examination:
     Args:
         params: Training to compile; its own machine, `params.paid`, is ignored.
         machines: Machines, each with the settings that determine its price.
-        cache_dir: Folder that keeps compilations between runs.
+        cache_dir: Folder that keeps compilations and measurements between runs; None is `sandbox.default_cache_dir`.
+
+    Raises:
+        InputError: If the TPU compiler is not installed.
     """
 
-    def __init__(self, params: PreflightParams, machines: Sequence[PaidMachine], cache_dir: Path) -> None:
-        self.params, self.machines, self._cache_dir = params, machines, cache_dir
+    def __init__(self, params: PreflightParams, machines: Sequence[PaidMachine], cache_dir: Path | None = None) -> None:
+        sandbox.require_compiler(paid.slice for paid in machines)
+        self.params, self.machines, self._cache_dir = params, machines, cache_dir or sandbox.default_cache_dir()
         training = params.training.program
         backend = "jax" if training.backend == "auto" else training.backend
         accelerator = machines[0].slice.generation.accelerator
         precision = choose_precision(accelerator, backend, ()) if training.precision == "auto" else training.precision
         self._program = dataclasses.replace(training, epochs=params.run_epochs, backend=backend, precision=precision)
         self._compiled: list[tuple[PaidMachine, Compilation, Outcome]] = []
+
+    @property
+    def measurement(self) -> Measurement:
+        """Measurement of the training's data, with the compilation meanwhile."""
+        training = self.params.training
+        return Measurement(training.in_memory_mib, training.shuffle_buffer, self._cache_dir, self.compile)
 
     def compile(self, interface: Interface, num_examples: int, num_validation: int) -> None:
         """Compile for every machine, with the data in the devices' memory if they may lie there and fit.
@@ -132,7 +138,7 @@ class Examination:
             num_validation: Number of examples in the validation split.
 
         Raises:
-            InputError: If the model cannot be used, or the TPU compiler is not installed.
+            InputError: If the model cannot be used.
         """
         training, names = self.params.training, ", ".join(dict.fromkeys(paid.machine for paid in self.machines))
         progress.say(_STEP, f"compiling the training step of {training.model} for {names}; minutes at worst, and kept")

@@ -21,8 +21,7 @@ from tpu_components.core.sources.listing import Listing
 from tpu_components.create_tfrecords.planning import DatasetPlan, plan_dataset
 from tpu_components.create_tfrecords.preparing import prepare
 from tpu_components.create_tfrecords.writer import write_prepared
-from tpu_components.preflight_training import data
-from tpu_components.preflight_training.compiling import sandbox
+from tpu_components.preflight_training.data import DataFacts, Measurement
 from tpu_components.preflight_training.examining import Examination
 from tpu_components.preflight_training.findings import MachineReport, PreflightReport
 from tpu_components.preflight_training.report import write_report
@@ -61,7 +60,7 @@ class PlannedData:
         whole = sum(at_hand.values())
         return {name: max(count * self.num_examples // whole, min(count, 1)) for name, count in at_hand.items()}
 
-    def assumed_of(self, facts: data.DataFacts, listing: Listing) -> data.DataFacts:
+    def assumed_of(self, facts: DataFacts, listing: Listing) -> DataFacts:
         """Return the facts that were measured on a sample, adjusted to the expected data."""
         here = len(listing.keys)
         held = "in memory" if facts.host.in_memory else "streamed from files"
@@ -108,16 +107,14 @@ def preflight(
     specs = [with_settings_of(candidate, config.machine) for candidate in named]
     if not specs:
         specs = list(config.machine.candidates) if config.machine else [parse_machine(CHEAPEST_MACHINE)]
-    sandbox.require_compiler(spec.slice for spec in specs)
     candidates = [paid_on(config, spec, target) for spec in specs for target in targets]
-    params = preflight_params(config, candidates[0])
-    cache_dir = sandbox.default_cache_dir()
-    examination = Examination(params, candidates, cache_dir)
-    meanwhile = examination.compile
+    examination = Examination(preflight_params(config, candidates[0]), candidates)
+    measurement = examination.measurement
     if like:  # Compile for as many examples as the other training had.
         counts = like.num_examples, like.num_validation
-        meanwhile = lambda interface, *_: examination.compile(interface, *counts)  # noqa: E731
-    facts = describe_data(config, list_examples(config.data), cache_dir, meanwhile, planned)
+        compile_like = lambda interface, *_: examination.compile(interface, *counts)  # noqa: E731
+        measurement = dataclasses.replace(measurement, meanwhile=compile_like)
+    facts = describe_data(config, list_examples(config.data), measurement, planned)
     if like:
         facts = dataclasses.replace(
             facts,
@@ -141,9 +138,8 @@ def judge_machines(config: Config, listing: Listing, machines: Sequence[PaidMach
     """
     if config.preflight is None:
         raise CannotAskError("preflight is switched off")
-    sandbox.require_compiler(paid.slice for paid in machines)
-    cache_dir, params = sandbox.default_cache_dir(), preflight_params(config, machines[0])
-    return Examination(params, machines, cache_dir).report(describe_data(config, listing, cache_dir)).machines
+    examination = Examination(preflight_params(config, machines[0]), machines)
+    return examination.report(describe_data(config, listing, examination.measurement)).machines
 
 
 def with_settings_of(machine: MachineSpec, configured: MachineSpec | None) -> MachineSpec:
@@ -181,10 +177,9 @@ def written(sample: DatasetPlan) -> Iterator[tuple[Path, Manifest]]:
 def describe_data(
     config: Config,
     listing: Listing,
-    cache_dir: Path,
-    meanwhile: data.Meanwhile = data.do_nothing,
+    measurement: Measurement,
     planned: PlannedData | None = None,
-) -> data.DataFacts:
+) -> DataFacts:
     """Return the facts about the data that preflight needs, measured on a sample.
 
     The sample is written and read like the whole data set. The result is cached until the size or time of a source file
@@ -193,17 +188,14 @@ def describe_data(
     Args:
         config: Configuration of the training.
         listing: Examples of the data set; divided into splits only if there is no cached result.
-        cache_dir: Folder of cached measurements.
-        meanwhile: Called before anything is measured; see `data.measure`.
+        measurement: Measures the sample, and keeps the result.
         planned: Expected size of the training data, of which the available data are a sample.
 
     Raises:
         InputError: If the source cannot be used.
     """
-    training = config.training
-    reader = (training.in_memory_mib, training.shuffle_buffer)
 
-    def measure_sample() -> data.DataFacts:
+    def measure_sample() -> DataFacts:
         plan = plan_dataset(config.data, listing)
         examples = sample_of(plan)
         count = len(examples)
@@ -213,9 +205,8 @@ def describe_data(
         each = plan.listing.num_bytes // len(plan.listing.keys)
         params = dataclasses.replace(config.data, num_workers=1) if count * each < _SMALL_BYTES else config.data
         with written(dataclasses.replace(plan, params=params, order={TRAIN: examples})) as (records_dir, manifest):
-            return data.measure(records_dir, manifest, counts, *reader, meanwhile)
+            return measurement.measure(records_dir, manifest, counts)
 
     more = (planned.num_examples,) if planned else ()
-    key = [listing.stat_digest(), dataclasses.asdict(config.data), data.FEED_BATCH, *reader, *more]
-    facts = data.remembered(cache_dir, key, measure_sample)
+    facts = measurement.recall([listing.stat_digest(), dataclasses.asdict(config.data), *more], measure_sample)
     return planned.assumed_of(facts, listing) if planned else facts

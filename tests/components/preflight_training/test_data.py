@@ -16,18 +16,19 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.artifacts import TRAIN, Manifest
 from tpu_components.create_tfrecords import WriteParams, write_records
 from tpu_components.preflight_training import data
-from tpu_components.preflight_training.data import DataFacts, load_facts, measure_rate
+from tpu_components.preflight_training.data import DataFacts, Measurement, measure_rate
 
 
 def _load(records, cache_dir, in_memory_mib=4096):
-    return load_facts(records, in_memory_mib, 1000, cache_dir)
+    return Measurement(in_memory_mib, 1000, cache_dir, lambda *_: None).of_records(records)
 
 
 @pytest.mark.heavy  # Another process with TensorFlow: 5 s.
 def test_data_are_measured_without_the_log_messages_of_tensorflow(digits_records, tmp_path):
     code = (
-        "import pathlib, sys; from tpu_components.preflight_training.data import load_facts; "
-        "load_facts(pathlib.Path(sys.argv[1]), 4096, 1000, pathlib.Path(sys.argv[2]))"
+        "import pathlib, sys; from tpu_components.preflight_training.data import Measurement; "
+        "records, cache_dir = map(pathlib.Path, sys.argv[1:]); "
+        "Measurement(4096, 1000, cache_dir, lambda *_: None).of_records(records)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     command = [sys.executable, "-c", code, str(digits_records), str(tmp_path)]
@@ -53,7 +54,8 @@ def test_the_import_of_tensorflow_is_no_part_of_a_rate(digits_records, tmp_path)
         "from tpu_components.preflight_training import data\n"
         "clock = lambda: print('tensorflow' in sys.modules) or time.perf_counter()\n"
         "data.time = types.SimpleNamespace(perf_counter=clock)\n"
-        "data.load_facts(pathlib.Path(sys.argv[1]), 4096, 1000, pathlib.Path(sys.argv[2]))\n"
+        "records, cache_dir = map(pathlib.Path, sys.argv[1:])\n"
+        "data.Measurement(4096, 1000, cache_dir, lambda *_: None).of_records(records)\n"
     )
     command = [sys.executable, "-c", code, str(digits_records), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -72,7 +74,7 @@ def test_a_compilation_is_over_before_anything_is_measured(digits_records, tmp_p
         shutil.copytree(digits_records, records, dirs_exist_ok=True)
 
     for _ in range(2):
-        load_facts(records, 4096, 1000, tmp_path / "cache", compile_it)
+        Measurement(4096, 1000, tmp_path / "cache", compile_it).of_records(records)
     assert done == [((8, 8, 1), 1259, 179)], "nor is it done again"
 
 

@@ -9,7 +9,7 @@ from tpu_components.core.machines.machine_spec import load_catalogue, parse_mach
 from tpu_components.core.sources.kinds import list_examples
 from tpu_components.create_tfrecords import WriteParams
 from tpu_components.create_tfrecords.planning import plan_dataset
-from tpu_components.preflight_training.data import DataFacts, HostRate
+from tpu_components.preflight_training.data import DataFacts, HostRate, Measurement
 from tpu_pipelines.checking import preflight
 from tpu_pipelines.checking.preflight import SAMPLE_EXAMPLES, PlannedData, describe_data, sample_of, with_settings_of
 from tpu_pipelines.config.configuration import load_config
@@ -56,6 +56,10 @@ def test_a_machine_that_is_no_spot_machine_has_the_other_price():
     assert not with_settings_of(pod, parse_machine({"name": "v5e-1", "spot": True})).spot
 
 
+def _measurement(cache_dir):
+    return Measurement(4096, 20_000, cache_dir, meanwhile=lambda *_: None)
+
+
 def test_data_that_were_measured_before_are_not_even_divided(image_folder, tmp_path, monkeypatch):
     folder = image_folder()
     config = load_config("digits", [f"data.source=images:{folder}"])
@@ -67,12 +71,12 @@ def test_data_that_were_measured_before_are_not_even_divided(image_folder, tmp_p
         return divided[-1]
 
     monkeypatch.setattr(preflight, "plan_dataset", divide)
-    monkeypatch.setattr(preflight.data, "measure", lambda *_: facts)
+    monkeypatch.setattr(Measurement, "measure", lambda *_: facts)
     for _ in range(2):
-        assert describe_data(config, list_examples(config.data), tmp_path) == facts
+        assert describe_data(config, list_examples(config.data), _measurement(tmp_path)) == facts
     assert len(divided) == 1
     (folder / "cat" / "new.png").write_bytes((folder / "cat" / "0000.png").read_bytes())
-    assert describe_data(config, list_examples(config.data), tmp_path) == facts
+    assert describe_data(config, list_examples(config.data), _measurement(tmp_path)) == facts
     assert len(divided) == 2
 
 
@@ -81,9 +85,9 @@ def test_data_to_come_are_streamed_and_say_what_is_assumed(image_folder, tmp_pat
     folder = image_folder()
     config = load_config("digits", [f"data.source=images:{folder}", "data.image_size=64", "data.encoding=encoded"])
     listing = list_examples(config.data)
-    here = describe_data(config, listing, tmp_path)
+    here = describe_data(config, listing, _measurement(tmp_path))
     planned = PlannedData(2_000_000)
-    facts = describe_data(config, listing, tmp_path, planned=planned)
+    facts = describe_data(config, listing, _measurement(tmp_path), planned=planned)
     assert here.host.in_memory
     assert not facts.host.in_memory
     assert 1_000_000 < facts.num_examples < 2_000_000
@@ -91,7 +95,7 @@ def test_data_to_come_are_streamed_and_say_what_is_assumed(image_folder, tmp_pat
     assert 0 < facts.host.low_per_second <= facts.host.feed_per_second <= facts.host.high_per_second
     assert facts.assumed.startswith("2,000,000 examples are assumed, streamed from files; the host's rate is that of ")
     each = listing.num_bytes / len(listing.keys)
-    larger = describe_data(config, listing, tmp_path, planned=PlannedData(2_000_000, round(10 * each)))
+    larger = describe_data(config, listing, _measurement(tmp_path), planned=PlannedData(2_000_000, round(10 * each)))
     assert larger.host.feed_per_second == pytest.approx(facts.host.feed_per_second / 10, rel=0.05)
     assert "divided by" in larger.assumed
 

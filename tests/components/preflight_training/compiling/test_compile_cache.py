@@ -92,11 +92,11 @@ def test_where_nothing_may_be_written_nothing_is_kept(tmp_path, monkeypatch, num
 
 def test_a_damaged_measurement_is_measured_again(tmp_path):
     facts = data.DataFacts(Interface(ImageInput((8, 8, 1), "raw"), 10), 3, 4, data.HostRate(1.0, 2.0, True, 2))
-    found = []
+    measurement, found = data.Measurement(4096, 1000, tmp_path, lambda *_: None), []
     for _ in range(2):
-        assert data.remembered(tmp_path, ["key"], lambda: found.append(1) or facts) == facts
+        assert measurement.recall(["key"], lambda: found.append(1) or facts) == facts
     assert found == [1]
     (kept,) = tmp_path.glob("data-*.json")
     kept.write_text("{")
-    assert data.remembered(tmp_path, ["key"], lambda: found.append(2) or facts) == facts
+    assert measurement.recall(["key"], lambda: found.append(2) or facts) == facts
     assert found == [1, 2]
