@@ -188,8 +188,9 @@ class Examination:
 
     def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
         """Compile programs, and check that all data fit beside each of them."""
-        limits = sandbox.Limits(self.params.compile_timeout_seconds, self.params.compile_memory_mib)
-        outcomes = sandbox.compile_all(compilations, limits, self._cache_dir)
+        params = self.params
+        box = sandbox.Sandbox(params.compile_timeout_seconds, params.compile_memory_mib, self._cache_dir)
+        outcomes = box.compile_all(compilations)
         return [self._within(*each) for each in zip(outcomes, compilations, strict=True)]
 
     def _within(self, outcome: Outcome, compilation: Compilation) -> Outcome:
@@ -278,7 +279,7 @@ class MachineExamination:
 
     @functools.cached_property
     def _fed(self) -> float:
-        """Examples per second that the hosts feed; for data in the devices' memory, whose order they draw."""
+        """Examples per second that the hosts feed, or whose order they draw if the data are in the devices' memory."""
         host, machine = self.data.host, self.compilation.machine
         if self.compilation.is_resident:
             return order_rate(self.data.num_examples, self.compilation.batch_size)

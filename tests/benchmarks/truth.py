@@ -293,8 +293,8 @@ def _compile(raw: Mapping[str, Any], program: Mapping[str, Any], topology: str) 
             precision="mixed_bfloat16",
         )
         compilation = Compilation(training, Interface(one, program["num_classes"]), _EXAMPLES, machine)
-        limits = sandbox.Limits(timeout_seconds=3600, memory_mib=16_384)
-        outcome = sandbox.compile_all([compilation], limits, sandbox.default_cache_dir())[0]
+        box = sandbox.Sandbox(timeout_seconds=3600, memory_mib=16_384, cache_dir=sandbox.default_cache_dir())
+        outcome = box.compile_all([compilation])[0]
         if outcome.cost is None:
             raise RuntimeError(f"{raw['program']} on {raw['generation']}: {outcome.verdict}: {outcome.reason}")
         flops = sum(

@@ -25,6 +25,7 @@ from tpu_components.preflight_training.compiling import compile_cache, compiler
 from tpu_components.preflight_training.compiling.compiler import Compilation, Outcome
 
 TIMED_OUT, OUT_OF_MEMORY, CRASHED = "timed_out", "out_of_memory", "crashed"
+_ENDS = (TIMED_OUT, OUT_OF_MEMORY, CRASHED)  # A child has ended, or is ended, with these outcomes.
 CACHE_VARIABLE = "TPU_PIPELINES_CACHE_DIR"
 _LOOK_EVERY_SECONDS = 0.2
 SAY_EVERY_SECONDS = 15.0
@@ -36,14 +37,6 @@ COMPILER_ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits of one compilation."""
-
-    timeout_seconds: float
-    memory_mib: int
 
 
 def default_cache_dir() -> Path:
@@ -67,101 +60,105 @@ def require_compiler(machines: Iterable[Slice]) -> None:
         )
 
 
-def compile_all(compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> list[Outcome]:
-    """Compile each program of one training in turn, or take its outcome from the cache without starting a process.
+@dataclasses.dataclass(frozen=True)
+class Sandbox:
+    """Compiles programs in child processes with limits.
 
-    Only outcomes that say whether a program fits are cached. Other programs are compiled again by the next call.
-
-    Raises:
-        InputError: If the model cannot be built.
+    Attributes:
+        timeout_seconds: Time limit of one compilation.
+        memory_mib: Memory limit of a child, in MiB.
+        cache_dir: Folder that keeps outcomes and compiled programs' figures.
     """
-    paths = [cache_dir / f"request-{_key(compilation)}.json" for compilation in compilations]
-    outcomes: dict[int, Outcome] = {}
-    for i, path in enumerate(paths):
-        if (known := compile_cache.recall(path, Outcome)) is not None:
-            outcomes[i] = dataclasses.replace(known, is_cached=True)
-    while missing := [i for i in range(len(compilations)) if i not in outcomes]:
-        # A child that dies ends one compilation; the next child does the others.
-        children = run_child([compilations[i] for i in missing], limits, cache_dir)
-        for outcome, i in zip(children, missing, strict=False):
-            outcomes[i] = outcome
-            if outcome.verdict in (compiler.FITS, compiler.MAY_FIT, compiler.DOES_NOT_FIT):
-                compile_cache.keep(paths[i], dataclasses.asdict(outcome))
-    return [outcomes[i] for i in range(len(compilations))]
+
+    timeout_seconds: float
+    memory_mib: int
+    cache_dir: Path
+
+    def compile_all(self, compilations: Sequence[Compilation]) -> list[Outcome]:
+        """Compile each program of one training in turn, or take its outcome from the cache without starting a process.
+
+        Only outcomes that say whether a program fits are cached. Other programs are compiled again by the next call.
+
+        Raises:
+            InputError: If the model cannot be built.
+        """
+        paths = [self.cache_dir / f"request-{_key(compilation)}.json" for compilation in compilations]
+        outcomes: dict[int, Outcome] = {}
+        for i, path in enumerate(paths):
+            if (known := compile_cache.recall(path, Outcome)) is not None:
+                outcomes[i] = dataclasses.replace(known, is_cached=True)
+        while missing := [i for i in range(len(compilations)) if i not in outcomes]:
+            # A child that dies ends one compilation; the next child does the others.
+            children = self.run_child([compilations[i] for i in missing])
+            for outcome, i in zip(children, missing, strict=False):
+                outcomes[i] = outcome
+                if outcome.verdict in (compiler.FITS, compiler.MAY_FIT, compiler.DOES_NOT_FIT):
+                    compile_cache.keep(paths[i], dataclasses.asdict(outcome))
+        return [outcomes[i] for i in range(len(compilations))]
+
+    def run_child(self, compilations: Sequence[Compilation]) -> Iterator[Outcome]:
+        """Yield the outcomes of compilations in one child process, until all are done or the process has ended."""
+        request = pickle.dumps((compilations, self.cache_dir, os.getpid()))
+        environment = {"KERAS_BACKEND": compilations[0].training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
+        receiving, sending = multiprocessing.Pipe(duplex=False)
+        with tempfile.TemporaryFile() as log, receiving:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"from {compiler.__name__} import main; main()", str(sending.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(sending.fileno(),),
+                env=os.environ | COMPILER_ENVIRONMENT | environment,
+                start_new_session=True,
+            )
+            sending.close()
+            try:
+                assert child.stdin is not None
+                child.stdin.write(request)
+                child.stdin.close()
+                for compilation in compilations:  # Afterwards, the child may take minutes to exit.
+                    outcome = self._receive(compilation.machine.name, child, receiving, log)
+                    yield outcome
+                    if outcome.verdict in _ENDS:
+                        return
+            finally:
+                _kill(child)
+
+    def _receive(self, machine: str, child: subprocess.Popen[bytes], pipe: "Connection[Any, Any]", log: Any) -> Outcome:
+        """Return the next outcome that a child sends, or the one that says why it sends none."""
+        started = said = time.monotonic()
+        while True:
+            seconds = time.monotonic() - started
+            try:
+                message = pipe.recv() if pipe.poll(_LOOK_EVERY_SECONDS) else None
+            except (EOFError, OSError):  # The process has ended; even with exit code 0: the model may call sys.exit.
+                return Outcome(CRASHED, _describe_death(child.wait(), log), compile_seconds=seconds)
+            if isinstance(message, InputError):
+                raise message
+            if isinstance(message, Outcome):
+                return message
+            if time.monotonic() - said > SAY_EVERY_SECONDS:
+                said = time.monotonic()
+                progress.say(
+                    "preflight_training",
+                    f"{machine}: still compiling after {seconds:,.0f} s; an awkward shape takes the compiler minutes, "
+                    f"once. Given up after {self.timeout_seconds:,.0f} s",
+                )
+            if seconds > self.timeout_seconds:
+                reason = f"not compiled after {self.timeout_seconds:,.0f} s; raise preflight.compile_timeout_seconds"
+                return Outcome(TIMED_OUT, reason, compile_seconds=seconds)
+            if _resident_mib(child.pid) > self.memory_mib:
+                reason = (
+                    f"compiling takes more than {self.memory_mib:,} MiB of this machine's memory; raise "
+                    "preflight.compile_memory_mib, or compile on a larger machine"
+                )
+                return Outcome(OUT_OF_MEMORY, reason, compile_seconds=seconds)
 
 
 def _key(compilation: Compilation) -> str:
     model = model_code(compilation.training.model, compilation.training.model_parameters)
     digests = [code_of([compiler.__name__]).digest, model.digest]
     return digest_of([dataclasses.asdict(compilation), digests, compiler.versions()])
-
-
-def run_child(compilations: Sequence[Compilation], limits: Limits, cache_dir: Path) -> Iterator[Outcome]:
-    """Yield the outcomes of compilations in one child process, until all are done or the process has ended."""
-    request = pickle.dumps((compilations, cache_dir, os.getpid()))
-    environment = {"KERAS_BACKEND": compilations[0].training.backend, "PYTHONPATH": os.pathsep.join(sys.path)}
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    with tempfile.TemporaryFile() as log, receiving:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {compiler.__name__} import main; main()", str(sending.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            pass_fds=(sending.fileno(),),
-            env=os.environ | COMPILER_ENVIRONMENT | environment,
-            start_new_session=True,
-        )
-        sending.close()
-        try:
-            assert child.stdin is not None
-            child.stdin.write(request)
-            child.stdin.close()
-            yield from _listen(child, receiving, compilations, limits, log)
-        finally:
-            _kill(child)
-
-
-def _listen(
-    child: subprocess.Popen[bytes],
-    pipe: "Connection[Any, Any]",
-    compilations: Sequence[Compilation],
-    limits: Limits,
-    log: Any,
-) -> Iterator[Outcome]:
-    current, started = 0, time.monotonic()
-    said = started
-    while current < len(compilations):  # Afterwards, the child may take minutes to exit.
-        seconds = time.monotonic() - started
-        try:
-            message = pipe.recv() if pipe.poll(_LOOK_EVERY_SECONDS) else None
-        except (EOFError, OSError):  # The process has ended; even with exit code 0: the model may call sys.exit.
-            yield Outcome(CRASHED, _describe_death(child.wait(), log), compile_seconds=seconds)
-            return
-        if isinstance(message, InputError):
-            raise message
-        if message is not None:
-            yield message
-            current, started = current + 1, time.monotonic()
-            said = started
-            continue
-        if time.monotonic() - said > SAY_EVERY_SECONDS:
-            said = time.monotonic()
-            progress.say(
-                "preflight_training",
-                f"{compilations[current].machine.name}: still compiling after {seconds:,.0f} s; an awkward shape takes "
-                f"the compiler minutes, once. Given up after {limits.timeout_seconds:,.0f} s",
-            )
-        if seconds > limits.timeout_seconds:
-            reason = f"not compiled after {limits.timeout_seconds:,.0f} s; raise preflight.compile_timeout_seconds"
-            yield Outcome(TIMED_OUT, reason, compile_seconds=seconds)
-            return
-        if _resident_mib(child.pid) > limits.memory_mib:
-            reason = (
-                f"compiling takes more than {limits.memory_mib:,} MiB of this machine's memory; raise "
-                "preflight.compile_memory_mib, or compile on a larger machine"
-            )
-            yield Outcome(OUT_OF_MEMORY, reason, compile_seconds=seconds)
-            return
 
 
 def _describe_death(code: int, log: Any) -> str:

@@ -1,7 +1,7 @@
 """The TPU compiler on the smallest programs: what to compile, and a cache that tests share."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ DIGITS = Interface(ImageInput((8, 8, 1), "raw"), 10)
 SMALL: Mapping[str, Any] = {"filters": 4, "units": 8}  # Of digits_cnn; compiles in half a second.
 DENSE = "tests.components.preflight_training.dense:build_model"  # In half of that.
 TRAINING = TrainParams("digits_cnn", SMALL, epochs=3, backend="jax", precision="mixed_bfloat16")
-LIMITS = sandbox.Limits(timeout_seconds=120, memory_mib=8192)
 
 
 def make_compilation(
@@ -37,9 +36,15 @@ def make_compilation(
     return Compilation(dataclasses.replace(TRAINING, **values), DIGITS, 1259, load_catalogue().find(machine))
 
 
-def compile_one(compilation: Compilation, cache_dir: Path, limits: sandbox.Limits = LIMITS) -> Outcome:
+def compile_all(compilations: Sequence[Compilation], cache_dir: Path, **limits: Any) -> list[Outcome]:
+    """What comes of several compilations."""
+    usual = {"timeout_seconds": 120, "memory_mib": 8192}
+    return sandbox.Sandbox(**usual | limits, cache_dir=cache_dir).compile_all(compilations)
+
+
+def compile_one(compilation: Compilation, cache_dir: Path, **limits: Any) -> Outcome:
     """What comes of one compilation."""
-    (outcome,) = sandbox.compile_all([compilation], limits, cache_dir)
+    (outcome,) = compile_all([compilation], cache_dir, **limits)
     return outcome
 
 

@@ -29,7 +29,7 @@ SOCKET_VARIABLE = "TPU_PIPELINES_TESTS_SOCKET"  # Path of the socket on which te
 
 
 class WarmCompiler:
-    """Stands in for `sandbox.run_child` where no test asks about the death, time or memory of the process.
+    """Stands in for `Sandbox.run_child` where no test asks about the death, time or memory of the process.
 
     It also runs code that needs the TPU compiler, or Keras on JAX, each time in a process of its own.
     """
@@ -44,12 +44,10 @@ class WarmCompiler:
     def _words(self) -> TextIO:
         return self._connection.makefile("rw")
 
-    def __call__(
-        self, compilations: Sequence[Compilation], limits: sandbox.Limits, cache_dir: Path
-    ) -> Iterator[Outcome]:
+    def __call__(self, box: sandbox.Sandbox, compilations: Sequence[Compilation]) -> Iterator[Outcome]:
         """What came of each compilation."""
         some = [asdict(compilation) for compilation in compilations]
-        request = {"compilations": some, "cache_dir": str(cache_dir)}
+        request = {"compilations": some, "cache_dir": str(box.cache_dir)}
         for message in self._ask(request):
             if "input_error" in message:
                 raise InputError(message["input_error"])
@@ -58,12 +56,12 @@ class WarmCompiler:
     @contextlib.contextmanager
     def takes_over(self) -> Iterator[None]:
         """Compile JAX's steps in copies of this process; TensorFlow's as ever."""
-        cold = sandbox.run_child
+        cold = sandbox.Sandbox.run_child
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                sandbox,
+                sandbox.Sandbox,
                 "run_child",
-                lambda some, *rest: (self if some[0].training.backend == "jax" else cold)(some, *rest),
+                lambda box, some: (self if some[0].training.backend == "jax" else cold)(box, some),
             )
             yield
 

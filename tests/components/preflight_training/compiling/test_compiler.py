@@ -9,8 +9,8 @@ import pytest
 from tests.components.conftest import EVERYTHING
 from tests.components.preflight_training.conftest import (
     DENSE,
-    LIMITS,
     TRAINING,
+    compile_all,
     compile_one,
     make_compilation,
 )
@@ -19,7 +19,6 @@ from tpu_components.core.base.errors import InputError
 from tpu_components.core.examples.interface import LANGUAGE_MODEL, CorpusInput, Interface
 from tpu_components.core.machines.device import choose_precision
 from tpu_components.core.machines.machine_spec import load_catalogue
-from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Compilation
 from tpu_components.train_model.params import Stage
 from tpu_pipelines.config.configuration import load_config, ready_examples
@@ -203,7 +202,7 @@ def test_of_several_stages_the_largest_is_compiled(cache_dir):
 def test_names_and_precision_are_the_same_for_the_second_of_several(tmp_path):
     """Keras numbers layers through a process, and forgets its settings when the numbers are reset."""
     some = [make_compilation(batch_size=size) for size in (8, 16)]
-    _, second = sandbox.compile_all(some, LIMITS, tmp_path / "one")
+    _, second = compile_all(some, tmp_path / "one")
     alone = compile_one(some[1], tmp_path / "other")
     assert second.cost == alone.cost
     assert (second.peak_bytes, second.held_bytes) == (alone.peak_bytes, alone.held_bytes)
@@ -329,8 +328,8 @@ def test_every_example_fits_every_chip(example, tmp_path):
     training = dataclasses.replace(TRAINING, **model, **everything_for(interface))
     machines = map(load_catalogue().find, _MACHINES)
     compilations = [Compilation(training, interface, num_examples, machine) for machine in machines]
-    limits = sandbox.Limits(timeout_seconds=300, memory_mib=8192)
-    for machine, outcome in zip(_MACHINES, sandbox.compile_all(compilations, limits, tmp_path), strict=True):
+    outcomes = compile_all(compilations, tmp_path, timeout_seconds=300)
+    for machine, outcome in zip(_MACHINES, outcomes, strict=True):
         assert (outcome.verdict, outcome.objection) == (FITS, ""), (machine, outcome.reason)
         assert outcome.cost.unknown_loops == 0
         assert outcome.peak_bytes < load_catalogue().find(machine).generation.hbm_usable_bytes

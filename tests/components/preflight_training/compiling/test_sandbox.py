@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.components.preflight_training.conftest import LIMITS, SMALL, compile_one, make_compilation
+from tests.components.preflight_training.conftest import SMALL, compile_all, compile_one, make_compilation
 from tpu_components.core.base.errors import InputError
 from tpu_components.preflight_training.compiling import sandbox
 from tpu_components.preflight_training.compiling.compiler import DOES_NOT_COMPILE, DOES_NOT_FIT, FITS, Outcome
@@ -53,7 +53,7 @@ def _no_child_may_start(monkeypatch):
     def refuse(*_):
         raise ChildProcessError("a child was started")
 
-    monkeypatch.setattr(sandbox, "run_child", refuse)
+    monkeypatch.setattr(sandbox.Sandbox, "run_child", refuse)
 
 
 @pytest.mark.heavy  # Two processes that import the compiler: 5 s.
@@ -62,7 +62,7 @@ def test_crash_is_a_verdict_and_the_next_child_takes_up_the_rest(model_file, tmp
     before = "import os, sys\n    if not os.path.exists({0!r}):\n        open({0!r}, 'w').close()\n        os.abort()"
     model = model_file(before.format(str(tmp_path / "crashed")))
     compilations = [make_compilation(model, batch_size=size) for size in (16, 8)]
-    crashed, fits = sandbox.compile_all(compilations, LIMITS, tmp_path)
+    crashed, fits = compile_all(compilations, tmp_path)
     assert crashed.verdict == sandbox.CRASHED
     assert "SIGABRT" in crashed.reason
     assert fits.verdict == FITS
@@ -76,7 +76,7 @@ def test_crash_is_a_verdict_and_the_next_child_takes_up_the_rest(model_file, tmp
 @pytest.mark.heavy  # A process that imports the compiler: 3 s.
 def test_a_child_that_takes_too_much_memory_is_a_verdict(model_file, tmp_path):
     compilation = make_compilation(model_file("held = b'1' * (1 << 30); import time; time.sleep(600)"))
-    outcome = compile_one(compilation, tmp_path, dataclasses.replace(LIMITS, memory_mib=1000))
+    outcome = compile_one(compilation, tmp_path, memory_mib=1000)
     assert outcome.verdict == sandbox.OUT_OF_MEMORY
     assert "1,000 MiB" in outcome.reason
     assert not list(tmp_path.glob("*.json"))
@@ -96,8 +96,7 @@ def test_a_child_finds_the_module_of_an_import_path_and_its_exit_is_a_verdict(tm
 def test_a_long_compilation_says_now_and_then_that_it_goes_on_and_is_given_up(model_file, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(sandbox, "SAY_EVERY_SECONDS", 0.5)
     compilation = make_compilation(model_file("import time; time.sleep(600)"))
-    limits = dataclasses.replace(LIMITS, timeout_seconds=3)
-    outcome = compile_one(compilation, tmp_path, limits)
+    outcome = compile_one(compilation, tmp_path, timeout_seconds=3)
     assert outcome.verdict == sandbox.TIMED_OUT
     assert "not compiled after 3 s" in outcome.reason
     assert not list(tmp_path.glob("*.json"))
