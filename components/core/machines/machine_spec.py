@@ -271,7 +271,7 @@ class Slice:
             raise InputError(
                 f"TPU {self.generation.name} does not run TensorFlow. Received: {self.name}, "
                 f"backend='tensorflow'. Use the backend jax, or one of "
-                f"{_names(_nearest_of_each_generation(able, self.chips))}."
+                f"{_nearest(able, self.chips)}."
             )
 
     def require_target(self, target: str) -> None:
@@ -285,7 +285,7 @@ class Slice:
             raise InputError(
                 f"{_PLATFORMS[target]} does not offer {self.name}, {self.machine_type} ({_OFFERS[target]}). Use "
                 f"--target {self.targets[0]}, or a machine of {_PLATFORMS[target]}; nearest: "
-                f"{_names(_nearest_of_each_generation(there, self.chips))}."
+                f"{_nearest(there, self.chips)}."
             )
 
     def __str__(self) -> str:
@@ -607,11 +607,12 @@ def _names(slices: Iterable[Slice]) -> str:
     return ", ".join(entry.name for entry in slices)
 
 
-def _nearest_of_each_generation(slices: Iterable[Slice], chips: int) -> list[Slice]:
+def _nearest(slices: Iterable[Slice], chips: int) -> str:
+    """Return the names of the slices of each generation that are nearest in size."""
     generations: defaultdict[str, list[Slice]] = defaultdict(list)
     for entry in slices:
         generations[entry.generation.name].append(entry)
-    return [min(entries, key=lambda entry: abs(math.log(entry.chips / chips))) for entries in generations.values()]
+    return _names(min(some, key=lambda entry: abs(math.log(entry.chips / chips))) for some in generations.values())
 
 
 def _of_one_host(generation: Generation) -> str:
@@ -677,5 +678,5 @@ def _explain_region(machine: Slice, region: str) -> str:
         reason = f"{region} does not train on {generation.name}."
     message = f"{reason} Received: {machine.name}, region={region!r}. Expected one of {', '.join(machine.regions)}."
     if there:
-        return f"{message} Nearest in {region}: {_names(_nearest_of_each_generation(there, machine.chips))}."
+        return f"{message} Nearest in {region}: {_nearest(there, machine.chips)}."
     return message + did_you_mean(region, machine.regions)
